@@ -1,0 +1,1 @@
+"""The offline half: thin Prefect flows over plain step packages, and the command line."""

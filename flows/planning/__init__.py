@@ -1,0 +1,1 @@
+"""From profiles, cluster and workload to a certified plan."""

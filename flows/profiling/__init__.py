@@ -1,0 +1,1 @@
+"""Latency of every block, GPU class, vGPU divisor and batch."""

@@ -1,0 +1,1 @@
+"""From an ONNX model to blocks and stage files."""

@@ -1,0 +1,109 @@
+"""What happens to the scheduler: every event carries the instant `now_us` at which it is told.
+
+Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing really happened and
+may lie before `now_us`.
+"""
+
+from dataclasses import dataclass
+
+from triton_backend.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request of `samples` samples for model number `model` of the plan."""
+
+    now_us: int
+    request_id: int
+    model: int
+    deadline_us: int
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """The client gave up; a request that is not dispatched yet is dropped."""
+
+    now_us: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDone:
+    """A batch left a stage, which really ran from `start_us` to `end_us`."""
+
+    now_us: int
+    batch_id: int
+    stage: int
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferDone:
+    """A batch's boundary arrived at `stage` (1 ..), really moved from `start_us` to `end_us`."""
+
+    now_us: int
+    batch_id: int
+    stage: int
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone."""
+
+    now_us: int
+    vgpu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBack:
+    """A lost vGPU is healthy again and idle."""
+
+    now_us: int
+    vgpu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """The instant of the last `SetTimer` has come (or any instant: it is harmless)."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Flush begins: dispatch nothing more; arrivals wait in their queues."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Dispatch again, under the same plan."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChanged:
+    """Nothing is in flight any more: go on under `plan`; queued requests are kept by model name."""
+
+    now_us: int
+    plan: Plan
+
+
+Event = (
+    Arrival
+    | Cancel
+    | StageDone
+    | TransferDone
+    | WorkerLost
+    | WorkerBack
+    | Timer
+    | Pause
+    | Resume
+    | PlanChanged
+)

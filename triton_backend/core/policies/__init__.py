@@ -1,0 +1,1 @@
+"""Dispatch policies, one file each, chosen by name."""

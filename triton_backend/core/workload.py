@@ -1,0 +1,85 @@
+"""What is asked of a cluster: models with their SLOs and their weights or rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triton_backend.core.errors import InputError
+from triton_backend.core.units import ms_to_us, us_to_ms
+
+GATHERING_FACTOR = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """One model's demand.
+
+    Attributes:
+        slo_us: latency objective of a request, arrival to answer.
+        weight: share in "maximise the lowest throughput / weight"; used as given.
+        rate_rps: required rate (requests/s) for the cost and power objectives.
+        batch_building_rate_rps: rate at which batches are assumed to fill while planning.
+    """
+
+    name: str
+    slo_us: int
+    weight: float | None = None
+    rate_rps: float | None = None
+    batch_building_rate_rps: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"workload model {self.name!r}"
+        if self.slo_us < 1:
+            raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
+        for field in ("weight", "rate_rps", "batch_building_rate_rps"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{where}, {field}", f"{value} is not a positive number")
+
+    @property
+    def normaliser(self) -> float:
+        """What throughput is divided by: the weight, else the rate, else 1."""
+        return self.weight or self.rate_rps or 1.0
+
+    def gathering_us(self, batch: int) -> float:
+        """Time taken to gather a batch: 1.3 (batch - 1) / batch-building rate; 0 where none."""
+        if self.batch_building_rate_rps is None:
+            return 0.0
+        return GATHERING_FACTOR * (batch - 1) / self.batch_building_rate_rps * 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Models in a stated order; names are distinct."""
+
+    models: tuple[ModelDemand, ...]
+
+    def __post_init__(self) -> None:
+        names = [m.name for m in self.models]
+        if not names:
+            raise InputError("workload", "names no model")
+        if len(set(names)) < len(names):
+            raise InputError("workload", f"a model is listed twice in {names}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `workload.yaml`."""
+        optional = ("weight", "rate_rps", "batch_building_rate_rps")
+        return {
+            "models": [
+                {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
+                | {f: getattr(m, f) for f in optional if getattr(m, f) is not None}
+                for m in self.models
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`. Shapes of user files are checked before, by `flows`."""
+        models = tuple(
+            ModelDemand(
+                slo_us=ms_to_us(model["slo_ms"]),
+                **{key: value for key, value in model.items() if key != "slo_ms"},
+            )
+            for model in data["models"]
+        )
+        return cls(models=models)

@@ -1,0 +1,1 @@
+"""Runtimes that execute one stage; profiling and workers share them."""

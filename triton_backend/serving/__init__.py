@@ -1,0 +1,1 @@
+"""The gateway, the nodes and the workers: shells around the core."""

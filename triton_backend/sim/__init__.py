@@ -1,0 +1,1 @@
+"""The discrete-event simulator around the shared scheduler core."""

@@ -1,0 +1,1 @@
+"""The memory: DuckDB behind migrations and typed functions."""
