@@ -1,0 +1,1 @@
+"""From measured rates to the decision whether a new plan is worth a rollout."""
