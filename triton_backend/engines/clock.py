@@ -1,0 +1,49 @@
+"""The clock of everything that waits or measures: workers, profiling, emulated classes.
+
+Here: the `Clock` door and the one adapter that reads the real clock. Not here: what is waited for.
+Runtimes are handed a clock, so that tests hand them a virtual one and never sleep.
+"""
+
+import time
+from typing import Protocol
+
+NS_PER_US = 1_000
+# A sleeping thread wakes about 60 µs late (timer slack and scheduling), so the last stretch spins.
+SPIN_US = 120
+
+
+class Clock(Protocol):
+    """Instants on one monotonic scale, the same for all processes of a host."""
+
+    def now_us(self) -> int:
+        """The instant, in microseconds."""
+        ...
+
+    def thread_cpu_us(self) -> int:
+        """CPU time the calling thread has had so far, in microseconds."""
+        ...
+
+    def sleep_until_us(self, instant_us: int) -> None:
+        """Return at `instant_us`, or at once where it has passed."""
+        ...
+
+
+class SystemClock:
+    """`CLOCK_MONOTONIC` of the host, and waits precise to a few microseconds."""
+
+    def now_us(self) -> int:
+        """The instant, in microseconds since the host started."""
+        return time.monotonic_ns() // NS_PER_US
+
+    def thread_cpu_us(self) -> int:
+        """CPU time of the calling thread, in microseconds."""
+        return time.thread_time_ns() // NS_PER_US
+
+    def sleep_until_us(self, instant_us: int) -> None:
+        """Sleep to shortly before `instant_us`, then spin until it is reached."""
+        ahead_us = instant_us - self.now_us() - SPIN_US
+        if ahead_us > 0:
+            time.sleep(ahead_us / 1e6)
+        while self.now_us() < instant_us:
+            pass
+
