@@ -1,1 +1,17 @@
-"""From an ONNX model to blocks and stage files."""
+"""From one ONNX model to blocks, boundaries and stage files."""
+
+from flows.splitting.checking import SplitCheck, check_split
+from flows.splitting.examples import example_names, write_example
+from flows.splitting.extracting import extract_stage
+from flows.splitting.model import SplitModel
+from flows.splitting.split import split_model
+
+__all__ = [
+    "SplitCheck",
+    "SplitModel",
+    "check_split",
+    "example_names",
+    "extract_stage",
+    "split_model",
+    "write_example",
+]

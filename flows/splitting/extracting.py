@@ -1,0 +1,74 @@
+"""Cutting stages out of a split model with onnx-graphsurgeon.
+
+Shared constants are copied into every stage that uses them. A tensor that a later stage needs is
+both input and output of the stages between ("forwarded"): the stage files pass it through.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from flows.splitting.loading import DATA_SUFFIX, OLDEST_IR_WRITTEN, load_external_data, save_model
+from flows.splitting.model import SplitModel
+from flows.splitting.running import NUMPY_DTYPES
+from flows.splitting.symbolic import BATCH
+from triton_backend.core.tensors import TensorSpec
+
+
+def extract_stage(split: SplitModel, first: int, last: int) -> Path:
+    """File of blocks [first, last), made where it does not exist yet.
+
+    The same split gives the same bytes. Large weights lie beside it in `<file>.data`.
+
+    Raises:
+        InputError: no such blocks.
+    """
+    split.require_stage(first, last)
+    path = split.folder / "stages" / f"{first}-{last}.onnx"
+    if path.exists():
+        return path
+    model = onnx.load(split.model_path, load_external_data=False)
+    load_external_data(model, split.model_path)
+    stage = cut_out(model, split.stage_inputs(first), split.stage_outputs(last))
+    stage.graph.name = f"{split.name} blocks {first} to {last}"
+    _publish(stage, path)
+    return path
+
+
+def cut_out(
+    model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> onnx.ModelProto:
+    """The part of a model between two boundaries."""
+    graph = gs.import_onnx(model)
+    tensors = graph.tensors()
+    for spec in inputs:
+        tensors[spec.name].inputs.clear()
+    for spec in (*inputs, *outputs):
+        tensors[spec.name].shape = [BATCH, *spec.shape[1:]]
+        tensors[spec.name].dtype = np.dtype(NUMPY_DTYPES[spec.dtype])
+    graph.inputs = [tensors[spec.name] for spec in inputs]
+    graph.outputs = [tensors[spec.name] for spec in outputs]
+    graph.cleanup(remove_unused_graph_inputs=False)
+    stage = gs.export_onnx(graph)
+    stage.ir_version = max(model.ir_version, OLDEST_IR_WRITTEN)
+    del stage.graph.value_info[:]
+    return stage
+
+
+def _publish(stage: onnx.ModelProto, path: Path) -> None:
+    """Write completely or not at all; the data file first, as the model file is what is looked for.
+
+    A model file names its data file, so it is written under its final name in a folder of its own.
+    """
+    folder = path.parent / f".{path.name}.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(stage, folder / path.name)
+    data = folder / (path.name + DATA_SUFFIX)
+    if data.exists():
+        data.replace(path.with_name(data.name))
+    (folder / path.name).replace(path)
+    folder.rmdir()

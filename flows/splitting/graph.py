@@ -1,0 +1,81 @@
+"""Reading an ONNX graph: what is constant, what is a layer, what each tensor is used for.
+
+A *layer* is a node whose result depends on a model input. All other nodes compute constants; they
+have no place in the order of layers and are copied into every stage that uses them.
+"""
+
+from dataclasses import dataclass
+
+import onnx
+
+KSERVE_DTYPES: dict[int, str] = {
+    onnx.TensorProto.BOOL: "BOOL",
+    onnx.TensorProto.UINT8: "UINT8",
+    onnx.TensorProto.UINT16: "UINT16",
+    onnx.TensorProto.UINT32: "UINT32",
+    onnx.TensorProto.UINT64: "UINT64",
+    onnx.TensorProto.INT8: "INT8",
+    onnx.TensorProto.INT16: "INT16",
+    onnx.TensorProto.INT32: "INT32",
+    onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.DOUBLE: "FP64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """The layers of a graph in the topological order of the file.
+
+    Attributes:
+        nodes: the layers.
+        inputs: names of the model's inputs (initialisers are not inputs).
+        outputs: names of the model's outputs.
+        last_use: tensor name to the index of the last layer that reads it; the number of layers
+            for model outputs.
+        made_at: tensor name to the index of the layer that makes it; -1 for model inputs.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    last_use: dict[str, int]
+    made_at: dict[str, int]
+
+    def live_at(self, position: int) -> tuple[str, ...]:
+        """Tensors made before layer `position` and read at or after it, in the order made."""
+        return tuple(
+            name
+            for name, made in self.made_at.items()
+            if made < position <= self.last_use.get(name, -1)
+        )
+
+
+def read_layers(graph: onnx.GraphProto) -> Layers:
+    """Sort a graph's nodes into layers and constants."""
+    inputs = input_names(graph)
+    outputs = tuple(o.name for o in graph.output)
+    made_at = dict.fromkeys(inputs, -1)
+    last_use: dict[str, int] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        read = [name for name in node.input if name in made_at]
+        if not read:
+            continue
+        index = len(nodes)
+        nodes.append(node)
+        last_use.update(dict.fromkeys(read, index))
+        made_at |= {name: index for name in node.output if name}
+    last_use |= {name: len(nodes) for name in outputs if name in made_at}
+    return Layers(
+        nodes=tuple(nodes), inputs=inputs, outputs=outputs, last_use=last_use, made_at=made_at
+    )
+
+
+def input_names(graph: onnx.GraphProto) -> tuple[str, ...]:
+    """Model inputs; old files list initialisers among them."""
+    constants = {t.name for t in graph.initializer} | {
+        t.values.name for t in graph.sparse_initializer
+    }
+    return tuple(i.name for i in graph.input if i.name not in constants)
