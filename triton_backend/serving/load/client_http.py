@@ -1,0 +1,175 @@
+"""KServe v2 over HTTP with the binary tensor extension and persistent connections.
+
+A request takes an idle connection or opens a new one, up to a limit; above it, requests wait
+their turn (which counts as latency, because latency runs from the intended send time).
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from triton_backend.core.errors import InputError
+from triton_backend.core.tensors import TensorSpec
+from triton_backend.serving.load.client import (
+    Answer,
+    Status,
+    refused_or_error,
+    spec_from_metadata,
+)
+from triton_backend.serving.load.client_grpc import DATATYPES
+from triton_backend.serving.load.http_connection import HttpAnswer, HttpConnection
+from triton_backend.serving.load.payload import NUMPY_TYPES, Arrays
+
+MAX_CONNECTIONS = 512
+OK, UNAVAILABLE = 200, 503
+JSON_BYTES = "inference-header-content-length"
+
+
+class HttpClient:
+    """An HTTP endpoint `host:port`; see `client.Client`."""
+
+    def __init__(self, address: str, *, connect_s: float = 10.0) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InputError("--url", f"{address!r} is not host:port")
+        self._address = address
+        self._host, self._port = host.strip("[]"), int(port)
+        self._connect_s = connect_s
+        self._idle: list[HttpConnection] = []
+        self._all: set[HttpConnection] = set()
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    async def connect(self) -> None:
+        """See `Client`."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                while True:
+                    try:
+                        await self._ask(self._get("/v2/health/live"))
+                    except OSError:
+                        await asyncio.sleep(0.05)
+                    else:
+                        return
+        except TimeoutError as error:
+            reason = f"nothing answers HTTP there within {self._connect_s:g} s"
+            raise InputError(self._address, reason) from error
+
+    async def describe(self, model: str) -> tuple[TensorSpec, ...]:
+        """See `Client`."""
+        answer = await self._ask(self._get(f"/v2/models/{model}"))
+        data = json.loads(answer.body or b"{}")
+        if answer.code != OK:
+            reason = str(data.get("error", f"HTTP {answer.code}"))
+            raise InputError(f"{self._address}: model {model!r}", reason)
+        return tuple(spec_from_metadata(tensor) for tensor in data["inputs"])
+
+    def encode(self, model: str, inputs: Arrays, *, deadline_us: int | None) -> bytes:
+        """See `Client`."""
+        parameters: dict[str, Any] = {"binary_data_output": True}
+        if deadline_us is not None:
+            parameters["timeout"] = deadline_us
+        raw = {name: np.ascontiguousarray(array).tobytes() for name, array in inputs.items()}
+        tensors = [
+            {
+                "name": name,
+                "datatype": DATATYPES[array.dtype],
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": len(raw[name])},
+            }
+            for name, array in inputs.items()
+        ]
+        head = json.dumps({"inputs": tensors, "parameters": parameters}).encode()
+        body = b"".join([head, *raw.values()])
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(len(head)),
+            "Content-Length": str(len(body)),
+        }
+        return self._request("POST", f"/v2/models/{model}/infer", headers) + body
+
+    async def send(self, request: bytes, *, give_up_s: float) -> Answer:
+        """See `Client`."""
+        try:
+            async with asyncio.timeout(give_up_s):
+                answer = await self._ask(request)
+        except TimeoutError:
+            return Answer(Status.ERROR, message=f"no answer within {give_up_s:g} s")
+        except OSError as error:
+            return Answer(Status.ERROR, message=f"connection: {error}")
+        if answer.code == OK:
+            length = int(answer.headers.get(JSON_BYTES, len(answer.body)))
+            return Answer(Status.OK, answer.body, json_bytes=length)
+        message = f"HTTP {answer.code}: {_error_text(answer.body)}"
+        return refused_or_error(unavailable=answer.code == UNAVAILABLE, message=message)
+
+    def decode(self, answer: Answer) -> Arrays:
+        """See `Client`."""
+        content = answer.body or b""
+        head = json.loads(content[: answer.json_bytes])
+        if not isinstance(head, dict) or "outputs" not in head:
+            raise ValueError("no outputs in the answer")
+        sizes = [_binary_size(tensor) for tensor in head["outputs"]]
+        starts = itertools.accumulate(sizes, initial=answer.json_bytes)
+        return {
+            tensor["name"]: _array(tensor, content[start : start + size])
+            for tensor, start, size in zip(head["outputs"], starts, sizes, strict=False)
+        }
+
+    async def close(self) -> None:
+        """See `Client`."""
+        for connection in self._all:
+            connection.close()
+        self._all.clear()
+        await asyncio.sleep(0)  # lets the transports say that they are closed
+
+    async def _ask(self, request: bytes) -> HttpAnswer:
+        async with self._places:
+            connection = await self._take()
+            try:
+                return await connection.ask(request)
+            finally:
+                if connection.usable:
+                    self._idle.append(connection)
+                else:
+                    self._all.discard(connection)
+
+    async def _take(self) -> HttpConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            self._all.discard(connection)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(HttpConnection, self._host, self._port)
+        self._all.add(connection)
+        return connection
+
+    def _get(self, path: str) -> bytes:
+        return self._request("GET", path, {})
+
+    def _request(self, verb: str, path: str, headers: Mapping[str, str]) -> bytes:
+        lines = [f"{verb} {path} HTTP/1.1", f"Host: {self._address}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def _binary_size(tensor: Mapping[str, Any]) -> int:
+    return int(tensor.get("parameters", {}).get("binary_data_size", 0))
+
+
+def _array(tensor: Mapping[str, Any], raw: bytes) -> np.ndarray:
+    kind = NUMPY_TYPES[tensor["datatype"]]
+    if "data" in tensor:
+        return np.asarray(tensor["data"], kind).reshape(tensor["shape"])
+    return np.frombuffer(raw, kind).reshape(tensor["shape"])
