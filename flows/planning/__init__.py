@@ -1,1 +1,6 @@
-"""From profiles, cluster and workload to a certified plan."""
+"""Plans: which GPUs serve which blocks of which model, with proof of how good that is."""
+
+from flows.planning.options import PlanOptions
+from flows.planning.planner import make_plan
+
+__all__ = ["PlanOptions", "make_plan"]

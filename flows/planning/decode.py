@@ -1,0 +1,217 @@
+"""From vGPU counts to a `Plan`: pools, rates, placement, certificate, identity."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.clock import Stopwatch
+from flows.planning.columns import Columns
+from flows.planning.integer import delivered_rps
+from flows.planning.options import PlanOptions
+from flows.planning.place import Pool, place
+from flows.planning.problem import Problem
+from flows.planning.search import Trace
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.tensors import total_bytes_per_sample
+from triton_backend.core.workload import ModelDemand, Workload
+
+_ID_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a plan is made from; `workload` with the batch-building rates in use."""
+
+    profiles: Mapping[str, ModelProfile]
+    cluster: Cluster
+    workload: Workload
+    options: PlanOptions
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a planner decided: configurations, vGPUs [n, S] of each, objective, trace."""
+
+    columns: Columns
+    vgpus: NDArray[np.int64]
+    objective: Objective
+    trace: Trace
+
+
+def decode(inputs: Inputs, outcome: Outcome) -> Plan:
+    """The plan of an outcome."""
+    watch = Stopwatch()
+    seconds = sum(outcome.trace.seconds.values())
+    order = _pipeline_order(outcome)
+    pools = [
+        _pool(inputs, outcome, row, s)
+        for row in order
+        for s in range(int(outcome.columns.stages[row]))
+    ]
+    placements = iter(place(inputs.cluster, pools))
+    rows_of = {
+        number: [row for row in order if outcome.columns.model[row] == number]
+        for number in range(len(inputs.workload.models))
+    }
+    models = tuple(
+        _model(inputs, outcome, demand, rows_of[number], placements)
+        for number, demand in enumerate(inputs.workload.models)
+    )
+    trace = outcome.trace
+    trace.seconds["place"] = watch.seconds()
+    plan = Plan(
+        plan_id="",
+        planner=inputs.options.planner,
+        options=inputs.options.to_dict(),
+        objective=outcome.objective,
+        solver=inputs.options.solver,
+        solve_seconds=seconds,
+        cluster=inputs.cluster,
+        workload=inputs.workload,
+        gpus_used=count_gpus(inputs.cluster, models),
+        models=models,
+        certificate={
+            "status": trace.status,
+            "seconds": trace.seconds,
+            "configurations": trace.configurations,
+            "notes": trace.notes,
+        },
+    )
+    return replace(plan, plan_id=plan_identity(plan))
+
+
+def plan_identity(plan: Plan) -> str:
+    """First digits of a hash over everything in a plan but its times and its own id."""
+    data: dict[str, Any] = plan.to_dict()
+    for key in ("plan_id", "solve_seconds"):
+        del data[key]
+    data["certificate"] = {k: v for k, v in data["certificate"].items() if k != "seconds"}
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
+
+
+def count_gpus(cluster: Cluster, models: tuple[ModelPlan, ...]) -> dict[str, int]:
+    """Whole GPUs in use per class; vGPUs of one model and divisor share GPUs."""
+    vgpus: dict[tuple[str, int, int], int] = {}
+    for number, model in enumerate(models):
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                key = (stage.gpu_class, number, stage.vgpu_divisor)
+                vgpus[key] = vgpus.get(key, 0) + stage.vgpus
+    used = {gpu_class.name: 0 for gpu_class in cluster.gpu_classes}
+    for (gpu_class, _, divisor), count in vgpus.items():
+        used[gpu_class] += -(-count // divisor)
+    return used
+
+
+def _pipeline_order(outcome: Outcome) -> list[int]:
+    """Rows by model, then rate (highest first), then form, so that ties are settled."""
+    columns = outcome.columns
+    rate = delivered_rps(columns, outcome.vgpus)
+    rows = [int(row) for row in np.flatnonzero(rate > 0)]
+    return sorted(
+        rows,
+        key=lambda r: (
+            int(columns.model[r]),
+            -float(rate[r]),
+            int(columns.stages[r]),
+            int(columns.batch[r]),
+            columns.types[r].tolist(),
+            columns.cuts[r].tolist(),
+        ),
+    )
+
+
+def _pool(inputs: Inputs, outcome: Outcome, row: int, stage: int) -> Pool:
+    columns = outcome.columns
+    model = int(columns.model[row])
+    number, divisor = inputs.problem.types[columns.types[row, stage]]
+    sizes = (0, *inputs.profiles[inputs.problem.models[model].name].boundary_bytes, 0)
+    first, last = columns.cuts[row, stage], columns.cuts[row, stage + 1]
+    vgpus = int(outcome.vgpus[row, stage])
+    rate = float(delivered_rps(columns, outcome.vgpus)[row])
+    return Pool(
+        model=model,
+        gpu_class=inputs.problem.classes[number],
+        divisor=divisor,
+        vgpus=vgpus,
+        traffic=rate / vgpus * (sizes[first] + sizes[last]),
+    )
+
+
+def _model(
+    inputs: Inputs,
+    outcome: Outcome,
+    demand: ModelDemand,
+    rows: list[int],
+    placements: Iterator[tuple[PlacementRun, ...]],
+) -> ModelPlan:
+    profile = inputs.profiles[demand.name]
+    pipelines = tuple(_pipeline(inputs, outcome, row, placements) for row in rows)
+    return ModelPlan(
+        name=demand.name,
+        slo_us=demand.slo_us,
+        throughput_rps=sum(p.throughput_rps for p in pipelines),
+        pipelines=pipelines,
+        inputs=profile.inputs,
+        outputs=profile.outputs,
+    )
+
+
+def _pipeline(
+    inputs: Inputs, outcome: Outcome, row: int, placements: Iterator[tuple[PlacementRun, ...]]
+) -> Pipeline:
+    columns = outcome.columns
+    stages = tuple(
+        _stage(inputs, outcome, (row, s), next(placements)) for s in range(int(columns.stages[row]))
+    )
+    return Pipeline(
+        batch=int(columns.batch[row]),
+        throughput_rps=float(delivered_rps(columns, outcome.vgpus)[row]),
+        latency_us=sum(s.latency_us + s.transfer_us for s in stages),
+        stages=stages,
+    )
+
+
+def _stage(
+    inputs: Inputs,
+    outcome: Outcome,
+    place_of: tuple[int, int],
+    placement: tuple[PlacementRun, ...],
+) -> Stage:
+    row, s = place_of
+    columns, problem = outcome.columns, inputs.problem
+    arrays = problem.models[int(columns.model[row])]
+    profile = inputs.profiles[arrays.name]
+    batch = int(columns.batch[row])
+    number, divisor = problem.types[columns.types[row, s]]
+    first, last = int(columns.cuts[row, s]), int(columns.cuts[row, s + 1])
+    latency = profile.stage_latency_us(problem.classes[number], divisor, (first, last))
+    transfer = 0
+    if last < profile.blocks:
+        receiver, _ = problem.types[columns.types[row, s + 1]]
+        transfer = int(arrays.transfer_us[number, receiver, last, batch - 1])
+    leaving, boundary = total_bytes_per_sample(profile.outputs), profile.outputs or None
+    if last < profile.blocks:
+        leaving = profile.boundary_bytes[last - 1]
+        boundary = profile.boundaries[last - 1] if profile.boundaries else None
+    return Stage(
+        blocks=(first, last),
+        gpu_class=problem.classes[number],
+        vgpu_divisor=divisor,
+        vgpus=int(outcome.vgpus[row, s]),
+        latency_us=int(latency[batch - 1]),
+        transfer_us=transfer,
+        latency_us_by_batch=tuple(int(v) for v in latency[:batch]),
+        boundary_bytes_per_sample=leaving,
+        placement=placement,
+        boundary=boundary,
+    )

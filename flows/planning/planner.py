@@ -1,0 +1,125 @@
+"""The planner's door: profiles, cluster and workload in, a certified plan out."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.baselines import dart_r, no_partitioning
+from flows.planning.bound import goal_of
+from flows.planning.decode import Inputs, Outcome, decode
+from flows.planning.options import PlanOptions
+from flows.planning.problem import build_problem
+from flows.planning.search import search
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Objective, Plan
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.workload import Workload
+
+_PRICES = {"cost": "hourly_cost", "power": "power_w"}
+
+
+def make_plan(
+    profiles: Mapping[str, ModelProfile],
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions | None = None,
+) -> Plan:
+    """Plan a workload on a cluster.
+
+    Where a model has no batch-building rate, `no-partitioning` is solved first without gathering
+    time, and its throughput is taken as the rate; the plan's workload carries it.
+
+    Raises:
+        InputError: the inputs do not fit together or a price or rate is missing.
+        InfeasibleError: a model cannot meet its SLO (with its best latency), or the rates asked
+            for cannot be reached.
+    """
+    options = options or PlanOptions()
+    workload = _with_rates(profiles, cluster, workload, options)
+    whole = options.planner != "pool"
+    problem = build_problem(profiles, cluster, workload, options, whole_gpus=whole)
+    inputs = Inputs(
+        profiles=profiles, cluster=cluster, workload=workload, options=options, problem=problem
+    )
+    if options.planner != "pool" and options.objective != "throughput":
+        raise InputError("option objective", f"{options.planner} is defined for throughput alone")
+    if options.planner == "no-partitioning":
+        return decode(inputs, no_partitioning(inputs))
+    if options.planner == "dart-r":
+        return decode(inputs, dart_r(inputs))
+    return decode(inputs, _pool(inputs))
+
+
+def _pool(inputs: Inputs) -> Outcome:
+    options = inputs.options
+    price = _prices(inputs.cluster, options)
+    if options.objective != "throughput":
+        _require_rates(inputs.workload, options)
+    goal = goal_of(inputs.problem, options.objective, options.minimum_rps, price)
+    found = search(inputs.problem, goal, options)
+    return Outcome(
+        columns=found.columns,
+        vgpus=found.vgpus,
+        objective=objective_of(options.objective, found.score, found.bound),
+        trace=found.trace,
+    )
+
+
+def objective_of(name: str, score: float, bound: float) -> Objective:
+    """The certificate's objective from a score and its bound (cost and power: negated)."""
+    value, limit = (score, bound) if name == "throughput" else (-score, -bound)
+    gap = abs(limit - value) / value if value > 0 else 0.0
+    return Objective(name=name, value=value, upper_bound=limit, gap=gap)
+
+
+def _prices(cluster: Cluster, options: PlanOptions) -> NDArray[np.float64]:
+    """[C] what one GPU of each class costs in the objective; 0 for throughput."""
+    field = _PRICES.get(options.objective)
+    if field is None:
+        return np.zeros(len(cluster.gpu_classes))
+    for gpu_class in cluster.gpu_classes:
+        if getattr(gpu_class, field) is None:
+            raise InputError(
+                f"gpu_classes.{gpu_class.name}.{field}",
+                f"needed for the objective {options.objective!r}",
+            )
+    return np.array([getattr(c, field) for c in cluster.gpu_classes], dtype=np.float64)
+
+
+def _require_rates(workload: Workload, options: PlanOptions) -> None:
+    for model in workload.models:
+        if model.rate_rps is None:
+            raise InputError(
+                f"workload model {model.name!r}, rate_rps",
+                f"needed for the objective {options.objective!r}",
+            )
+
+
+def _with_rates(
+    profiles: Mapping[str, ModelProfile],
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions,
+) -> Workload:
+    """The workload with a batch-building rate for every model."""
+    if all(m.batch_building_rate_rps is not None for m in workload.models):
+        return workload
+    first = replace(options, planner="no-partitioning", objective="throughput", previous=None)
+    bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
+    problem = build_problem(profiles, cluster, bare, first, whole_gpus=True)
+    inputs = Inputs(
+        profiles=profiles, cluster=cluster, workload=bare, options=first, problem=problem
+    )
+    plan = decode(inputs, no_partitioning(inputs))
+    rates = {model.name: model.throughput_rps for model in plan.models}
+    return Workload(
+        models=tuple(
+            m
+            if m.batch_building_rate_rps is not None
+            else replace(m, batch_building_rate_rps=rates[m.name])
+            for m in workload.models
+        )
+    )

@@ -1,0 +1,222 @@
+"""The planning problem as arrays: vGPU types, latency tables, links, demands.
+
+Here: reading core types into flat arrays and checking that they fit together.
+Not here: enumerating configurations (`columns`) or solving.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.options import PlanOptions
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InputError
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.units import BITS_PER_BYTE, transfer_us
+from triton_backend.core.workload import ModelDemand, Workload
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArrays:
+    """One model, ready for enumeration.
+
+    Attributes:
+        types: number in `Problem.types` of every vGPU type the model may use; T of them.
+        latency_us: [T, blocks + 1, blocks + 1, batches] float64; entry [t, i, j, b - 1] is the
+            latency of blocks [i, j) at batch b, infinite where not measured or where the stage
+            does not fit the memory of the vGPU.
+        link_rps: [T, blocks + 1] samples/s that one vGPU's share of its NIC carries over the
+            boundary before block i; infinite at both ends, which are free.
+        transfer_us: [C, C, blocks + 1, batches] time to move the boundary before block i between
+            two classes; 0 at both ends.
+        limit_us: [batches] what stages and transfers together may take: SLO less margin and
+            gathering time.
+    """
+
+    name: str
+    weight: float
+    types: NDArray[np.int64]
+    latency_us: NDArray[np.float64]
+    link_rps: NDArray[np.float64]
+    transfer_us: NDArray[np.float64]
+    limit_us: NDArray[np.float64]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.link_rps.shape[1] - 1
+
+    @property
+    def batches(self) -> int:
+        """Largest batch of any type."""
+        return self.limit_us.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything the planner reads, as arrays.
+
+    Attributes:
+        classes: GPU class names, in cluster order; C of them.
+        gpus: [C] GPUs of each class.
+        types: every (class number, vGPU divisor), class by class.
+    """
+
+    classes: tuple[str, ...]
+    gpus: NDArray[np.int64]
+    types: tuple[tuple[int, int], ...]
+    models: tuple[ModelArrays, ...]
+
+    @property
+    def type_class(self) -> NDArray[np.int64]:
+        """[types] class number."""
+        return np.array([c for c, _ in self.types], dtype=np.int64)
+
+    @property
+    def type_divisor(self) -> NDArray[np.int64]:
+        """[types] vGPU divisor."""
+        return np.array([v for _, v in self.types], dtype=np.int64)
+
+
+def build_problem(
+    profiles: Mapping[str, ModelProfile],
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions,
+    *,
+    whole_gpus: bool = False,
+) -> Problem:
+    """Read the inputs into arrays; `whole_gpus` leaves out every vGPU smaller than a GPU.
+
+    Raises:
+        InputError: a model of the workload has no profile, or none on a class it may use.
+    """
+    classes = tuple(c.name for c in cluster.gpu_classes)
+    types = tuple(
+        (number, divisor)
+        for number, gpu_class in enumerate(cluster.gpu_classes)
+        for divisor in ((1,) if whole_gpus else sorted(gpu_class.vgpu_divisors))
+        if cluster.gpus(gpu_class.name)
+    )
+    for name in (*options.minimum_rps, *options.slo_margins, *options.allowed_classes):
+        if name not in {m.name for m in workload.models}:
+            raise InputError("options", f"model {name!r} is not in the workload")
+    models = tuple(
+        _model_arrays(_profile_of(profiles, demand), demand, cluster, types, options)
+        for demand in workload.models
+    )
+    gpus = np.array([cluster.gpus(name) for name in classes], dtype=np.int64)
+    return Problem(classes=classes, gpus=gpus, types=types, models=models)
+
+
+def _profile_of(profiles: Mapping[str, ModelProfile], demand: ModelDemand) -> ModelProfile:
+    profile = profiles.get(demand.name)
+    if profile is None:
+        known = ", ".join(sorted(profiles)) or "none"
+        raise InputError(f"workload model {demand.name!r}", f"no profile; known: {known}")
+    return profile
+
+
+def _model_arrays(
+    profile: ModelProfile,
+    demand: ModelDemand,
+    cluster: Cluster,
+    types: tuple[tuple[int, int], ...],
+    options: PlanOptions,
+) -> ModelArrays:
+    usable = _usable_types(profile, cluster, types, options)
+    batches = max(profile.max_batch(cluster.gpu_classes[c].name, v) for c, v in usable.values())
+    blocks = profile.blocks
+    latency = np.full((len(usable), blocks + 1, blocks + 1, batches), np.inf)
+    links = np.full((len(usable), blocks + 1), np.inf)
+    sizes = np.array([0, *profile.boundary_bytes, 0], dtype=np.float64)
+    for row, (number, divisor) in enumerate(usable.values()):
+        gpu_class = cluster.gpu_classes[number].name
+        _fill_latency(latency[row], profile, gpu_class, divisor)
+        _forbid_oversize(latency[row], profile, cluster.gpu_classes[number].memory_gib, divisor)
+        sharers = cluster.max_gpus_per_node(gpu_class) * divisor
+        bits = sizes * BITS_PER_BYTE
+        share = cluster.nic_gbps(gpu_class) * 1e9 / sharers
+        np.divide(share, bits, out=links[row], where=bits > 0)
+    allowed_us = (1.0 - options.margin(demand.name)) * demand.slo_us
+    gathering = np.array([demand.gathering_us(b) for b in range(1, batches + 1)])
+    return ModelArrays(
+        name=demand.name,
+        weight=demand.normaliser,
+        types=np.array(list(usable), dtype=np.int64),
+        latency_us=latency,
+        link_rps=links,
+        transfer_us=_transfers(profile, cluster, batches),
+        limit_us=allowed_us - gathering,
+    )
+
+
+def _usable_types(
+    profile: ModelProfile,
+    cluster: Cluster,
+    types: tuple[tuple[int, int], ...],
+    options: PlanOptions,
+) -> dict[int, tuple[int, int]]:
+    usable = {
+        number: (c, v)
+        for number, (c, v) in enumerate(types)
+        if profile.max_batch(cluster.gpu_classes[c].name, v)
+        and options.class_allowed(profile.name, cluster.gpu_classes[c].name)
+    }
+    if not usable:
+        measured = ", ".join(f"{c}/{v}" for c, v in profile.latency_us) or "nothing"
+        raise InputError(
+            f"workload model {profile.name!r}",
+            f"not measured on any GPU class of the cluster that it may use; measured: {measured}",
+        )
+    return usable
+
+
+def _fill_latency(
+    table: NDArray[np.float64], profile: ModelProfile, gpu_class: str, divisor: int
+) -> None:
+    batches = profile.max_batch(gpu_class, divisor)
+    for first in range(profile.blocks):
+        for last in range(first + 1, profile.blocks + 1):
+            table[first, last, :batches] = profile.stage_latency_us(
+                gpu_class, divisor, (first, last)
+            )
+
+
+def _forbid_oversize(
+    table: NDArray[np.float64], profile: ModelProfile, memory_gib: float | None, divisor: int
+) -> None:
+    if memory_gib is None or not profile.block_memory_bytes:
+        return
+    room = memory_gib * GIB / divisor
+    for first in range(profile.blocks):
+        for last in range(first + 1, profile.blocks + 1):
+            if sum(profile.block_memory_bytes[first:last]) > room:
+                table[first, last, :] = np.inf
+
+
+def _transfers(profile: ModelProfile, cluster: Cluster, batches: int) -> NDArray[np.float64]:
+    """[C, C, blocks + 1, batches] microseconds, at the slower of the two classes' NICs."""
+    count = len(cluster.gpu_classes)
+    rates = [cluster.nic_gbps(c.name) for c in cluster.gpu_classes]
+    out = np.zeros((count, count, profile.blocks + 1, batches))
+    by_rate: dict[float, NDArray[np.float64]] = {}
+    for sender in range(count):
+        for receiver in range(count):
+            rate = min(rates[sender], rates[receiver])
+            if rate <= 0:
+                continue
+            if rate not in by_rate:
+                by_rate[rate] = np.array(
+                    [
+                        [transfer_us(size * b, rate) for b in range(1, batches + 1)]
+                        for size in profile.boundary_bytes
+                    ],
+                    dtype=np.float64,
+                ).reshape(profile.blocks - 1, batches)
+            out[sender, receiver, 1:-1] = by_rate[rate]
+    return out

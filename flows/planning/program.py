@@ -1,0 +1,101 @@
+"""Sparse programs by name, and the integer program of a plan.
+
+Here: a small builder from arrays to one column-wise sparse matrix, and the planner's program.
+Not here: any solver; `solve` takes what is built here, whichever solver it is.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Maximise cost · x subject to matrix · x ≤ upper, lower ≤ x ≤ upper, some x whole.
+
+    The matrix is column-wise sparse: `starts`, `rows`, `values`.
+    """
+
+    cost: NDArray[np.float64]
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    whole: NDArray[np.bool_]
+    row_upper: NDArray[np.float64]
+    starts: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    values: NDArray[np.float64]
+    names: tuple[tuple[str, int], ...]
+    row_names: tuple[tuple[str, int], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and variables."""
+        return len(self.row_upper), len(self.cost)
+
+
+@dataclass(slots=True)
+class ProgramBuilder:
+    """Collects families of variables, rows and entries; `build` turns them into one `Program`."""
+
+    _names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    _row_names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    _variables: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    _row_upper: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    _entries: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    _count: int = 0
+    _rows: int = 0
+
+    def variables(
+        self,
+        name: str,
+        count: int,
+        *,
+        lower: ArrayLike = 0.0,
+        upper: ArrayLike = np.inf,
+        cost: ArrayLike = 0.0,
+        whole: bool = False,
+    ) -> NDArray[np.int64]:
+        """Add a family of variables; returns their numbers."""
+        block = np.empty((4, count))
+        block[0], block[1], block[2], block[3] = lower, upper, cost, whole
+        self._variables.append(block)
+        self._names.append((name, count))
+        self._count += count
+        return np.arange(self._count - count, self._count, dtype=np.int64)
+
+    def rows(self, name: str, count: int, *, upper: ArrayLike) -> NDArray[np.int64]:
+        """Add a family of rows `… ≤ upper`; returns their numbers."""
+        block = np.empty(count)
+        block[:] = upper
+        self._row_upper.append(block)
+        self._row_names.append((name, count))
+        self._rows += count
+        return np.arange(self._rows - count, self._rows, dtype=np.int64)
+
+    def entries(
+        self, rows: NDArray[np.int64], variables: NDArray[np.int64], values: ArrayLike
+    ) -> None:
+        """Set matrix entries; rows and variables pair up."""
+        block = np.empty((3, len(rows)))
+        block[0], block[1], block[2] = variables, rows, values
+        self._entries.append(block)
+
+    def build(self) -> Program:
+        """The program."""
+        lower, upper, cost, whole = np.concatenate(self._variables, axis=1)
+        variables, rows, values = np.concatenate(self._entries, axis=1)
+        order = np.lexsort((rows, variables))
+        starts = np.searchsorted(variables[order], np.arange(self._count + 1))
+        return Program(
+            cost=cost,
+            lower=lower,
+            upper=upper,
+            whole=whole.astype(np.bool_),
+            row_upper=np.concatenate(self._row_upper),
+            starts=starts.astype(np.int32),
+            rows=rows[order].astype(np.int32),
+            values=values[order],
+            names=tuple(self._names),
+            row_names=tuple(self._row_names),
+        )

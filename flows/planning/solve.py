@@ -1,0 +1,98 @@
+"""The one door to solvers: HiGHS always, Gurobi where its package and licence allow.
+
+Both take the same `Program`. Random seeds and thread counts are fixed, so that a run that ends by
+proof or by its node limit repeats itself exactly.
+"""
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.program import Program
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When an integer program may stop: proof within `relative_gap`, nodes, seconds."""
+
+    relative_gap: float
+    nodes: int
+    seconds: float | None = None
+    cutoff: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Best solution found (None where there is none), and a bound no solution exceeds."""
+
+    values: NDArray[np.float64] | None
+    bound: float
+    status: str
+    nodes: int
+
+
+def solve_linear(program: Program) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Values and row duals (not negative for `≤` rows of a maximisation); None if infeasible."""
+    highs = _highs(program)
+    highs.setOptionValue("presolve", "off")
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    solution = highs.getSolution()
+    return np.array(solution.col_value), np.array(solution.row_dual)
+
+
+def solve_integer(
+    program: Program, limits: Limits, start: NDArray[np.float64] | None = None
+) -> Answer:
+    """Solve with HiGHS from a known solution, where there is one."""
+    highs = _highs(program)
+    highs.setOptionValue("mip_rel_gap", limits.relative_gap)
+    highs.setOptionValue("mip_abs_gap", 0.0)
+    highs.setOptionValue("mip_max_nodes", limits.nodes)
+    if limits.seconds is not None:
+        highs.setOptionValue("time_limit", limits.seconds)
+    if start is not None:
+        known = highspy.HighsSolution()
+        known.col_value = start.tolist()
+        known.value_valid = True
+        highs.setSolution(known)
+    highs.run()
+    info = highs.getInfo()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    status = highs.modelStatusToString(highs.getModelStatus())
+    return Answer(
+        values=np.array(highs.getSolution().col_value) if found else None,
+        bound=float(info.mip_dual_bound),
+        status=status.lower(),
+        nodes=int(info.mip_node_count),
+    )
+
+
+def _highs(program: Program) -> highspy.Highs:
+    rows, variables = program.shape
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = variables, rows
+    lp.sense_ = highspy.ObjSense.kMaximize
+    lp.col_cost_ = program.cost
+    lp.col_lower_, lp.col_upper_ = program.lower, program.upper
+    lp.row_lower_, lp.row_upper_ = np.full(rows, -np.inf), program.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = variables, rows
+    lp.a_matrix_.start_ = program.starts
+    lp.a_matrix_.index_ = program.rows
+    lp.a_matrix_.value_ = program.values
+    if program.whole.any():
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(w)] for w in program.whole]
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("random_seed", _SEED)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("parallel", "off")
+    highs.passModel(lp)
+    return highs

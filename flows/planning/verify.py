@@ -1,0 +1,220 @@
+"""Re-derive every number of a plan without any solver code.
+
+Here: coverage of blocks, latencies, transfers, rates, throughput, objective, GPU counts and
+placement, each from the plan's own inputs; latencies and bytes also from the profiles where given.
+Not here, on purpose: anything imported from the planner's steps, so that a mistake there shows.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from triton_backend.core.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.units import us_to_ms
+
+_RELATIVE = 1e-9
+_BITS = 8
+_MICROSECONDS = 1e6
+
+
+def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) -> list[str]:
+    """Differences between a plan and what follows from its inputs; empty when it holds.
+
+    Without profiles, the plan's own latency tables and boundary bytes are taken as given.
+    """
+    found: list[str] = []
+    found += _models_match(plan)
+    for model in plan.models:
+        profile = None if profiles is None else profiles.get(model.name)
+        if profiles is not None and profile is None:
+            found.append(f"{model.name}: no profile")
+        for number, pipeline in enumerate(model.pipelines):
+            where = f"{model.name}, pipeline {number}"
+            found += [f"{where}: {text}" for text in _pipeline(plan, model, pipeline, profile)]
+        total = math.fsum(p.throughput_rps for p in model.pipelines)
+        found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
+    found += _objective(plan)
+    found += _gpus(plan)
+    found += _placement(plan)
+    return found
+
+
+def _compare(what: str, stated: float, derived: float) -> list[str]:
+    if math.isclose(stated, derived, rel_tol=_RELATIVE, abs_tol=1e-12):
+        return []
+    return [f"{what} is {stated!r}, derived {derived!r}"]
+
+
+def _models_match(plan: Plan) -> Iterator[str]:
+    planned = [(m.name, m.slo_us) for m in plan.models]
+    asked = [(m.name, m.slo_us) for m in plan.workload.models]
+    if planned != asked:
+        yield f"models and SLOs {planned} are not those of the workload {asked}"
+
+
+def _margin(plan: Plan, model: str) -> float:
+    by_model: Mapping[str, float] = plan.options.get("slo_margins", {})
+    return float(by_model.get(model, plan.options["slo_margin"]))
+
+
+def _pipeline(
+    plan: Plan, model: ModelPlan, pipeline: Pipeline, profile: ModelProfile | None
+) -> Iterator[str]:
+    stages = pipeline.stages
+    most = plan.options["max_partitions"]
+    if len(stages) > (1 if plan.planner == "no-partitioning" else most):
+        yield f"{len(stages)} stages, at most {most} allowed"
+    for number, stage in enumerate(stages):
+        following = stages[number + 1] if number + 1 < len(stages) else None
+        for text in _stage(plan, pipeline, (stage, following)):
+            yield f"stage {number}: {text}"
+        if profile is not None:
+            for text in _against_profile(stage, pipeline.batch, profile):
+                yield f"stage {number}: {text}"
+    if profile is not None and stages[-1].blocks[1] != profile.blocks:
+        yield f"covers {stages[-1].blocks[1]} blocks of {profile.blocks}"
+    latency = sum(s.latency_us + s.transfer_us for s in stages)
+    yield from _compare("latency_us", pipeline.latency_us, latency)
+    demand = next(m for m in plan.workload.models if m.name == model.name)
+    gathering = demand.gathering_us(pipeline.batch)
+    allowed = (1 - _margin(plan, model.name)) * model.slo_us
+    if latency + gathering > allowed * (1 + _RELATIVE):
+        yield (
+            f"takes {us_to_ms(latency):.3f} ms and gathers {us_to_ms(gathering):.3f} ms, "
+            f"SLO less margin allow {us_to_ms(allowed):.3f} ms"
+        )
+    rate = min(
+        stage.vgpus * _stage_rate(plan, pipeline, number) for number, stage in enumerate(stages)
+    )
+    yield from _compare("throughput_rps", pipeline.throughput_rps, rate)
+
+
+def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None]) -> Iterator[str]:
+    stage, following = neighbours
+    gpu_class = plan.cluster.gpu_class(stage.gpu_class)
+    whole_only = plan.planner != "pool"
+    if stage.vgpu_divisor not in ((1,) if whole_only else gpu_class.vgpu_divisors):
+        yield f"vGPU divisor {stage.vgpu_divisor} is not offered by {stage.gpu_class}"
+    if stage.latency_us != stage.latency_us_by_batch[pipeline.batch - 1]:
+        yield (
+            f"latency_us is {stage.latency_us}, its table says "
+            f"{stage.latency_us_by_batch[pipeline.batch - 1]}"
+        )
+    moved = 0
+    if following is not None:
+        slower = min(
+            plan.cluster.nic_gbps(stage.gpu_class), plan.cluster.nic_gbps(following.gpu_class)
+        )
+        bits = pipeline.batch * stage.boundary_bytes_per_sample * _BITS
+        moved = math.ceil(bits / (slower * 1e3) - 1e-6)
+    if stage.transfer_us != moved:
+        yield f"transfer_us is {stage.transfer_us}, derived {moved}"
+
+
+def _against_profile(stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
+    if profile.max_batch(stage.gpu_class, stage.vgpu_divisor) < batch:
+        yield f"batch {batch} was not measured on {stage.gpu_class}/{stage.vgpu_divisor}"
+        return
+    table = profile.latency_us[stage.gpu_class, stage.vgpu_divisor]
+    first, last = stage.blocks
+    for b, stated in enumerate(stage.latency_us_by_batch, start=1):
+        derived = math.ceil(math.fsum(float(v) for v in table[first:last, b - 1]) - 1e-6)
+        if stated != derived:
+            yield f"latency at batch {b} is {stated} µs, profiled {derived} µs"
+            return
+    if (
+        last < profile.blocks
+        and stage.boundary_bytes_per_sample != profile.boundary_bytes[last - 1]
+    ):
+        yield (
+            f"boundary_bytes_per_sample is {stage.boundary_bytes_per_sample}, "
+            f"profiled {profile.boundary_bytes[last - 1]}"
+        )
+
+
+def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
+    """Samples/s of one vGPU of a stage: min(batch / latency, uplink, downlink)."""
+    stage = pipeline.stages[number]
+    share = plan.cluster.nic_gbps(stage.gpu_class) * 1e9
+    share /= plan.cluster.max_gpus_per_node(stage.gpu_class) * stage.vgpu_divisor
+    rate = pipeline.batch * _MICROSECONDS / stage.latency_us
+    crossing: list[int] = []
+    if number:
+        crossing.append(pipeline.stages[number - 1].boundary_bytes_per_sample)
+    if number + 1 < len(pipeline.stages):
+        crossing.append(stage.boundary_bytes_per_sample)
+    for size in crossing:
+        if size:
+            rate = min(rate, share / (_BITS * size))
+    return rate
+
+
+def _objective(plan: Plan) -> Iterator[str]:
+    objective = plan.objective
+    if objective.name == "throughput":
+        demands = {m.name: m for m in plan.workload.models}
+        value = min(m.throughput_rps / demands[m.name].normaliser for m in plan.models)
+        above = objective.upper_bound - objective.value
+    else:
+        yield from _rates_met(plan)
+        field = {"cost": "hourly_cost", "power": "power_w"}[objective.name]
+        value = math.fsum(
+            count * (getattr(plan.cluster.gpu_class(name), field) or 0.0)
+            for name, count in plan.gpus_used.items()
+        )
+        above = objective.value - objective.upper_bound
+    yield from _compare("objective value", objective.value, value)
+    if above < -_RELATIVE * abs(objective.value):
+        yield f"bound {objective.upper_bound!r} contradicts the value {objective.value!r}"
+    if objective.value > 0:
+        yield from _compare("gap", objective.gap, max(0.0, above) / objective.value)
+    for name, rate in plan.options.get("minimum_rps", {}).items():
+        if plan.model(name).throughput_rps < rate * (1 - _RELATIVE):
+            yield f"{name}: {plan.model(name).throughput_rps} requests/s, at least {rate} asked"
+
+
+def _rates_met(plan: Plan) -> Iterator[str]:
+    for demand in plan.workload.models:
+        served = plan.model(demand.name).throughput_rps
+        if served < demand.normaliser * (1 - _RELATIVE):
+            yield f"{demand.name}: {served} requests/s, {demand.normaliser} asked"
+
+
+def _gpus(plan: Plan) -> Iterator[str]:
+    used = {c.name: 0 for c in plan.cluster.gpu_classes}
+    vgpus: dict[tuple[str, str, int], int] = {}
+    for model in plan.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            key = (stage.gpu_class, model.name, stage.vgpu_divisor)
+            vgpus[key] = vgpus.get(key, 0) + stage.vgpus
+    for (gpu_class, _, divisor), count in vgpus.items():
+        used[gpu_class] += math.ceil(count / divisor)
+    if dict(plan.gpus_used) != used:
+        yield f"gpus_used is {dict(plan.gpus_used)}, derived {used}"
+    for name, count in used.items():
+        if count > plan.cluster.gpus(name):
+            yield f"{count} GPUs of class {name} used, {plan.cluster.gpus(name)} exist"
+
+
+def _placement(plan: Plan) -> Iterator[str]:
+    """Every vGPU on an existing GPU of its class, no slot twice, one model and size per GPU."""
+    owner: dict[tuple[int, int], tuple[str, int]] = {}
+    taken: set[tuple[int, int, int]] = set()
+    for model in plan.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            mine = (model.name, stage.vgpu_divisor)
+            for slot in stage.slots():
+                where = f"{model.name} {list(stage.blocks)}: {tuple(slot)}"
+                if not 0 <= slot.node < plan.cluster.node_count:
+                    yield f"{where}: no such node"
+                    return
+                group = plan.cluster.node_group_of(slot.node)
+                if group.gpu_class != stage.gpu_class or not 0 <= slot.gpu < group.gpus:
+                    yield f"{where}: no such GPU of class {stage.gpu_class}"
+                if not 0 <= slot.slot < stage.vgpu_divisor:
+                    yield f"{where}: no such slot of a GPU cut into {stage.vgpu_divisor}"
+                if tuple(slot) in taken:
+                    yield f"{where}: slot used twice"
+                taken.add((slot.node, slot.gpu, slot.slot))
+                if owner.setdefault((slot.node, slot.gpu), mine) != mine:
+                    yield f"{where}: GPU shared with {owner[slot.node, slot.gpu]}"
