@@ -1,1 +1,1 @@
-"""Dispatch policies, one file each, chosen by name."""
+"""Dispatch policies by name, one file each."""

@@ -1,0 +1,344 @@
+"""The scheduler: told events, answers decisions, performs none of them.
+
+Here: checks of what is told, and the translation between events, decisions and the kernels'
+arrays. Not here: how anything is decided (`policies`), time, threads, messages.
+
+Rules for the shell: events come in the order of their `now_us`; every `Dispatch` is answered by a
+`TransferDone` and a `StageDone` per stage as they really happened; of several batches whose inputs
+are there and whose reserved starts have come, a worker (or link) takes the one reserved first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from triton_backend.core import feedback, queues, steps
+from triton_backend.core.compiled import FAR, NONE, Record
+from triton_backend.core.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    SetTimer,
+)
+from triton_backend.core.errors import InputError
+from triton_backend.core.events import (
+    Arrival,
+    Cancel,
+    Event,
+    Pause,
+    PlanChanged,
+    Resume,
+    StageDone,
+    Timer,
+    TransferDone,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.core.plan import Plan
+from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
+from triton_backend.core.topology import build_topology
+
+REASONS = tuple(DropReason)
+POLICIES = ("reservation",)
+
+
+class Scheduler:
+    """One scheduler for all models of a plan.
+
+    Args:
+        plan: what is served.
+        policy: name of the dispatch policy.
+        nic: "shared" or "isolated" links, see `topology`.
+        count_io: reserve the input's way to the first stage and the answer's way back too.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        policy: str = "reservation",
+        nic: str = "shared",
+        count_io: bool = False,
+    ) -> None:
+        if policy not in POLICIES:
+            raise InputError("policy", f"{policy!r} is none of {', '.join(POLICIES)}")
+        self._nic = nic
+        self._count_io = count_io
+        self._policy = POLICIES.index(policy)
+        self._adopt(plan)
+        self._requests: dict[int, int] = {}
+        self._batches: dict[int, int] = {}
+        self._timer_us: int | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Arrival: self._arrival,
+            Cancel: self._cancel,
+            StageDone: self._stage_done,
+            TransferDone: self._transfer_done,
+            WorkerLost: self._worker_lost,
+            WorkerBack: self._worker_back,
+            Timer: self._timer,
+            Pause: self._pause,
+            Resume: self._resume,
+            PlanChanged: self._plan_changed,
+        }
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._plan
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Take one event in; returns what is to be done, in order.
+
+        Raises:
+            InputError: the event names something unknown or goes back in time; nothing changed.
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise InputError("event", f"{type(event).__name__} is not an event")
+        now_us = int(self._tables.counts[0]["now_us"])
+        if event.now_us < now_us:
+            raise InputError("now_us", f"{event.now_us} lies before {now_us}")
+        self._decided: list[Decision] = []
+        handler(event)
+        self._set_timer()
+        return self._decided
+
+    def in_flight(self) -> int:
+        """Batches dispatched and not yet finished."""
+        return len(self._batches)
+
+    def queue_lengths(self) -> tuple[int, ...]:
+        """Requests that wait, per model of the plan."""
+        return tuple(self._tables.queues["requests"].tolist())
+
+    def _adopt(self, plan: Plan) -> None:
+        self._plan = plan
+        topology = build_topology(plan, self._nic, count_io=self._count_io)
+        self._tables = new_tables(topology, self._policy)
+        self._room = np.zeros(0, dtype=np.int64)
+
+    def _advance(self, event: Event) -> None:
+        self._tables.counts[0]["now_us"] = event.now_us
+
+    def _arrival(self, event: Arrival) -> None:
+        if not 0 <= event.model < len(self._plan.models):
+            raise InputError(f"request {event.request_id}", f"no model number {event.model}")
+        if event.request_id in self._requests:
+            raise InputError(f"request {event.request_id}", "is queued or in flight already")
+        if event.samples < 1:
+            raise InputError(f"request {event.request_id}", f"{event.samples} samples")
+        self._advance(event)
+        self._make_room()
+        self._requests[event.request_id] = steps.arrive(
+            self._tables, event.model, event.request_id, event.deadline_us, event.samples
+        )
+        self._settle(lambda: steps.settle(self._tables, event.model))
+
+    def _cancel(self, event: Cancel) -> None:
+        slot = self._requests.get(event.request_id)
+        if slot is None:
+            raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
+        self._advance(event)
+        if self._tables.requests[slot]["batch"] != NONE:
+            return
+        model = int(self._tables.requests[slot]["model"])
+        steps.cancel(self._tables, slot)
+        self._settle(lambda: steps.settle(self._tables, model))
+
+    def _stage_done(self, event: StageDone) -> None:
+        slot = self._batch(event)
+        self._advance(event)
+        ids = self._ids(slot)
+        if feedback.stage_done(self._tables, slot, event.stage, event.end_us):
+            self._settle(lambda: steps.settle_all(self._tables))
+        self._forget(event.batch_id, slot, ids)
+
+    def _transfer_done(self, event: TransferDone) -> None:
+        slot = self._batch(event)
+        self._advance(event)
+        ids = self._ids(slot)
+        if feedback.transfer_done(self._tables, slot, event.stage, event.end_us):
+            self._settle(lambda: steps.settle_all(self._tables))
+        self._forget(event.batch_id, slot, ids)
+
+    def _worker_lost(self, event: WorkerLost) -> None:
+        self._check_vgpu(event.vgpu)
+        self._advance(event)
+        while feedback.worker_lost(self._tables, event.vgpu) == MORE:
+            self._read()
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _worker_back(self, event: WorkerBack) -> None:
+        self._check_vgpu(event.vgpu)
+        self._advance(event)
+        feedback.worker_back(self._tables, event.vgpu)
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _timer(self, event: Timer) -> None:
+        self._advance(event)
+        self._timer_us = None
+        self._settle(lambda: steps.expire(self._tables))
+
+    def _pause(self, event: Pause) -> None:
+        self._advance(event)
+        self._tables.counts[0]["paused"] = 1
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _resume(self, event: Resume) -> None:
+        self._advance(event)
+        self._tables.counts[0]["paused"] = 0
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _plan_changed(self, event: PlanChanged) -> None:
+        if self._batches:
+            raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
+        old_plan, old = self._plan, self._tables
+        waiting = {int(old.requests[s]["sequence"]): s for s in self._requests.values()}
+        numbers = {model.name: m for m, model in enumerate(event.plan.models)}
+        self._adopt(event.plan)
+        self._advance(event)
+        self._tables.counts[0]["batches"] = old.counts[0]["batches"]
+        self._requests = {}
+        for sequence in sorted(waiting):
+            request = old.requests[waiting[sequence]]
+            name = old_plan.models[int(request["model"])].name
+            self._move(request, numbers.get(name))
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _move(self, request: Record, model: int | None) -> None:
+        """Bring a waiting request into the new plan's tables, or drop it with its model."""
+        request_id, deadline_us = int(request["id"]), int(request["deadline_us"])
+        if model is None:
+            self._decided.append(
+                Drop(
+                    request_id=request_id,
+                    model=int(request["model"]),
+                    reason=DropReason.MODEL_REMOVED,
+                    deadline_us=deadline_us,
+                )
+            )
+            return
+        self._make_room()
+        slot = steps.arrive(self._tables, model, request_id, deadline_us, int(request["samples"]))
+        self._requests[request_id] = slot
+        self._tables.requests[slot]["retried"] = request["retried"]
+        self._tables.requests[slot]["arrival_us"] = request["arrival_us"]
+        self._read()
+
+    def _batch(self, event: StageDone | TransferDone) -> int:
+        slot = self._batches.get(event.batch_id)
+        if slot is None:
+            raise InputError(f"batch {event.batch_id}", "is not in flight")
+        topology = self._tables.topology
+        pipeline = int(self._tables.batches[slot]["pipeline"])
+        stages = topology.pipeline_stages[pipeline + 1] - topology.pipeline_stages[pipeline]
+        if not 0 <= event.stage <= stages - isinstance(event, StageDone):
+            raise InputError(f"batch {event.batch_id}", f"has no stage {event.stage}")
+        if not event.start_us <= event.end_us <= event.now_us:
+            raise InputError(
+                f"batch {event.batch_id}",
+                f"ran from {event.start_us} to {event.end_us}, told at {event.now_us}",
+            )
+        return slot
+
+    def _check_vgpu(self, vgpu: int) -> None:
+        known = len(self._tables.topology.vgpu_stage)
+        if not 0 <= vgpu < known:
+            raise InputError(f"vGPU {vgpu}", f"the plan has {known}")
+
+    def _ids(self, batch: int) -> list[int]:
+        requests = self._tables.requests
+        ids: list[int] = []
+        slot = int(self._tables.batches[batch]["first"])
+        while slot != NONE:
+            ids.append(int(requests[slot]["id"]))
+            slot = int(requests[slot]["next"])
+        return ids
+
+    def _forget(self, batch_id: int, slot: int, ids: list[int]) -> None:
+        """Drop the names of a batch that has ended."""
+        if self._tables.batches[slot]["number"] == batch_id:
+            return
+        del self._batches[batch_id]
+        for request_id in ids:
+            del self._requests[request_id]
+
+    def _settle(self, decide: Callable[[], int]) -> None:
+        """Decide until settled, reading what was decided and making room in between."""
+        while decide() == MORE:
+            self._read()
+            self._make_room()
+        self._read()
+
+    def _make_room(self) -> None:
+        counts = self._tables.counts[0]
+        batches, requests = len(self._tables.batches), len(self._tables.requests)
+        more_batches = 2 * batches if counts["free_batch"] == NONE else batches
+        more_requests = 2 * requests if counts["free_request"] == NONE else requests
+        if (more_batches, more_requests) != (batches, requests):
+            self._tables = with_room(self._tables, batches=more_batches, requests=more_requests)
+
+    def _read(self) -> None:
+        """Turn the rows of `out` into decisions."""
+        tables = self._tables
+        rows = tables.out[: int(tables.counts[0]["out"])].tolist()
+        tables.counts[0]["out"] = 0
+        for kind, slot, reason, finish_us, position in rows:
+            if kind == DISPATCHED:
+                self._decided.append(self._dispatch(slot))
+            elif kind == ABORTED:
+                del self._batches[slot]
+                self._decided.append(Abort(batch_id=slot))
+            else:
+                self._decided.append(self._drop(slot, REASONS[reason], finish_us, position))
+
+    def _dispatch(self, slot: int) -> Dispatch:
+        needed = len(self._tables.requests) + steps.HEAD + steps.HOP * self._tables.offers.shape[1]
+        if len(self._room) < needed:
+            self._room = np.zeros(needed, dtype=np.int64)
+        count = steps.describe(self._tables, slot, self._room)
+        number, model, pipeline, samples, requests, *rest = self._room[:count].tolist()
+        self._batches[number] = slot
+        hops = rest[requests:]
+        return Dispatch(
+            batch_id=number,
+            model=model,
+            pipeline=pipeline,
+            request_ids=tuple(rest[:requests]),
+            samples=samples,
+            hops=tuple(
+                Hop(
+                    vgpu=hops[k],
+                    transfer_start_us=hops[k + 1],
+                    transfer_end_us=hops[k + 2],
+                    start_us=hops[k + 3],
+                    end_us=hops[k + 4],
+                )
+                for k in range(0, len(hops), steps.HOP)
+            ),
+        )
+
+    def _drop(self, slot: int, reason: DropReason, finish_us: int, position: int) -> Drop:
+        request = self._tables.requests[slot]
+        decision = Drop(
+            request_id=int(request["id"]),
+            model=int(request["model"]),
+            reason=reason,
+            deadline_us=int(request["deadline_us"]),
+            best_finish_us=None if finish_us >= FAR else finish_us,
+            queue_position=position,
+        )
+        del self._requests[decision.request_id]
+        queues.free_request(self._tables, slot)
+        return decision
+
+    def _set_timer(self) -> None:
+        at_us = steps.next_timer(self._tables)
+        if at_us < FAR and at_us != self._timer_us:
+            self._timer_us = at_us
+            self._decided.append(SetTimer(at_us=at_us))

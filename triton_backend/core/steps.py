@@ -1,0 +1,119 @@
+"""One step per event: what the scheduler and the simulator both call.
+
+A step changes the tables and leaves what was decided in `Tables.out`. Steps that decide answer
+`MORE` when they ran out of batch slots or rows: read `out`, make room, call `settle` again.
+"""
+
+from triton_backend.core.compiled import FAR, NONE, Integers, kernel
+from triton_backend.core.policies import reservation
+from triton_backend.core.queues import drop, enqueue, new_request
+from triton_backend.core.tables import (
+    CANCELLED,
+    MORE,
+    SETTLED,
+    TOO_LARGE,
+    VGPU,
+    Tables,
+    interval_of,
+)
+
+HEAD = 5  # integers of `describe` before the ids
+HOP = 5  # integers of `describe` per hop
+
+
+@kernel
+def settle(tables: Tables, model: int) -> int:
+    """Decide for one model's line."""
+    if tables.counts[0]["paused"] == 1:
+        tables.queues[model]["timer_us"] = FAR
+        return SETTLED
+    return reservation.decide(tables, model)
+
+
+@kernel
+def settle_all(tables: Tables) -> int:
+    """Decide for every line, in the order of models."""
+    for model in range(len(tables.queues)):
+        if settle(tables, model) == MORE:
+            return MORE
+    return SETTLED
+
+
+@kernel
+def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
+    """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
+    topology = tables.topology
+    slot = new_request(tables, model, request_id, deadline_us, samples)
+    enqueue(tables, slot)
+    largest = 0
+    for pipeline in range(topology.model_pipelines[model], topology.model_pipelines[model + 1]):
+        largest = max(largest, topology.pipeline_batch[pipeline])
+    if samples > largest:
+        drop(tables, slot, TOO_LARGE, FAR)
+    return slot
+
+
+@kernel
+def expire(tables: Tables) -> int:
+    """A timer fired: lines whose time has come wait no longer."""
+    now = tables.counts[0]["now_us"]
+    for model in range(len(tables.queues)):
+        queue = tables.queues[model]
+        if queue["timer_us"] <= now:
+            queue["expired"] = tables.requests[queue["first"]]["sequence"]
+            if settle(tables, model) == MORE:
+                return MORE
+    return SETTLED
+
+
+@kernel
+def next_timer(tables: Tables) -> int:
+    """Earliest timer of all lines, FAR where none is set."""
+    earliest = FAR
+    for model in range(len(tables.queues)):
+        earliest = min(earliest, tables.queues[model]["timer_us"])
+    return earliest
+
+
+@kernel
+def cancel(tables: Tables, slot: int) -> None:
+    """Drop a queued request whose client gave up."""
+    drop(tables, slot, CANCELLED, FAR)
+
+
+@kernel
+def describe(tables: Tables, batch: int, into: Integers) -> int:
+    """Write a batch just dispatched as integers; returns how many.
+
+    number, model, pipeline, samples, requests; their ids; per hop vGPU, transfer start and end,
+    start and end.
+    """
+    row = tables.batches[batch]
+    topology = tables.topology
+    into[0] = row["number"]
+    into[1] = topology.pipeline_model[row["pipeline"]]
+    into[2] = row["pipeline"] - topology.model_pipelines[into[1]]
+    into[3] = row["samples"]
+    into[4] = row["requests"]
+    at = HEAD
+    request = row["first"]
+    while request != NONE:
+        into[at] = tables.requests[request]["id"]
+        request = tables.requests[request]["next"]
+        at += 1
+    stages = (
+        topology.pipeline_stages[row["pipeline"] + 1] - topology.pipeline_stages[row["pipeline"]]
+    )
+    before = row["dispatch_us"]
+    for hop in range(stages):
+        i = interval_of(tables, batch, hop, VGPU)
+        move = i + 2  # the downlink is reserved whenever anything is moved
+        moves = tables.intervals[move]["resource"] != NONE
+        into[at] = tables.paths[batch, hop]
+        into[at + 1] = tables.intervals[move]["start_us"] if moves else before
+        into[at + 2] = tables.intervals[move]["end_us"] if moves else before
+        into[at + 3] = tables.intervals[i]["start_us"]
+        into[at + 4] = tables.intervals[i]["end_us"]
+        before = tables.intervals[i]["end_us"]
+        at += HOP
+    return at
