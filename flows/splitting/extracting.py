@@ -14,9 +14,9 @@ import onnx_graphsurgeon as gs
 
 from flows.splitting.loading import DATA_SUFFIX, OLDEST_IR_WRITTEN, load_external_data, save_model
 from flows.splitting.model import SplitModel
-from flows.splitting.running import NUMPY_DTYPES
 from flows.splitting.symbolic import BATCH
 from triton_backend.core.tensors import TensorSpec
+from triton_backend.engines.base import NUMPY_DTYPES
 
 
 def extract_stage(split: SplitModel, first: int, last: int) -> Path:

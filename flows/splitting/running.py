@@ -1,6 +1,6 @@
 """Running models while splitting: sessions, random inputs, and how far results are apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +10,9 @@ from numpy.typing import NDArray
 
 from triton_backend.core.errors import InputError
 from triton_backend.core.tensors import TensorSpec
+from triton_backend.engines.base import NUMPY_DTYPES
 
 Arrays = dict[str, NDArray[np.generic]]
-NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
 ERRORS_ONLY = 3
 
 

@@ -19,6 +19,21 @@ from triton_backend.core.tensors import TensorSpec
 
 MANIFEST_NAME = "engine.json"
 Tensors = Mapping[str, NDArray[np.generic]]
+# BF16 is not here: numpy has no such type.
+NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,72 @@
+"""A runtime without a model: it waits the profiled latency and passes tensors of the true shape.
+
+Whole clusters run on one machine this way. Every output value of a sample is a small number that
+depends on the sample's input bytes, so a mix-up of samples on the way can be seen.
+"""
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.core.errors import InputError, InvariantError
+from triton_backend.engines.base import Artifact, Tensors
+from triton_backend.engines.clock import Clock
+
+LATENCY_OPTION = "latency_us_by_batch"
+CHECKED_BYTES = 4096
+LARGEST_VALUE = 128  # below it every datatype holds every whole number
+
+
+class EmulatedRuntime:
+    """Waits; options of the artifact:
+
+    `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
+    `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
+    `seed`: of the noise.
+    """
+
+    def __init__(self, artifact: Artifact, *, clock: Clock) -> None:
+        self.inputs = artifact.inputs
+        self.outputs = artifact.outputs
+        self._clock = clock
+        latencies = artifact.options.get(LATENCY_OPTION)
+        if not latencies or min(latencies) <= 0:
+            raise InputError(
+                f"emulated {artifact.gpu_class!r}", f"{LATENCY_OPTION} {latencies} is not positive"
+            )
+        self._latency_us = [float(value) for value in latencies]
+        self._sigma = float(artifact.options.get("noise_sigma", 0.0))
+        self._noise = np.random.default_rng(int(artifact.options.get("seed", 0)))
+
+    def run(self, inputs: Tensors, out: Tensors) -> None:
+        """Fill `out` and wait until the batch's latency has passed.
+
+        Raises:
+            InvariantError: the batch is larger than any latency known.
+        """
+        start_us = self._clock.now_us()
+        first = inputs[self.inputs[0].name]
+        batch = len(first)
+        if not 1 <= batch <= len(self._latency_us):
+            raise InvariantError(f"batch {batch}, latencies known up to {len(self._latency_us)}")
+        latency_us = self._latency_us[batch - 1]
+        if self._sigma > 0:
+            latency_us *= float(np.exp(self._sigma * self._noise.standard_normal()))
+        marks = [_mark(first[i]) for i in range(batch)]
+        for spec in self.outputs:
+            target = out[spec.name]
+            for i, mark in enumerate(marks):
+                target[i] = mark
+        self._clock.sleep_until_us(start_us + round(latency_us))
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def _mark(sample: NDArray[np.generic]) -> int:
+    """A small number made from the first bytes of a sample."""
+    return (
+        zlib.crc32(np.ascontiguousarray(sample).reshape(-1).view(np.uint8)[:CHECKED_BYTES])
+        % LARGEST_VALUE
+    )
