@@ -59,6 +59,7 @@ class BuiltEngine:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     forwarded: tuple[str, ...]
+    unused: tuple[str, ...]
     description: EngineDescription
     described_by: str
     precision: str
@@ -96,6 +97,7 @@ def build_engine(
         inputs=edges.inputs,
         outputs=_all_outputs(edges, computed),
         forwarded=edges.forwarded,
+        unused=edges.unused,
         description=description,
         described_by=source,
         precision=edges.precision,

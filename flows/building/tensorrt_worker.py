@@ -104,6 +104,7 @@ def _artifact(
             "compute_capability": job["compute_capability"],
             "batches": list(item["batches"]),
             "forwarded": list(built.forwarded),
+            "unused": list(built.unused),
             "precision": built.precision,
             "tf32": job["tf32"],
             "workspace_mib": job["workspace_mib"],

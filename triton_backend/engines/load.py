@@ -10,7 +10,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.engines.base import Artifact, Runtime
 from triton_backend.engines.clock import Clock, SystemClock
 
-RUNTIMES = ("onnxruntime", "emulated")
+RUNTIMES = ("onnxruntime", "tensorrt", "emulated")
 
 
 def load_runtime(folder: Path, *, vgpu_divisor: int = 1, clock: Clock | None = None) -> Runtime:
@@ -43,6 +43,10 @@ def _open(folder: Path, artifact: Artifact, vgpu_divisor: int, clock: Clock) -> 
         from triton_backend.engines.onnxruntime import OnnxRuntime  # noqa: PLC0415 - see the charter
 
         return OnnxRuntime(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock)
+    if artifact.runtime == "tensorrt":
+        from triton_backend.engines.tensorrt import open_tensorrt  # noqa: PLC0415 - see the charter
+
+        return open_tensorrt(folder, artifact)
     from triton_backend.engines.emulated import EmulatedRuntime  # noqa: PLC0415 - see the charter
 
     return EmulatedRuntime(artifact, clock=clock)

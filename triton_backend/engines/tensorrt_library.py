@@ -67,7 +67,7 @@ def load_library(name: str | None = None) -> Library:
 
 def _import_tensorrt() -> ModuleType | None:
     try:
-        import tensorrt  # noqa: PLC0415 # pyright: ignore[reportMissingImports] -- an extra, loaded on use
+        import tensorrt  # noqa: PLC0415 -- an extra, loaded on use
     except ImportError:
         return None
     return tensorrt
@@ -81,7 +81,7 @@ def _import_tensorrt_rtx() -> ModuleType | None:
     else:
         return tensorrt_rtx
     try:
-        import tensorrt_rtx_bindings  # noqa: PLC0415 # pyright: ignore[reportMissingImports] -- an extra, loaded on use
+        import tensorrt_rtx_bindings  # noqa: PLC0415 -- an extra, loaded on use
     except ImportError:
         return None
     return tensorrt_rtx_bindings
