@@ -105,7 +105,7 @@ def abort(tables: Tables, batch: int) -> None:
         tables.requests[request]["retried"] = 1
         enqueue(tables, request)
         request = following
-    tell(tables, ABORTED, tables.batches[batch]["number"], 0, FAR, 0)
+    tell(tables, ABORTED, tables.batches[batch]["number"], batch, FAR, 0)
     free_batch(tables, batch)
 
 

@@ -39,11 +39,11 @@ from triton_backend.core.events import (
     WorkerLost,
 )
 from triton_backend.core.plan import Plan
+from triton_backend.core.policies import policy_number
 from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
 from triton_backend.core.topology import build_topology
 
 REASONS = tuple(DropReason)
-POLICIES = ("reservation",)
 
 
 class Scheduler:
@@ -64,11 +64,9 @@ class Scheduler:
         nic: str = "shared",
         count_io: bool = False,
     ) -> None:
-        if policy not in POLICIES:
-            raise InputError("policy", f"{policy!r} is none of {', '.join(POLICIES)}")
         self._nic = nic
         self._count_io = count_io
-        self._policy = POLICIES.index(policy)
+        self._policy = policy_number(policy)
         self._adopt(plan)
         self._requests: dict[int, int] = {}
         self._batches: dict[int, int] = {}

@@ -20,7 +20,7 @@ KINDS = 3
 # Kinds of rows in `Tables.out`: what was decided, for the shell around the kernels to carry out.
 DISPATCHED = 0  # b = batch slot
 DROPPED = 1  # b = request slot, c = reason, d = earliest finish or FAR, e = queue position
-ABORTED = 2  # b = batch number (its slot is free already)
+ABORTED = 2  # b = batch number, c = its slot, free already
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
