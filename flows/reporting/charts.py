@@ -1,0 +1,184 @@
+"""Small charts inside pages: latency against the SLO, attainment of several runs.
+
+Inline SVG that needs no script. Charts for files (PNG, SVG) are in `plots`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.reporting import words
+from flows.reporting.data import Outcomes
+from flows.reporting.svg import (
+    BAD,
+    FAINT,
+    INK,
+    SOFT,
+    drawing,
+    element,
+    fits,
+    line,
+    model_colour,
+    rect,
+    text,
+)
+
+GOAL = 0.99
+BINS = 80
+RUN_COLOURS = ("#1f2933", "#d9822b", "#2a9fb0", "#7d5ba6", "#b5495b")
+AXIS_STARTS = (0.99, 0.95, 0.9, 0.8, 0.5)
+
+
+def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np.float64]]]) -> str:
+    """Histogram of the first run's latencies as bars, of the others as outlines, and the SLO.
+
+    Latencies beyond the axis are counted in the last bin, so that nothing late is hidden.
+    """
+    width, height, left, bottom, top = 560.0, 190.0, 8.0, 30.0, 26.0
+    most_ms = max([slo_ms * 1.15, *(_reach(values) for _, values in runs)])
+    scale = (width - 2 * left) / most_ms
+    floor, room = height - bottom, height - bottom - top
+    edges = np.linspace(0, most_ms, BINS + 1)
+    shares = [np.histogram(np.minimum(v, most_ms), edges)[0] / max(len(v), 1) for _, v in runs]
+    tallest = max((float(share.max()) for share in shares), default=0) or 1
+    parts = [line(left, floor, width - left, floor, stroke=FAINT)]
+    parts += _ticks(most_ms, left, scale, floor)
+    for i, share in enumerate(shares):
+        heights = share / tallest * room
+        if i == 0:
+            parts += _bars(edges, heights, (left, scale, floor), (number, slo_ms, len(runs[0][1])))
+        else:
+            parts.append(_outline(edges, heights, left, scale, floor))
+    x = left + slo_ms * scale
+    parts += [
+        line(x, 12, x, floor, stroke=BAD, stroke_dasharray="4 3", stroke_width=1.5),
+        text(x - 5, 20, f"SLO {words.milliseconds(slo_ms)}", size=11, fill=BAD, text_anchor="end"),
+    ]
+    for i, (label, _) in enumerate(runs):
+        x = left + i * 110
+        if i == 0:
+            parts.append(rect(x, 5, 12, 10, fill=model_colour(number), fill_opacity=0.75))
+        else:
+            parts.append(line(x, 10, x + 12, 10, stroke=INK, stroke_width=1.6))
+        parts.append(text(x + 17, 14, label, size=11, fill=SOFT))
+    return drawing(width, height, parts, "latency distribution against the SLO")
+
+
+def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes]) -> str:
+    """One row per model, one dot per run, on an axis that starts where the worst one allows."""
+    width, row, left, right, top = 1160.0, 30.0, 330.0, 90.0, 40.0
+    found = [
+        outcome.attainment
+        for run in runs
+        for name in names
+        if (outcome := run.models.get(name)) and outcome.attainment is not None
+    ]
+    worst = min(found, default=1.0)
+    start = next((s for s in AXIS_STARTS if worst >= s + (1 - s) * 0.05), 0.0)
+    scale = (width - left - right) / (1 - start)
+    height = top + row * len(names) + 24
+    parts: list[str] = []
+    for i, run in enumerate(runs):
+        x = left + i * 150
+        parts += [_dot(x + 6, 12, i), text(x + 18, 16, run.label, size=12, fill=SOFT)]
+    for value in np.linspace(start, 1, 6):
+        x = left + (value - start) * scale
+        parts += [
+            line(x, top - 8, x, height - 22, stroke="#e9edf2"),
+            text(x, height - 6, words.percent(value), size=10.5, fill=SOFT, text_anchor="middle"),
+        ]
+    if start < GOAL:
+        x = left + (GOAL - start) * scale
+        parts.append(line(x, top - 12, x, height - 22, stroke=BAD, stroke_dasharray="4 3"))
+    for i, name in enumerate(names):
+        y = top + i * row + row / 2 - 4
+        short = words.shorten(name, fits(left - 24, 12))
+        parts += [
+            rect(0, y - 6, 4, 12, fill=model_colour(i)),
+            text(12, y + 4, short, size=12),
+            line(left, y, width - right, y),
+        ]
+        for j, run in reversed(list(enumerate(runs))):
+            outcome = run.models.get(name)
+            if outcome is None or outcome.attainment is None:
+                continue
+            x = left + (outcome.attainment - start) * scale
+            tip = f"{name}, {run.label}: {words.percent(outcome.attainment, 2)}"
+            parts.append(_dot(x, y, j, tip))
+            if j == 0:
+                label = words.percent(outcome.attainment, 2)
+                parts.append(text(width - right + 16, y + 4, label, size=12, font_weight=600))
+    return drawing(width, height, parts, "attainment of the runs per model")
+
+
+def _reach(values: NDArray[np.float64]) -> float:
+    """The axis holds all but the slowest 0.2 %."""
+    return float(np.percentile(values, 99.8)) * 1.05 if len(values) else 0.0
+
+
+def _ticks(most_ms: float, left: float, scale: float, floor: float) -> list[str]:
+    step = 10 ** np.floor(np.log10(most_ms / 4))
+    step *= next(m for m in (1, 2, 5, 10) if most_ms / (step * m) <= 6)  # noqa: PLR2004 - ticks
+    parts: list[str] = []
+    for value in np.arange(0, most_ms * 0.98, step):
+        x = left + float(value) * scale
+        anchor = "start" if value == 0 else "middle"
+        label = words.number(float(value)) if value else "0 ms"
+        parts += [
+            line(x, floor, x, floor + 4, stroke=FAINT),
+            text(x, floor + 17, label, size=10.5, fill=SOFT, text_anchor=anchor),
+        ]
+    return parts
+
+
+def _bars(
+    edges: NDArray[np.float64],
+    heights: NDArray[np.float64],
+    axis: tuple[float, float, float],
+    whose: tuple[int, float, int],
+) -> list[str]:
+    left, scale, floor = axis
+    number, slo_ms, _ = whose
+    width = float(edges[1] - edges[0]) * scale
+    return [
+        rect(
+            left + float(edge) * scale,
+            floor - float(height),
+            width - 0.6,
+            float(height),
+            fill=model_colour(number) if edge < slo_ms else BAD,
+            fill_opacity=0.75,
+        )
+        for edge, height in zip(edges[:-1], heights, strict=True)
+        if height > 0
+    ]
+
+
+def _outline(
+    edges: NDArray[np.float64],
+    heights: NDArray[np.float64],
+    left: float,
+    scale: float,
+    floor: float,
+) -> str:
+    xs = np.repeat(left + edges * scale, 2)[1:-1]
+    ys = np.repeat(floor - heights, 2)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+    return element("polyline", points=points, fill="none", stroke=INK, stroke_width=1.3)
+
+
+def _dot(x: float, y: float, run: int, tip: str = "") -> str:
+    colour = RUN_COLOURS[run % len(RUN_COLOURS)]
+    inner = element("title", tip) if tip else ""
+    hollow = run > 0
+    return element(
+        "circle",
+        inner,
+        cx=x,
+        cy=y,
+        r=5.5,
+        fill="#fff" if hollow else colour,
+        stroke=colour,
+        stroke_width=2,
+    )

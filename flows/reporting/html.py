@@ -1,0 +1,140 @@
+"""The report: one self-contained page of everything a run showed.
+
+Here: choosing what the page says and rendering it. Not here: the pictures (`picture`, `charts`,
+`timeline`), the data (`data`), the layout (`templates/report.html.j2`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from flows.reporting import words
+from flows.reporting.charts import GOAL, attainment_svg, latency_svg
+from flows.reporting.data import Outcomes, ReportData
+from flows.reporting.picture import cluster_svg, plan_svg
+from flows.reporting.svg import model_colour
+from flows.reporting.timeline import timeline_data
+from flows.reporting.view import view_of
+from triton_backend.core.plan import Plan
+
+SHADES = ("#6f94cf", "#9db8e0")  # neighbouring blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One key figure; `tone` is "", "good" or "bad"."""
+
+    label: str
+    value: str
+    tone: str = ""
+
+
+def write_report(data: ReportData, path: Path) -> Path:
+    """Write the page; folders on the way are made. Returns `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_report(data), encoding="utf-8")
+    return path
+
+
+def render_report(data: ReportData) -> str:
+    """The page as text."""
+    view = view_of(data.plan)
+    names = tuple(model.name for model in view.models)
+    runs = [run for run in (data.measured, data.simulated, *data.further) if run is not None]
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            data=data,
+            plan=data.plan,
+            view=view,
+            runs=runs,
+            tiles=_tiles(data),
+            objective=_objective(data.plan),
+            checked=sum(m.checked for m in data.measured.models.values()) if data.measured else 0,
+            wrong=sum(m.wrong for m in data.measured.models.values()) if data.measured else 0,
+            longest=max((step.seconds for step in data.steps), default=0) or 1,
+            plan_svg=Markup(plan_svg(view)),  # noqa: S704 - our own SVG; what it quotes is escaped
+            cluster_svg=Markup(cluster_svg(view, names)),  # noqa: S704 - see above
+            attainment_svg=Markup(attainment_svg(names, runs)) if runs else "",  # noqa: S704 - see above
+            latencies=_latencies(names, runs, {m.name: m.slo_ms for m in view.models}),
+            timelines=[
+                (run.label, timeline_data(data.plan, run.uses))
+                for run in runs
+                if run.uses is not None
+            ],
+        )
+    )
+
+
+def environment() -> Environment:
+    """Templates of this package; what they call is in `HELPERS`."""
+    return Environment(
+        loader=PackageLoader("flows.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def tone(attainment: float | None) -> str:
+    """Class of an attainment: good at the goal, bad below, none where nothing was offered."""
+    if attainment is None:
+        return ""
+    return "good" if attainment >= GOAL else "bad"
+
+
+HELPERS: dict[str, Any] = {
+    "words": words,
+    "colour": model_colour,
+    "tone": tone,
+    "shade": lambda number: SHADES[number % len(SHADES)],
+}
+
+
+def _tiles(data: ReportData) -> list[Tile]:
+    tiles = [
+        Tile(
+            label=f"{run.label} attainment",
+            value=words.percent(run.attainment, 2),
+            tone=tone(run.attainment),
+        )
+        for run in (data.measured, data.simulated)
+        if run is not None
+    ]
+    plan = data.plan
+    planned_rps = sum(model.throughput_rps for model in plan.models)
+    used = ", ".join(f"{count} {name}" for name, count in plan.gpus_used.items())
+    tiles.append(Tile(label=f"planned, {len(plan.models)} models", value=words.rate(planned_rps)))
+    tiles.append(Tile(label="GPUs used", value=used or "none"))
+    tiles.append(Tile(label=f"to plan with {plan.solver}", value=words.seconds(plan.solve_seconds)))
+    return tiles
+
+
+def _objective(plan: Plan) -> str:
+    objective = plan.objective
+    return (
+        f"Objective {objective.name}: {words.number(objective.value, 4)}, bound"
+        f" {words.number(objective.upper_bound, 4)}, gap {words.percent(objective.gap, 2)}."
+    )
+
+
+def _latencies(
+    names: tuple[str, ...], runs: list[Outcomes], slo_ms: dict[str, float]
+) -> list[tuple[str, Markup]]:
+    """A picture for every model of which at least one run kept latencies."""
+    pictures: list[tuple[str, Markup]] = []
+    for number, name in enumerate(names):
+        known = [
+            (run.label, outcome.latencies_ms)
+            for run in runs
+            if (outcome := run.models.get(name)) and outcome.latencies_ms is not None
+        ]
+        if known:
+            picture = latency_svg(number, slo_ms[name], known)
+            pictures.append((name, Markup(picture)))  # noqa: S704 - see above
+    return pictures

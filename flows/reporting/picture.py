@@ -1,0 +1,261 @@
+"""A plan as a picture: every model's pipelines as flows through pools, and the GPUs they take.
+
+One band per model, one lane per pipeline: pools from left to right with their vGPUs, the boundary
+between them, and below the lane how the SLO is spent.
+"""
+
+from collections.abc import Mapping
+
+from flows.reporting import words
+from flows.reporting.svg import (
+    BAD,
+    FAINT,
+    INK,
+    LINE,
+    SOFT,
+    class_colours,
+    drawing,
+    element,
+    fits,
+    line,
+    model_colour,
+    rect,
+    text,
+    text_width,
+    title,
+)
+from flows.reporting.view import ClassView, ModelView, PipelineView, PlanView, StageView
+
+WIDTH = 1160.0
+LABEL, GAP, BOX_MOST = 128.0, 118.0, 460.0
+HEAD, BOX, BUDGET, BETWEEN = 34.0, 74.0, 22.0, 14.0
+BAND_GAP = 18.0
+UNIT, UNIT_HEIGHT, UNIT_ROWS = 16.0, 9.0, 2  # a vGPU's rectangle; a whole GPU is UNIT wide
+
+
+def plan_svg(view: PlanView) -> str:
+    """The whole picture.
+
+    Pools carry `data-pool="model.pipeline.stage"` on their group and on their load bar, models
+    `data-model`, so that a live page can move them.
+    """
+    colours = {c.name: class_colours(i) for i, c in enumerate(view.classes)}
+    parts: list[str] = []
+    y = 0.0
+    for model in view.models:
+        parts.append(_band(model, y, colours))
+        y += band_height(model) + BAND_GAP
+    return drawing(WIDTH, max(y - BAND_GAP, 1), parts, "pools and flows of the plan")
+
+
+def band_height(model: ModelView) -> float:
+    """Height of one model's band."""
+    return HEAD + len(model.pipelines) * (BOX + BUDGET + BETWEEN)
+
+
+def cluster_svg(view: PlanView, names: tuple[str, ...]) -> str:
+    """One bar per GPU class: which model holds how many of its GPUs, and what is free."""
+    row, bar, left = 44.0, 18.0, 86.0
+    parts: list[str] = []
+    for i, gpu_class in enumerate(view.classes):
+        fill, border = class_colours(i)
+        y = i * row
+        parts += [
+            rect(0, y + 3, 12, 12, fill=fill, stroke=border, rx=2),
+            text(18, y + 14, words.shorten(gpu_class.name, 9), size=13, font_weight=600),
+            *_class_bar(gpu_class, names, (left, y, WIDTH - left, bar)),
+            text(
+                left,
+                y + bar + 14,
+                f"{gpu_class.used} of {gpu_class.gpus} GPUs used",
+                size=11.5,
+                fill=SOFT,
+            ),
+        ]
+    return drawing(WIDTH, max(len(view.classes) * row - 6, 1), parts, "GPUs of each class")
+
+
+def _class_bar(
+    gpu_class: ClassView, names: tuple[str, ...], box: tuple[float, float, float, float]
+) -> list[str]:
+    x, y, width, height = box
+    parts = [rect(x, y, width, height, fill="#f1f3f6", stroke=LINE, rx=3)]
+    scale = width / max(gpu_class.gpus, 1)
+    for number, gpus in enumerate(gpu_class.by_model):
+        if gpus == 0:
+            continue
+        tip = f"{names[number]}: {words.number(gpus)} {gpu_class.name}"
+        parts.append(rect(x, y, gpus * scale, height, fill=model_colour(number), title=tip, rx=2))
+        label = words.shorten(names[number], fits(gpus * scale - 44, 11))
+        content = f"{words.number(gpus)}  {label}" if gpus * scale > 110 else words.number(gpus)  # noqa: PLR2004 - below, a name cut to a few letters says nothing
+        if text_width(content, 11) < gpus * scale:
+            parts.append(text(x + 6, y + height - 5, content, size=11, fill="#fff"))
+        x += gpus * scale
+    return parts
+
+
+def _band(model: ModelView, y: float, colours: Mapping[str, tuple[str, str]]) -> str:
+    parts = [
+        rect(0, y, WIDTH, band_height(model), fill="#fbfcfd", stroke="#e4e8ee", rx=6),
+        rect(0, y, 5, band_height(model), fill=model_colour(model.number), rx=2),
+        text(16, y + 22, words.shorten(model.name, 84), size=14, font_weight=650),
+        text(
+            WIDTH - 14,
+            y + 22,
+            f"SLO {words.milliseconds(model.slo_ms)} · planned {words.rate(model.rate_rps)}",
+            size=12.5,
+            fill=SOFT,
+            text_anchor="end",
+            data_model=model.number,
+        ),
+    ]
+    for pipeline in model.pipelines:
+        top = y + HEAD + pipeline.number * (BOX + BUDGET + BETWEEN)
+        parts.append(_lane(model, pipeline, top, colours))
+    return element("g", title(model.name) + "".join(parts))
+
+
+def _lane(
+    model: ModelView, pipeline: PipelineView, y: float, colours: Mapping[str, tuple[str, str]]
+) -> str:
+    count = len(pipeline.stages)
+    room = WIDTH - LABEL - 16
+    width = min(BOX_MOST, (room - (count - 1) * GAP) / count)
+    share = pipeline.rate_rps / model.rate_rps if model.rate_rps else 0
+    thickness = 1.5 + 8 * share
+    centre = y + BOX / 2
+    parts = [
+        text(16, centre - 12, f"pipeline {pipeline.number + 1}", size=12, font_weight=600),
+        text(16, centre + 4, f"batch {pipeline.batch}", size=11.5, fill=SOFT),
+        text(16, centre + 20, words.rate(pipeline.rate_rps), size=11.5, fill=SOFT),
+        _arrow(LABEL - 30, LABEL - 3, centre, thickness, model_colour(model.number)),
+    ]
+    for stage in pipeline.stages:
+        x = LABEL + stage.number * (width + GAP)
+        pool = f"{model.number}.{pipeline.number}.{stage.number}"
+        parts.append(_pool(stage, (x, y, width), colours[stage.gpu_class], pool))
+        if stage.number + 1 < count:
+            start, end = x + width + 3, x + width + GAP - 3
+            parts.append(_arrow(start, end, centre, thickness, model_colour(model.number)))
+            middle = (start + end) / 2 - 4
+            sample = f"{words.size(stage.boundary_bytes)}/sample"
+            parts += [
+                text(middle, centre - 10, sample, size=10.5, fill=SOFT, text_anchor="middle"),
+                text(
+                    middle,
+                    centre + 19,
+                    words.milliseconds(stage.transfer_ms),
+                    size=10.5,
+                    fill=SOFT,
+                    text_anchor="middle",
+                ),
+            ]
+    parts.append(_budget(model, pipeline, y + BOX + 4, colours))
+    return "".join(parts)
+
+
+def _arrow(x1: float, x2: float, y: float, thickness: float, colour: str) -> str:
+    head = thickness / 2 + 4
+    points = [
+        (x1, y - thickness / 2),
+        (x2 - head, y - thickness / 2),
+        (x2 - head, y - head),
+        (x2, y),
+        (x2 - head, y + head),
+        (x2 - head, y + thickness / 2),
+        (x1, y + thickness / 2),
+    ]
+    joined = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+    return element("polygon", points=joined, fill=colour, fill_opacity=0.55)
+
+
+def _pool(
+    stage: StageView, box: tuple[float, float, float], colours: tuple[str, str], pool: str
+) -> str:
+    x, y, width = box
+    fill, border = colours
+    name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
+    blocks = words.blocks(*stage.blocks)
+    used = 1 / (1 + stage.slack)
+    detail = f"{words.milliseconds(stage.latency_ms)} a batch · {words.rate(stage.rate_rps)}"
+    tip = f"{name}, {blocks}: {detail}, {words.percent(stage.slack)} above the pipeline's rate"
+    parts = [
+        title(tip),
+        rect(x, y, width, BOX, fill=fill, stroke=border, rx=5),
+        text(x + 10, y + 18, name, size=13, font_weight=650),
+        text(x + width - 10, y + 18, blocks, size=11.5, fill=SOFT, text_anchor="end"),
+        *_units(stage, x + 10, y + 26, width - 20, border),
+        text(x + 10, y + BOX - 11, detail, size=11, fill=INK),
+        text(
+            x + width - 10,
+            y + BOX - 11,
+            f"slack {words.percent(stage.slack)}",
+            size=11,
+            fill=SOFT,
+            text_anchor="end",
+            data_slack=pool,
+        ),
+        rect(x + 1, y + BOX - 5, width - 2, 4, fill="#ffffff", rx=2),
+        rect(x + 1, y + BOX - 5, (width - 2) * used, 4, fill=border, rx=2, data_load=pool),
+    ]
+    return element("g", "".join(parts), data_pool=pool)
+
+
+def _units(stage: StageView, x: float, y: float, width: float, colour: str) -> list[str]:
+    """One rectangle per vGPU as wide as its share of a GPU, in at most `UNIT_ROWS` rows."""
+    unit = UNIT / stage.divisor
+    per_row = int(width // (unit + 2))
+    shown = min(stage.vgpus, per_row * UNIT_ROWS)
+    if shown < stage.vgpus:
+        shown -= max(1, int(40 // (unit + 2)))
+    parts = [
+        rect(
+            x + (i % per_row) * (unit + 2),
+            y + (i // per_row) * (UNIT_HEIGHT + 2),
+            unit,
+            UNIT_HEIGHT,
+            fill=colour,
+            rx=1,
+        )
+        for i in range(shown)
+    ]
+    if shown < stage.vgpus:
+        at = x + (shown % per_row) * (unit + 2) + 2
+        parts.append(text(at, y + 2 * UNIT_HEIGHT + 1, f"+{stage.vgpus - shown}", size=10))
+    return parts
+
+
+def _budget(
+    model: ModelView, pipeline: PipelineView, y: float, colours: Mapping[str, tuple[str, str]]
+) -> str:
+    """How the SLO is spent: gathering, run times, transfers, what is left."""
+    left, width, height = LABEL, WIDTH - LABEL - 16, 7.0
+    scale = width / max(model.slo_ms, pipeline.latency_ms)
+    spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
+    for stage in pipeline.stages:
+        label = f"stage {stage.number + 1} on {stage.gpu_class}"
+        spans.append((label, stage.latency_ms, colours[stage.gpu_class][1]))
+        spans.append((f"transfer to stage {stage.number + 2}", stage.transfer_ms, FAINT))
+    parts = [rect(left, y, width, height, fill="#eef1f5", rx=2)]
+    x = left
+    for label, duration_ms, colour in spans:
+        if duration_ms <= 0:
+            continue
+        tip = f"{label}: {words.milliseconds(duration_ms)}"
+        parts.append(rect(x, y, duration_ms * scale, height, fill=colour, title=tip))
+        x += duration_ms * scale
+    free_ms = model.slo_ms - (x - left) / scale
+    parts.append(
+        text(
+            x + 6 if free_ms > model.slo_ms * 0.2 else left + width,
+            y + height + 0.5 if free_ms > model.slo_ms * 0.2 else y + height + 11,
+            f"{words.milliseconds(free_ms)} of the SLO free",
+            size=10,
+            fill=SOFT if free_ms >= 0 else BAD,
+            text_anchor=None if free_ms > model.slo_ms * 0.2 else "end",
+        )
+    )
+    parts.append(
+        line(left + model.slo_ms * scale, y - 2, left + model.slo_ms * scale, y + 9, stroke=INK)
+    )
+    return "".join(parts)

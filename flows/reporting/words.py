@@ -1,0 +1,86 @@
+"""Numbers as people read them: three significant figures, a unit, no noise.
+
+Here: the one place that turns quantities into text for pages, pictures and the terminal.
+"""
+
+import math
+
+NARROW = "\N{NO-BREAK SPACE}"
+FRACTIONS = {1: "whole", 2: "½", 3: "⅓", 4: "¼"}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`value` with so many significant figures; whole parts are never cut."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(decimals, digits)}f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text
+
+
+def rate(value_rps: float | None) -> str:
+    """Requests per second."""
+    return f"{number(value_rps)}{NARROW}rps"
+
+
+def milliseconds(value_ms: float | None) -> str:
+    """A duration given in milliseconds."""
+    return f"{number(value_ms)}{NARROW}ms"
+
+
+def seconds(value_s: float) -> str:
+    """A duration given in seconds, as ms, s, min or h, whichever reads best."""
+    minute, hour, soon = 60, 3600, 120
+    if value_s < 1:
+        return milliseconds(value_s * 1e3)
+    if value_s < soon:
+        return f"{number(value_s)}{NARROW}s"
+    if value_s < hour:
+        return f"{int(value_s // minute)}{NARROW}min {int(value_s % minute)}{NARROW}s"
+    return f"{int(value_s // hour)}{NARROW}h {int(value_s % hour // minute)}{NARROW}min"
+
+
+def size(value_bytes: float | None) -> str:
+    """Bytes, in decimal units."""
+    if value_bytes is None:
+        return "–"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if value_bytes >= factor:
+            return f"{number(value_bytes / factor)}{NARROW}{unit}"
+    return f"{number(value_bytes)}{NARROW}B"
+
+
+def percent(fraction: float | None, decimals: int = 1) -> str:
+    """A fraction as per cent, never rounded up to 100 nor down to 0."""
+    if fraction is None or not math.isfinite(fraction):
+        return "–"
+    value, step = fraction * 100, 10**-decimals
+    hundred = 100
+    if value < hundred < value + step / 2:
+        value = hundred - step
+    if 0 < value < step / 2:
+        return f"<{NARROW}{step:.{decimals}f}{NARROW}%"
+    return f"{value:.{decimals}f}{NARROW}%"
+
+
+def vgpus(count: int, divisor: int, gpu_class: str) -> str:
+    """A pool's vGPUs: "3 × ½ L4", "25 × L4"."""
+    part = "" if divisor == 1 else f"{FRACTIONS.get(divisor, f'1/{divisor}')}{NARROW}"
+    return f"{count}{NARROW}×{NARROW}{part}{gpu_class}"
+
+
+def blocks(first: int, last: int) -> str:
+    """Blocks [first, last) as "blocks 0–5" (last one included), "block 7"."""
+    return f"block {first}" if last == first + 1 else f"blocks {first}–{last - 1}"
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, cut in the middle, where names of models differ least."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
