@@ -3,18 +3,21 @@
 Sets: configurations c of model m(c) with stages s of class k(c, s) and vGPU divisor v(c, s);
 groups (m, k, v): the GPUs of class k that model m cuts into v vGPUs each.
 
-    g_cs whole vGPUs of stage s of configuration c, at most cap_cs
-    x_c  ≥ 0   rate of configuration c, for those of several stages; a single stage delivers
-               rate_c · g_c
-    n_mkv whole GPUs of a group, for v > 1; with v = 1 the vGPUs are the GPUs
-    z          the lowest rate / weight (fixed at 1 where cost or power are minimised)
+    g_cs whole   vGPUs of stage s of configuration c
+    x_c  ≥ 0     rate of configuration c, for those of several stages; a single stage delivers
+                 rate_c · g_c
+    n_mkv whole  GPUs of a group, for v > 1; with v = 1 the vGPUs are the GPUs
+    a_mk whole   GPUs of class k that model m owns: implied, but good to bound and branch on
+    z            the lowest rate / weight (fixed at 1 where cost or power are minimised)
 
-    maximise     z - Σ_k price_k · (GPUs of class k in use)
+    maximise     z - Σ_mk price_k · a_mk
     deliver_cs:  x_c ≤ rate_cs · g_cs                        for every stage of several
     share_m:     weight_m · z ≤ Σ_{c of m} (rate of c)       for every model
     floor_m:     minimum_m ≤ Σ_{c of m} (rate of c)          where one is asked for
     fit_mkv:     Σ_{cs in the group} g_cs ≤ v · n_mkv        for every group with v > 1
-    capacity_k:  Σ (GPUs of class k in use) ≤ gpus_k         for every class
+    own_mk:      Σ_v n_mkv ≤ a_mk                            for every model and class
+    capacity_k:  Σ_m a_mk ≤ gpus_k                           for every class
+    better:      z - Σ_mk price_k · a_mk ≥ cutoff            where a plan is known
 
 `fit` makes every plan placeable: vGPUs of one GPU belong to one model and one divisor.
 """
@@ -40,6 +43,7 @@ class Layout:
         groups: [groups, 3] model, class, divisor of every group, those with divisor 1 included.
         cell_group: [cells] group of every g.
         gpus: [groups] variable number of n, -1 where the divisor is 1.
+        owned: [models, C] variable number of a.
         rates: [columns] variable number of x, -1 for single stages.
         z: variable number of z.
     """
@@ -50,43 +54,34 @@ class Layout:
     groups: NDArray[np.int64]
     cell_group: NDArray[np.int64]
     gpus: NDArray[np.int64]
+    owned: NDArray[np.int64]
     rates: NDArray[np.int64]
     z: int
 
 
 def integer_program(
-    problem: Problem, columns: Columns, goal: Goal, most_vgpus: NDArray[np.float64]
+    problem: Problem, columns: Columns, goal: Goal, cutoff: float
 ) -> tuple[Program, Layout]:
-    """Build the program; `most_vgpus` [n, S] bounds the vGPUs of every stage."""
+    """Build the program; only plans with a score of at least `cutoff` are looked for."""
     cells = _cells(problem, columns)
     build = ProgramBuilder()
-    shared = cells.groups[:, 2] > 1
-    price = goal.price[cells.groups[:, 1]]
-    whole_cost = np.where(shared[cells.group], 0.0, -price[cells.group])
-    top = np.minimum(most_vgpus[cells.column, cells.stage], cells.room)
-    vgpus = build.variables("g", len(cells.column), upper=top, cost=whole_cost, whole=True)
+    vgpus = build.variables("g", len(cells.column), upper=cells.room, whole=True)
     several = np.flatnonzero(columns.stages > 1)
     rates = np.full(len(columns), -1, dtype=np.int64)
     rates[several] = build.variables("x", len(several))
+    shared = cells.groups[:, 2] > 1
     gpus = np.full(len(cells.groups), -1, dtype=np.int64)
     limits = problem.gpus[cells.groups[:, 1]]
-    gpus[shared] = build.variables(
-        "n", int(shared.sum()), upper=limits[shared], cost=-price[shared], whole=True
+    gpus[shared] = build.variables("n", int(shared.sum()), upper=limits[shared], whole=True)
+    models, classes = len(problem.models), len(problem.gpus)
+    owned = build.variables(
+        "a",
+        models * classes,
+        upper=np.tile(problem.gpus, models),
+        cost=np.tile(-goal.price, models),
+        whole=True,
     )
     z = _goal_rows(build, columns, goal, (vgpus, rates, cells))
-    inner = np.flatnonzero(rates[cells.column] >= 0)
-    deliver = build.rows("deliver", len(inner), upper=0.0)
-    build.entries(deliver, rates[cells.column[inner]], 1.0)
-    build.entries(deliver, vgpus[inner], -columns.rate_rps[cells.column[inner], cells.stage[inner]])
-    fit = np.full(len(cells.groups), -1, dtype=np.int64)
-    fit[shared] = build.rows("fit", int(shared.sum()), upper=0.0)
-    build.entries(fit[shared], gpus[shared], -cells.groups[shared, 2])
-    halved = np.flatnonzero(shared[cells.group])
-    build.entries(fit[cells.group[halved]], vgpus[halved], 1.0)
-    capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
-    build.entries(capacity[cells.groups[shared, 1]], gpus[shared], 1.0)
-    straight = np.flatnonzero(~shared[cells.group])
-    build.entries(capacity[cells.groups[cells.group[straight], 1]], vgpus[straight], 1.0)
     layout = Layout(
         cell_column=cells.column,
         cell_stage=cells.stage,
@@ -94,10 +89,44 @@ def integer_program(
         groups=cells.groups,
         cell_group=cells.group,
         gpus=gpus,
+        owned=owned.reshape(models, classes),
         rates=rates,
         z=z,
     )
+    _delivery_rows(build, columns, layout)
+    _gpu_rows(build, problem, layout)
+    if np.isfinite(cutoff):
+        better = build.rows("better", 1, upper=-cutoff)
+        build.entries(better, np.array([z]), 0.0 if goal.fixed else -1.0)
+        build.entries(np.repeat(better, len(owned)), owned, np.tile(goal.price, models))
     return build.build(), layout
+
+
+def _delivery_rows(build: ProgramBuilder, columns: Columns, layout: Layout) -> None:
+    inner = np.flatnonzero(layout.rates[layout.cell_column] >= 0)
+    deliver = build.rows("deliver", len(inner), upper=0.0)
+    column, stage = layout.cell_column[inner], layout.cell_stage[inner]
+    build.entries(deliver, layout.rates[column], 1.0)
+    build.entries(deliver, layout.vgpus[inner], -columns.rate_rps[column, stage])
+
+
+def _gpu_rows(build: ProgramBuilder, problem: Problem, layout: Layout) -> None:
+    shared = layout.gpus >= 0
+    groups = layout.groups
+    fit = np.full(len(groups), -1, dtype=np.int64)
+    fit[shared] = build.rows("fit", int(shared.sum()), upper=0.0)
+    build.entries(fit[shared], layout.gpus[shared], -groups[shared, 2])
+    part = np.flatnonzero(shared[layout.cell_group])
+    build.entries(fit[layout.cell_group[part]], layout.vgpus[part], 1.0)
+    models, classes = layout.owned.shape
+    own = build.rows("own", models * classes, upper=0.0).reshape(models, classes)
+    build.entries(own[groups[shared, 0], groups[shared, 1]], layout.gpus[shared], 1.0)
+    straight = np.flatnonzero(~shared[layout.cell_group])
+    of = groups[layout.cell_group[straight]]
+    build.entries(own[of[:, 0], of[:, 1]], layout.vgpus[straight], 1.0)
+    build.entries(own.reshape(-1), layout.owned.reshape(-1), -1.0)
+    capacity = build.rows("capacity", classes, upper=problem.gpus)
+    build.entries(np.tile(capacity, models), layout.owned.reshape(-1), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +187,10 @@ def encode(layout: Layout, program: Program, columns: Columns, vgpus: NDArray[np
     several = layout.rates >= 0
     values[layout.rates[several]] = rate[several]
     per_group = np.bincount(layout.cell_group, weights=counts, minlength=len(layout.groups))
+    whole = np.ceil(per_group / layout.groups[:, 2])
     shared = layout.gpus >= 0
-    values[layout.gpus[shared]] = np.ceil(per_group[shared] / layout.groups[shared, 2])
+    values[layout.gpus[shared]] = whole[shared]
+    np.add.at(values, layout.owned[layout.groups[:, 0], layout.groups[:, 1]], whole)
     values[layout.z] = lowest_share(columns, vgpus, goal)
     return values
 

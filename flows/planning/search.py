@@ -18,7 +18,6 @@ from flows.planning.bound import Bound, Goal, solve_bound
 from flows.planning.columns import Columns, enumerate_columns
 from flows.planning.integer import (
     counts_of,
-    encode,
     gpus_in_use,
     integer_program,
     lowest_share,
@@ -29,9 +28,12 @@ from flows.planning.problem import Problem
 from flows.planning.rounding import round_down
 from flows.planning.screen import least_loss, undominated
 from flows.planning.solve import Limits, solve_integer
+from flows.planning.tighten import tighten
 
 _SKETCH_COLUMNS = 60  # cheapest configurations of the first integer program
 _SKETCH_NODES = 20
+_STEP = 0.1  # of the relative gap
+_LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
 
 @dataclass(slots=True)
@@ -161,23 +163,40 @@ class _Run:
         return _Best(vgpus, lowest_share(self.columns, vgpus, self.goal))
 
     def _integer(self, rows: NDArray[np.int64], best: _Best, nodes: int) -> tuple[_Best, float]:
-        """Solve over some configurations; the better of the answer and `best`, and the bound."""
+        """Look for plans over some configurations that beat `best`, again after each success.
+
+        Returns:
+            the best plan known, and what no plan over these configurations exceeds.
+        """
         columns = self.columns.take(rows)
-        unbounded = np.full(columns.rate_rps.shape, np.inf)
-        program, layout = integer_program(self.problem, columns, self.goal, unbounded)
-        start = None
-        if best.vgpus is not None:
-            start = encode(layout, program, columns, best.vgpus[rows], self.goal)
-        limits = Limits(
-            relative_gap=self.options.relative_gap,
-            nodes=nodes,
-            seconds=self.options.time_limit_s,
+        ceiling = self.bound.score
+        while True:
+            cutoff = best.score + self._step(best.score)
+            program, layout = integer_program(self.problem, columns, self.goal, cutoff)
+            narrowed = tighten(program, layout) if np.isfinite(cutoff) else program
+            if narrowed is None:
+                self.trace.status = "optimal"
+                return best, min(ceiling, cutoff)
+            answer = solve_integer(narrowed, self._limits(nodes))
+            self.trace.status = answer.status
+            ceiling = min(ceiling, max(answer.bound, cutoff))
+            if answer.values is None:
+                if answer.status == "infeasible":
+                    self.trace.status = "optimal"
+                    return best, min(ceiling, cutoff)
+                return best, ceiling
+            whole = np.zeros(self.columns.types.shape, dtype=np.int64)
+            whole[rows] = counts_of(layout, columns, answer.values)
+            best = max(best, self._scored(whole), key=lambda b: b.score)
+            nodes -= answer.nodes
+            if ceiling <= best.score + self._step(best.score) or nodes < 1:
+                return best, ceiling
+
+    def _limits(self, nodes: int) -> Limits:
+        return Limits(
+            relative_gap=self.options.relative_gap, nodes=nodes, seconds=self.options.time_limit_s
         )
-        answer = solve_integer(program, limits, start)
-        self.trace.status = answer.status
-        if answer.values is None:
-            return best, answer.bound
-        whole = np.zeros(self.columns.types.shape, dtype=np.int64)
-        whole[rows] = counts_of(layout, columns, answer.values)
-        fresh = self._scored(whole)
-        return (fresh if fresh.score > best.score else best), answer.bound
+
+    def _step(self, score: float) -> float:
+        """The least improvement that is looked for."""
+        return max(self.options.relative_gap * _STEP, _LEAST_STEP) * abs(score)

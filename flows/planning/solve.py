@@ -4,7 +4,7 @@ Both take the same `Program`. Random seeds and thread counts are fixed, so that 
 proof or by its node limit repeats itself exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -22,7 +22,6 @@ class Limits:
     relative_gap: float
     nodes: int
     seconds: float | None = None
-    cutoff: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,34 @@ def solve_linear(program: Program) -> tuple[NDArray[np.float64], NDArray[np.floa
         return None
     solution = highs.getSolution()
     return np.array(solution.col_value), np.array(solution.row_dual)
+
+
+class Relaxation:
+    """A program without its whole-number demands, kept warm to ask for extremes of variables."""
+
+    def __init__(self, program: Program) -> None:
+        free = replace(
+            program, whole=np.zeros_like(program.whole), cost=np.zeros_like(program.cost)
+        )
+        self._highs = _highs(free)
+        self._highs.setOptionValue("presolve", "off")
+
+    def extreme(self, variable: int, sign: float) -> float | None:
+        """Largest (sign 1) or smallest (sign -1) value of a variable; None if nothing fits."""
+        self._highs.changeColCost(variable, sign)
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        value = self._highs.getSolution().col_value[variable]
+        self._highs.changeColCost(variable, 0.0)
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            return sign * np.inf
+        return float(value)
+
+    def bound(self, variable: int, lower: float, upper: float) -> None:
+        """Narrow a variable."""
+        self._highs.changeColBounds(variable, lower, upper)
 
 
 def solve_integer(
