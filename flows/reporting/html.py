@@ -48,6 +48,7 @@ def render_report(data: ReportData) -> str:
         environment()
         .get_template("report.html.j2")
         .render(
+            HELPERS,
             data=data,
             plan=data.plan,
             view=view,
@@ -88,11 +89,16 @@ def tone(attainment: float | None) -> str:
     return "good" if attainment >= GOAL else "bad"
 
 
+def shade(number: int) -> str:
+    """Colour of a block, so that neighbours differ."""
+    return SHADES[number % len(SHADES)]
+
+
 HELPERS: dict[str, Any] = {
     "words": words,
     "colour": model_colour,
     "tone": tone,
-    "shade": lambda number: SHADES[number % len(SHADES)],
+    "shade": shade,
 }
 
 
