@@ -16,7 +16,13 @@ from triton_backend.core import arrivals
 from triton_backend.core.compiled import NONE, Records
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
-from triton_backend.core.traces import ALL, is_intervals, parse_counts, parse_intervals, parse_requests
+from triton_backend.core.traces import (
+    ALL,
+    is_intervals,
+    parse_counts,
+    parse_intervals,
+    parse_requests,
+)
 from triton_backend.core.units import US_PER_S
 from triton_backend.sim.world import REQUEST_RECORD
 
@@ -149,27 +155,24 @@ def instants(
     spec: Arrivals, model: str, rate_rps: float, duration_us: int, rng: np.random.Generator
 ) -> Instants:
     """Sorted instants (µs) of one model's requests."""
-    match spec:
-        case Gamma():
-            return arrivals.gamma_us(rate_rps, duration_us, spec.shape, rng)
-        case Deterministic():
-            return arrivals.deterministic_us(rate_rps, duration_us)
-        case Instant():
-            return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))
-        case Replay():
-            if rate_rps <= 0:
-                return np.zeros(0, dtype=np.int64)
-            return arrivals.replay_us(_series(spec.by_model, model), rate_rps, duration_us)
-        case Counts():
-            if rate_rps <= 0:
-                return np.zeros(0, dtype=np.int64)
-            series = _series(spec.by_model, model)
-            counts = arrivals.scaled_counts(series, spec.interval_us, rate_rps)
-            return arrivals.counts_us(counts, spec.interval_us, duration_us, rng)
+    if isinstance(spec, Instant):
+        return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))
+    if rate_rps == 0:
+        return np.zeros(0, dtype=np.int64)
+    if isinstance(spec, Gamma):
+        return arrivals.gamma_us(rate_rps, duration_us, spec.shape, rng)
+    if isinstance(spec, Deterministic):
+        return arrivals.deterministic_us(rate_rps, duration_us)
+    if model not in spec.by_model and ALL not in spec.by_model:
+        known = ", ".join(spec.by_model)
+        raise InputError("trace", f"no series for model {model!r}; it has {known}")
+    return _of_trace(spec, model if model in spec.by_model else ALL, rate_rps, duration_us, rng)
 
 
-def _series(by_model: Mapping[str, NDArray[np.generic]], model: str) -> NDArray[np.generic]:
-    series = by_model.get(model, by_model.get(ALL))
-    if series is None:
-        raise InputError("trace", f"no series for model {model!r}; it has {', '.join(by_model)}")
-    return series
+def _of_trace(
+    spec: Replay | Counts, series: str, rate_rps: float, duration_us: int, rng: np.random.Generator
+) -> Instants:
+    if isinstance(spec, Replay):
+        return arrivals.replay_us(spec.by_model[series], rate_rps, duration_us)
+    counts = arrivals.scaled_counts(spec.by_model[series], spec.interval_us, rate_rps)
+    return arrivals.counts_us(counts, spec.interval_us, duration_us, rng)

@@ -1,7 +1,7 @@
 """Simulate a plan: options in, a result out, and the search for goodput."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from triton_backend.core.compiled import FAR, Integers
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from triton_backend.core.policies import policy_number
-from triton_backend.core.tables import OUT_ROWS, new_tables, with_room
+from triton_backend.core.tables import new_tables, with_room
 from triton_backend.core.topology import build_topology
 from triton_backend.core.units import s_to_us
 from triton_backend.sim.arrivals import POISSON, Arrivals, Offer, offered_requests
@@ -141,9 +141,7 @@ def _factors(cv: float, seed: int) -> Integers:
     return np.rint(draws * NOISE_ONE).astype(np.int64)
 
 
-def _result(
-    plan: Plan, options: SimOptions, world: World, wall_seconds: float | None
-) -> SimResult:
+def _result(plan: Plan, options: SimOptions, world: World, wall_seconds: float | None) -> SimResult:
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
     links = world.busy_us[len(world.tables.topology.vgpu_stage) :]

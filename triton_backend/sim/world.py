@@ -47,7 +47,16 @@ USE_RECORD = np.dtype(
 RUN = np.dtype(
     [
         (name, np.int64)
-        for name in ("number", "pipeline", "stages", "stage", "phase", "samples", "since_us", "next")
+        for name in (
+            "number",
+            "pipeline",
+            "stages",
+            "stage",
+            "phase",
+            "samples",
+            "since_us",
+            "next",
+        )
     ]
 )
 CURSOR = np.dtype(
