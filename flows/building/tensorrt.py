@@ -5,7 +5,6 @@ a (stage, class) out. Not here: TensorRT itself (`tensorrt_network.py`, run by
 `tensorrt_worker.py`), the precision of a stage (`tensorrt_half.py`).
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flows.building.keys import artifact_key
 from flows.building.tensorrt_stage import stage_hash
 from triton_backend.core.errors import InputError
 from triton_backend.engines.base import MANIFEST_NAME
 from triton_backend.engines.tensorrt_library import Library, load_library
 
+RUNTIME = "tensorrt"
 # Written into every key: raise it when the same request would give another engine.
 RECIPE_VERSION = 1
 DEFAULT_BATCHES = (1, 2, 4, 8, 16)
@@ -200,6 +201,7 @@ def engine_key(
     The stage's hash holds its precision, because networks are strongly typed.
     """
     parts = {
+        "runtime": RUNTIME,
         "recipe": RECIPE_VERSION,
         "stage": stage_hash(request.onnx),
         "gpu_class": request.gpu_class,
@@ -211,8 +213,7 @@ def engine_key(
         "workspace_mib": settings.workspace_mib,
         "tf32": settings.tf32,
     }
-    text = json.dumps(parts, sort_keys=True)
-    return "tensorrt-" + hashlib.sha256(text.encode()).hexdigest()[:24]
+    return artifact_key(parts)
 
 
 def build_engines(

@@ -9,13 +9,13 @@ that says what it was doing. Not here: what to build and whether (`tensorrt.py`)
 import fcntl
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flows.building.keys import publish
 from flows.building.tensorrt_network import BuiltEngine, EngineRecipe, StageError, build_engine
 from flows.clock import Stopwatch
 from triton_backend.core.errors import InputError
@@ -119,16 +119,14 @@ def _artifact(
 
 
 def _keep(folder: Path, built: BuiltEngine, keeper: LogKeeper, artifact: Artifact) -> None:
-    """Write the artifact beside its place, then move it there in one step."""
-    making = folder.with_name(folder.name + ".making")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
-    (making / PLAN_FILE).write_bytes(built.plan)
-    (making / DESCRIPTION_FILE).write_text(json.dumps(built.description.to_dict(), indent=1) + "\n")
-    _write_log(making / LOG_FILE, keeper)
-    artifact.write(making)
-    shutil.rmtree(folder, ignore_errors=True)
-    making.rename(folder)
+    def fill(making: Path) -> None:
+        (making / PLAN_FILE).write_bytes(built.plan)
+        text = json.dumps(built.description.to_dict(), indent=1)
+        (making / DESCRIPTION_FILE).write_text(text + "\n")
+        _write_log(making / LOG_FILE, keeper)
+        artifact.write(making)
+
+    publish(folder.parent, folder.name, fill)
 
 
 def _write_log(path: Path, keeper: LogKeeper) -> None:

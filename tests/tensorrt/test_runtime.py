@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from tests.fakes.cuda import HostCuda
 from tests.fakes.engine import NumpyEngine
-from triton_backend.core.errors import InputError
+from triton_backend.core.errors import InputError, InvariantError
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.engines.base import Artifact, Tensors
 from triton_backend.engines.cuda import CudaError
@@ -169,3 +169,16 @@ def test_compute_and_layer_times_come_from_the_gpu() -> None:
     assert bench.runtime.compute_us(4) == 100.0
     assert bench.runtime.layer_times_us(4) == {"layer": 100.0}
     assert bench.engine.ran == [4, 4]
+
+
+def test_array_of_another_shape_or_type_never_reaches_the_gpu() -> None:
+    bench = Bench()
+    x, i = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64)
+    skip = np.zeros((2, 5), np.float32)
+    out = {"y": np.zeros((2, 3), np.float32), "z": np.zeros((2, 2, 2), np.float16), "skip": skip}
+    for wrong in (x[:, :2], x.astype(np.float64)):
+        with pytest.raises(InvariantError, match="tensor 'x' is"):
+            bench.runtime.run({"x": wrong, "i": i, "skip": skip}, out)
+    with pytest.raises(InvariantError, match="tensor 'i' is missing"):
+        bench.runtime.run({"x": x, "skip": skip}, out)
+    assert not bench.cuda.copied_from

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.core.errors import InputError, PoolPipeError
+from triton_backend.core.errors import InputError, InvariantError, PoolPipeError
 from triton_backend.core.tensors import TensorSpec
-from triton_backend.engines.base import Artifact, Tensors
+from triton_backend.engines.base import NUMPY_DTYPES, Artifact, Tensors
 from triton_backend.engines.cuda import Cuda, CudaError, open_cuda
 from triton_backend.engines.tensorrt_engine import Engine, EngineError, TensorrtEngine
 from triton_backend.engines.tensorrt_library import load_library
@@ -72,9 +72,13 @@ class TensorrtRuntime:
 
         Raises:
             InputError: the batch is larger than the largest planned one.
+            InvariantError: an array is missing or not of the stage's type and shape.
         """
         batch = len(inputs[self.inputs[0].name])
         profile = self._profile_for(batch)
+        for given, specs in ((inputs, self.inputs), (out, self.outputs)):
+            for spec in specs:
+                _check(given, spec, batch)
         for spec in self._in:
             self._send(spec, inputs[spec.name])
         self._start(profile)
@@ -175,6 +179,18 @@ class TensorrtRuntime:
         return any(
             start <= first and first + array.nbytes <= start + size
             for start, size in self._registered.items()
+        )
+
+
+def _check(arrays: Tensors, spec: TensorSpec, batch: int) -> None:
+    """Copies go by address and size: an array of another size would overrun a buffer."""
+    array, shape = arrays.get(spec.name), (batch, *spec.shape[1:])
+    if array is None:
+        raise InvariantError(f"tensor {spec.name!r} is missing; got {sorted(arrays)}")
+    if array.dtype != NUMPY_DTYPES[spec.dtype] or array.shape != shape:
+        raise InvariantError(
+            f"tensor {spec.name!r} is {array.dtype} {list(array.shape)}, the stage has"
+            f" {spec.dtype} {list(shape)}"
         )
 
 
