@@ -2,7 +2,7 @@
 
 from flows.splitting.checking import SplitCheck, check_split
 from flows.splitting.examples import example_names, write_example
-from flows.splitting.extracting import extract_stage
+from flows.splitting.extracting import extract_stage, extract_stages
 from flows.splitting.model import SplitModel
 from flows.splitting.split import split_model
 
@@ -12,6 +12,7 @@ __all__ = [
     "check_split",
     "example_names",
     "extract_stage",
+    "extract_stages",
     "split_model",
     "write_example",
 ]

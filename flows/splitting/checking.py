@@ -8,12 +8,13 @@ would pass with any split, so such a model fails the check itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
-from flows.splitting.extracting import extract_stage
+from flows.splitting.extracting import extract_stages
 from flows.splitting.graph import read_layers
 from flows.splitting.model import SplitModel
 from flows.splitting.running import (
@@ -77,7 +78,7 @@ def check_split(
     batches = tuple(sorted({1, max_batch or split.max_batch}))
     raw, wanted = _tensors_to_compare(split)
     feed = random_inputs(split.inputs, max(2, *batches), np.random.default_rng(SEED))
-    whole = _Composition(split, ((0, split.blocks),), wanted)
+    whole = _Composition([split.model_path], wanted, split.name)
     dependence = _dependence(whole.run(feed), raw)
     if not dependence > DEPENDENCE_FACTOR * max_error:
         raise InputError(
@@ -85,7 +86,7 @@ def check_split(
             f"its answers to different random inputs differ by only {dependence:.2g} relative: the"
             " answer does not depend on the input, so no split of it can be checked",
         )
-    composed = _Composition(split, stages, wanted)
+    composed = _Composition(extract_stages(split, stages), wanted, split.name)
     worst = 0.0
     for batch in batches:
         part = {name: array[:batch] for name, array in feed.items()}
@@ -108,19 +109,17 @@ def check_split(
 class _Composition:
     """Stages run one after another, with inner tensors made visible where they are compared."""
 
-    def __init__(
-        self, split: SplitModel, stages: tuple[tuple[int, int], ...], wanted: tuple[str, ...]
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], wanted: tuple[str, ...], where: str) -> None:
         self._sessions: list[onnxruntime.InferenceSession] = []
-        for first, last in stages:
-            whole = (first, last) == (0, split.blocks)
-            path = split.model_path if whole else extract_stage(split, first, last)
+        for path in paths:
             made = read_layers(onnx.load(path, load_external_data=False).graph).made_at
             seen = with_outputs(
-                path, [n for n in wanted if n in made], path.with_name(f".check-{path.name}")
+                path,
+                [n for n in wanted if made.get(n, -1) >= 0],
+                path.with_name(f".check-{path.name}"),
             )
             try:
-                self._sessions.append(open_session(seen, split.name))
+                self._sessions.append(open_session(seen, where))
             finally:
                 seen.unlink()
 

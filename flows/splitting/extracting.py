@@ -27,16 +27,30 @@ def extract_stage(split: SplitModel, first: int, last: int) -> Path:
     Raises:
         InputError: no such blocks.
     """
-    split.require_stage(first, last)
-    path = split.folder / "stages" / f"{first}-{last}.onnx"
-    if path.exists():
-        return path
-    model = onnx.load(split.model_path, load_external_data=False)
-    load_external_data(model, split.model_path)
-    stage = cut_out(model, split.stage_inputs(first), split.stage_outputs(last))
-    stage.graph.name = f"{split.name} blocks {first} to {last}"
-    _publish(stage, path)
-    return path
+    return extract_stages(split, [(first, last)])[0]
+
+
+def extract_stages(split: SplitModel, stages: Sequence[tuple[int, int]]) -> list[Path]:
+    """Files of several stages; the model is read once for all that do not exist yet.
+
+    Raises:
+        InputError: no such blocks.
+    """
+    model: onnx.ModelProto | None = None
+    paths: list[Path] = []
+    for first, last in stages:
+        split.require_stage(first, last)
+        path = split.folder / "stages" / f"{first}-{last}.onnx"
+        paths.append(path)
+        if path.exists():
+            continue
+        if model is None:
+            model = onnx.load(split.model_path, load_external_data=False)
+            load_external_data(model, split.model_path)
+        stage = cut_out(model, split.stage_inputs(first), split.stage_outputs(last))
+        stage.graph.name = f"{split.name} blocks {first} to {last}"
+        _publish(stage, path)
+    return paths
 
 
 def cut_out(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from triton_backend.core.errors import InputError
 
-TOLERANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
+TOLERANCES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 # Ties are broken by fractions of a byte, too small to outweigh one.
 FUSED_SHARE, UNEVEN_SHARE = 0.5, 0.25
 ROUND_OFF = 1e-9

@@ -73,12 +73,14 @@ def load_external_data(model: onnx.ModelProto, path: Path) -> None:
         raise InputError(str(path), f"its external data cannot be read: {error}") from error
 
 
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model; its weights go to `<path>.data` where they are large.
+def save_model(
+    model: onnx.ModelProto, path: Path, *, inline_up_to_bytes: int = INLINE_UP_TO_BYTES
+) -> None:
+    """Write a model; its weights go to `<path>.data` where they are larger than stated.
 
     The same model gives the same bytes.
     """
-    if weight_bytes(model.graph) > INLINE_UP_TO_BYTES:
+    if weight_bytes(model.graph) > inline_up_to_bytes:
         onnx.save(
             model,
             path,
