@@ -1,0 +1,273 @@
+"""Starting, stopping and asking a running system, through its state file alone.
+
+`start` runs `python -m triton_backend.serving.server` as a process of its own session and waits
+until every worker is ready; `stop` ends it and whatever is left of it, also after parts were
+killed. Requests go over plain HTTP to the loopback address of the state file.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flows.release.render import CONTROL_MODEL
+from triton_backend.core.errors import InputError, PoolPipeError
+
+START_POLLS = 600
+POLL_SECONDS = 0.2
+STOP_SECONDS = 15
+REQUEST_SECONDS = 30
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
+
+
+class ServerError(PoolPipeError):
+    """The running system refused or failed; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPorts:
+    """Where the server shall listen."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A running system, as its state file describes it."""
+
+    data: dict[str, Any]
+
+    @property
+    def http_url(self) -> str:
+        """Host and port of KServe over HTTP."""
+        return f"{self.data['address']}:{self.data['ports']['http']}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Host and port of KServe over gRPC."""
+        return f"{self.data['address']}:{self.data['ports']['grpc']}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus reads."""
+        return f"http://{self.data['address']}:{self.data['ports']['metrics']}/metrics"
+
+    @property
+    def folder(self) -> Path:
+        """The serve folder."""
+        return Path(self.data["folder"])
+
+    def post(self, path: str, body: object) -> dict[str, Any]:
+        """POST JSON with the token.
+
+        Raises:
+            ServerError: the server answers with an error, or not at all.
+        """
+        request = urllib.request.Request(  # an address of our own state file
+            f"http://{self.http_url}{path}",
+            data=json.dumps(body).encode(),
+            headers={self.data["token_header"]: self.data["token"]},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:  # noqa: S310
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with contextlib.suppress(ValueError):
+                raise ServerError(json.loads(error.read())["error"]) from error
+            raise ServerError(str(error)) from error
+        except OSError as error:
+            raise ServerError(f"no answer from {self.http_url}: {error}") from error
+        return json.loads(text) if text else {}
+
+    def ask(self, model: str, request: dict[str, Any]) -> dict[str, Any]:
+        """An infer on one of the JSON models (control, nodes).
+
+        Raises:
+            ServerError: the request was refused.
+        """
+        texts = {"request": json.dumps(request), "token": self.data["token"]}
+        body = {
+            "inputs": [
+                {"name": name, "shape": [1], "datatype": "BYTES", "data": [text]}
+                for name, text in texts.items()
+            ]
+        }
+        answer = self.post(f"/v2/models/{model}/infer", body)
+        return json.loads(answer["outputs"][0]["data"][0])
+
+    def control(self, command: str, **fields: Any) -> dict[str, Any]:
+        """A control request: prepare, flush, swap, abort or status; the state reached."""
+        return self.ask(CONTROL_MODEL, {"command": command, **fields})
+
+    def load(self, model: str) -> None:
+        """Load a model of the repository, or load it anew if its configuration changed."""
+        self.post(f"/v2/repository/models/{model}/load", {})
+
+    def unload(self, model: str) -> None:
+        """Unload a model; its process ends."""
+        self.post(f"/v2/repository/models/{model}/unload", {})
+
+
+def read_state(folder: Path) -> ServerState:
+    """The system that runs from a serve folder.
+
+    Raises:
+        InputError: none does.
+    """
+    path = folder / "state.json"
+    try:
+        return ServerState(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), "nothing is being served from here") from error
+
+
+def start(
+    folder: Path, ports: ServerPorts, progress: Callable[[str], None] = lambda _: None
+) -> ServerState:
+    """Start the rendered repository in `folder` and wait until every worker is ready.
+
+    Raises:
+        InputError: something is served from here already, or a port is in use.
+        ServerError: the server or a worker does not come up; what was started is stopped.
+    """
+    if (folder / "state.json").exists():
+        raise InputError(str(folder / "state.json"), "is being served already; stop it first")
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    log_path = folder / "logs" / "server.log"
+    with log_path.open("ab") as log:
+        begin = log.tell()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "triton_backend.serving.server",
+                "start",
+                f"--folder={folder}",
+                f"--address={ports.address}",
+                f"--http-port={ports.http}",
+                f"--grpc-port={ports.grpc}",
+                f"--metrics-port={ports.metrics}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _import_path()},
+        )
+    try:
+        return _wait_started(folder, process, progress)
+    except BaseException as error:
+        stop(folder)
+        process.wait()
+        if isinstance(error, ServerError):
+            lines = log_path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else str(error)
+            if process.returncode == 2:  # noqa: PLR2004  # the exit code of wrong input
+                where, _, why = reason.partition(": ")
+                raise InputError(where, why) from error
+            raise ServerError(f"{error} ({log_path}: {reason})") from error
+        raise
+
+
+def _import_path() -> str:
+    source = str(Path(__file__).resolve().parents[2])
+    return ":".join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+
+
+def _wait_started(
+    folder: Path, process: "subprocess.Popen[bytes]", progress: Callable[[str], None]
+) -> ServerState:
+    last = ""
+    for _ in range(START_POLLS):
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with {process.returncode}")
+        text = "starting the server"
+        with contextlib.suppress(InputError, ServerError):
+            state = read_state(folder)
+            if state.data["ready"]:
+                workers = state.control("status")["workers"]
+                if workers["up"] == workers["total"]:
+                    return state
+                text = f"{workers['up']} of {workers['total']} workers are ready"
+        if text != last:
+            progress(text)
+            last = text
+        time.sleep(POLL_SECONDS)
+    raise ServerError(f"not ready after {START_POLLS * POLL_SECONDS:.0f} s: {last}")
+
+
+def stop(folder: Path) -> bool:
+    """End the system served from a folder and everything left of it; False when none was.
+
+    Works also when parts of it were killed: processes are found by the process group that the
+    state file names, shared memory by its prefix.
+    """
+    try:
+        data = read_state(folder).data
+    except InputError:
+        return False
+    group = int(data["process_group"])
+    with contextlib.suppress(ProcessLookupError):
+        if _is_ours(int(data["pid"]), folder):
+            os.kill(int(data["pid"]), signal.SIGTERM)
+    _wait_gone(int(data["pid"]), folder)
+    members = [p for p in psutil.process_iter() if _in_group(p, group)]
+    for process in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(members, timeout=STOP_SECONDS)
+    for path in SHARED_FOLDER.glob(f"poolpipe-{data['instance']}-*"):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(data["socket_folder"], ignore_errors=True)
+    (folder / "state.json").unlink(missing_ok=True)
+    return True
+
+
+def _is_ours(pid: int, folder: Path) -> bool:
+    """Whether a process is the server of this folder, not a later one under the same number."""
+    try:
+        return f"--folder={folder}" in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+
+
+def _wait_gone(pid: int, folder: Path) -> None:
+    if _is_ours(pid, folder):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            psutil.Process(pid).wait(STOP_SECONDS)
+
+
+def _in_group(process: psutil.Process, group: int) -> bool:
+    """Whether a process is left of the system: same group, and no other program took the number."""
+    try:
+        return os.getpgid(process.pid) == group and any(
+            word in " ".join(process.cmdline()) for word in ("triton", "poolpipe")
+        )
+    except (OSError, psutil.Error):
+        return False
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What the system served from a folder says of itself, and where it is reached.
+
+    Raises:
+        InputError: nothing is served from here.
+        ServerError: it does not answer.
+    """
+    state = read_state(folder)
+    return {"http": state.http_url, "grpc": state.grpc_url, **state.control("status")}

@@ -1,0 +1,187 @@
+"""A plan becomes a Triton model repository.
+
+The serve folder has `settings.json` (rendered once per start), `generations/N/plan.json` (one per
+rollout) and `repository/` with a folder per Triton model: a front per served model, the scheduler,
+and one node model per node *and generation*, so that two generations can live side by side.
+Every template variable is explained in `model_repo_templates/README.md`.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import model_repo_templates
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import ModelPlan, Plan
+from triton_backend.engines.stages import complete_tensors
+
+CONTROL_MODEL = "poolpipe_control"
+RESERVED_PREFIX = "poolpipe_"
+FIRST_GENERATION = 1
+_LEGAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How a plan is served; see `triton_backend.serving.settings` for each.
+
+    `emulate_links` None: links are emulated when no stage has an artifact.
+    """
+
+    artifacts: Path | None = None
+    policy: str = "reservation"
+    nic: str = "shared"
+    emulate_links: bool | None = None
+    noise: float = 0.0
+    seed: int = 0
+    time_stretch: float = 1.0
+    guard_fraction: float = 0.1
+    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
+    gateway_host: str = "127.0.0.1"
+    base_port: int = 18_500
+
+
+def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:
+    """Begin a serve folder anew: settings with a fresh instance name and token, no models."""
+    for name in ("repository", "generations", "pids", "backends"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    instance = secrets.token_hex(4)
+    stages = [s for m in plan.models for p in m.pipelines for s in p.stages]
+    emulated = all(stage.artifact is None for stage in stages)
+    text = _render(
+        "settings.json.j2",
+        instance=instance,
+        folder=str(folder.resolve()),
+        socket_folder=str(Path(tempfile.gettempdir()) / f"poolpipe-{instance}"),
+        token=secrets.token_urlsafe(24),
+        python=sys.executable,
+        artifacts=None if options.artifacts is None else str(options.artifacts.resolve()),
+        policy=options.policy,
+        nic=options.nic,
+        emulate_links=emulated if options.emulate_links is None else options.emulate_links,
+        noise=options.noise,
+        seed=options.seed,
+        time_stretch=options.time_stretch,
+        guard_fraction=options.guard_fraction,
+        hosts=dict(options.hosts),
+        gateway_host=options.gateway_host,
+        base_port=options.base_port,
+    )
+    path = folder / "settings.json"
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+
+
+def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
+    """A whole serve folder for a plan, to be started by `admin.start`.
+
+    Raises:
+        InputError: a model's name cannot be a Triton model's.
+    """
+    for model in plan.models:
+        check_name(model.name)
+    render_settings(folder, plan, options)
+    plan = render_generation(folder, plan, FIRST_GENERATION)
+    render_control(folder, FIRST_GENERATION)
+    for model in plan.models:
+        render_front(folder, model, FIRST_GENERATION)
+
+
+def render_generation(folder: Path, plan: Plan, generation: int) -> Plan:
+    """Plan file and node models of a generation; returns the plan with all tensors named."""
+    plan = complete_tensors(plan)
+    place = folder / "generations" / str(generation)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "plan.json").write_text(json.dumps(plan.to_dict()) + "\n")
+    for node in used_nodes(plan):
+        _model(
+            folder,
+            "node",
+            node_model(node, generation),
+            generation=generation,
+            node=node,
+        )
+    return plan
+
+
+def render_control(folder: Path, generation: int) -> None:
+    """The scheduler model, which begins with this generation when it is loaded."""
+    _model(folder, "scheduler", CONTROL_MODEL, generation=generation)
+
+
+def render_front(folder: Path, model: ModelPlan, generation: int) -> None:
+    """The front of a model, which begins with this generation when it is loaded."""
+    _model(
+        folder,
+        "front",
+        model.name,
+        generation=generation,
+        inputs=[spec.to_dict() for spec in model.inputs],
+        outputs=[spec.to_dict() for spec in model.outputs],
+    )
+
+
+def remove_model(folder: Path, name: str) -> None:
+    """Take a model out of the repository's files (after its unload)."""
+    shutil.rmtree(folder / "repository" / name, ignore_errors=True)
+
+
+def used_nodes(plan: Plan) -> tuple[str, ...]:
+    """Names of the nodes that have at least one vGPU of the plan, in the cluster's order."""
+    numbers = sorted({vgpu.slot.node for vgpu in plan.vgpus()})
+    return tuple(plan.cluster.node_name(number) for number in numbers)
+
+
+def node_model(node: str, generation: int) -> str:
+    """Name of the Triton model of a node in a generation."""
+    return f"{RESERVED_PREFIX}node_{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}_g{generation}"
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be a folder, a Triton model and one of ours at once.
+
+    Raises:
+        InputError: it has other characters than letters, digits and _.- or begins like ours.
+    """
+    if not _LEGAL_NAME.fullmatch(name) or name.startswith(RESERVED_PREFIX):
+        raise InputError(
+            f"model {name!r}",
+            f"cannot be served: a name has letters, digits, _ . - and no {RESERVED_PREFIX!r} first",
+        )
+
+
+def _model(folder: Path, kind: str, name: str, *, generation: int, **variables: Any) -> None:
+    place = folder / "repository" / name
+    (place / "1").mkdir(parents=True, exist_ok=True)
+    common = {
+        "name": name,
+        "settings_path": str((folder / "settings.json").resolve()),
+        "generation": generation,
+        "restart": 0,
+    }
+    for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
+        (place / target).write_text(_render(f"{kind}/{template}.j2", **common, **variables))
+
+
+def _render(template: str, **variables: Any) -> str:
+    templates = Path(model_repo_templates.__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # configurations and code, not HTML
+    )
+    return environment.get_template(template).render(**variables)

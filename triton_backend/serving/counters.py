@@ -1,0 +1,52 @@
+"""What the gateway counts; published elsewhere, a few times a second."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton_backend.serving.settings import Deployment
+
+
+@dataclass(slots=True)
+class GatewayCounters:
+    """Running totals since the scheduler started. Keys are model names, classes, drop reasons."""
+
+    offered: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    batches: Counter[str] = field(default_factory=Counter[str])
+    samples: Counter[str] = field(default_factory=Counter[str])
+    busy_us: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
+    stages: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
+    batches_failed: int = 0
+    workers_lost: int = 0
+    frames_refused: int = 0
+    decisions: int = 0
+    decision_us: int = 0
+
+    def dispatched(self, model: str, samples: int) -> None:
+        """A batch of `samples` left the queue of a model."""
+        self.batches[model] += 1
+        self.samples[model] += samples
+
+    def busy(self, deployment: Deployment, vgpu: int, stage_us: int) -> None:
+        """A vGPU was busy for `stage_us`; summed per (model, GPU class, stage) of its pool."""
+        stage = deployment.stage_of(vgpu)
+        key = (deployment.model_of(vgpu).name, stage.gpu_class, deployment.vgpus[vgpu].stage)
+        self.busy_us[key] += stage_us
+        self.stages[key] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, for the status answer."""
+        return {
+            "offered": dict(self.offered),
+            "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
+            "batches": dict(self.batches),
+            "samples": dict(self.samples),
+            "stage_runs": {f"{m}/{c}/{s}": n for (m, c, s), n in self.stages.items()},
+            "stage_busy_us": {f"{m}/{c}/{s}": n for (m, c, s), n in self.busy_us.items()},
+            "batches_failed": self.batches_failed,
+            "workers_lost": self.workers_lost,
+            "frames_refused": self.frames_refused,
+            "decisions": self.decisions,
+            "decision_mean_us": self.decision_us / max(self.decisions, 1),
+        }

@@ -1,0 +1,120 @@
+"""The gateway's event file: JSON lines of everything the core was told and answered.
+
+A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`, and
+`Plan` for a header that names the plan and generation the lines after it belong to. Files roll at
+`ROLL_BYTES`, the oldest beyond `KEEP_FILES` are deleted, and a full disk stops the log, never the
+gateway. `read_events` gives a log back for a replay through the core.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from triton_backend.core import decisions, events
+from triton_backend.core.decisions import Decision
+from triton_backend.core.events import Event, PlanChanged
+from triton_backend.serving.settings import Deployment
+
+ROLL_BYTES = 64 << 20
+KEEP_FILES = 8
+_LOG = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Appends lines; buffered until `flush`."""
+
+    def __init__(self, folder: Path, *, now_us: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._start_us = now_us
+        self._roll = 0
+        self._size = 0
+        self._lines: list[str] = []
+        self._file: IO[str] | None = None
+        self._lost = False
+
+    def header(self, deployment: Deployment, now_us: int) -> None:
+        """From here on this plan."""
+        self._lines.append(
+            json.dumps(
+                {
+                    "t": "Plan",
+                    "now_us": now_us,
+                    "generation": deployment.generation,
+                    "plan_id": deployment.plan.plan_id,
+                    "policy": deployment.settings.policy,
+                    "nic": deployment.settings.nic,
+                }
+            )
+        )
+
+    def write(self, item: Event | Decision) -> None:
+        """One event or decision."""
+        if not isinstance(item, PlanChanged) and not self._lost:
+            self._lines.append(to_line(item))
+
+    def flush(self) -> None:
+        """Write what is buffered; on a full disk give up for good, with one warning."""
+        lines, self._lines = self._lines, []
+        if not lines or self._lost:
+            return
+        try:
+            if self._file is None or self._size > ROLL_BYTES:
+                self._open_next()
+            assert self._file is not None
+            text = "\n".join(lines) + "\n"
+            self._file.write(text)
+            self._file.flush()
+            self._size += len(text)
+        except OSError as error:
+            self._lost = True
+            _LOG.warning("the event log ends here: %s", error)
+
+    def _open_next(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        name = f"events-{self._start_us:020d}-{self._roll:04d}.jsonl"
+        self._file = (self._folder / name).open("w")
+        self._roll += 1
+        self._size = 0
+        for old in sorted(self._folder.glob("events-*.jsonl"))[:-KEEP_FILES]:
+            old.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def to_line(item: Event | Decision) -> str:
+    """One event or decision as a line of JSON."""
+    return json.dumps({"t": type(item).__name__, **dataclasses.asdict(item)}, separators=(",", ":"))
+
+
+_KINDS: dict[str, type[Any]] = {
+    name: kind
+    for module in (events, decisions)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+}
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | dict[str, Any]]:
+    """The items of a log in order; a header as the dictionary it is."""
+    for line in lines:
+        data: dict[str, Any] = json.loads(line)
+        kind = data.pop("t")
+        if kind == "Plan":
+            yield data
+            continue
+        if kind == "Dispatch":
+            data["hops"] = tuple(decisions.Hop(**hop) for hop in data["hops"])
+            data["request_ids"] = tuple(data["request_ids"])
+        if kind == "Drop":
+            data["reason"] = decisions.DropReason(data["reason"])
+        yield _KINDS[kind](**data)

@@ -1,0 +1,191 @@
+"""Slots of shared memory: where a process receives tensors, written in place by the sender.
+
+A *segment* is a file in /dev/shm with `slots` equal slots; a *layout* says where each tensor of a
+batch of up to `batch` samples lies inside a slot. The receiver owns (makes, removes) its segment;
+senders map it. Pages are taken when first written, so unused slots cost nothing, and `SlotPool`
+hands out the slot freed last, so that few are ever touched.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.core.errors import InputError, InvariantError
+from triton_backend.core.tensors import TensorSpec
+from triton_backend.engines.base import NUMPY_DTYPES
+
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
+_ALIGNMENT = 64
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLayout:
+    """Tensors of one batch inside a slot; each begins on a cache line."""
+
+    specs: tuple[TensorSpec, ...]
+    batch: int
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins, in bytes."""
+        at, offsets = 0, list[int]()
+        for spec in self.specs:
+            offsets.append(at)
+            at += _aligned(spec.bytes_per_sample * self.batch)
+        return tuple(offsets)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return max(
+            sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs), _ALIGNMENT
+        )
+
+    def payload_bytes(self, samples: int) -> int:
+        """Bytes of the tensors of a batch of `samples`."""
+        return samples * sum(spec.bytes_per_sample for spec in self.specs)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Segment:
+    """A mapped segment; `create` for the owner, `attach` for senders."""
+
+    def __init__(self, path: Path, layout: SlotLayout, slots: int, memory: mmap.mmap) -> None:
+        self.path = path
+        self.layout = layout
+        self.slots = slots
+        self._memory = memory
+        self._offsets = layout.offsets
+        self._slot_bytes = layout.slot_bytes
+
+    @classmethod
+    def create(cls, name: str, layout: SlotLayout, slots: int) -> Self:
+        """Make the segment, replacing a left-over of the same name.
+
+        Raises:
+            InputError: shared memory has no room for two slots.
+        """
+        path = SHARED_FOLDER / name
+        room = os.statvfs(SHARED_FOLDER)
+        free = room.f_bavail * room.f_frsize
+        if free < 2 * layout.slot_bytes:
+            raise InputError(
+                str(SHARED_FOLDER), f"{free} bytes free; two slots of {layout.slot_bytes} needed"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, layout.slot_bytes * slots)
+            memory = mmap.mmap(fd, layout.slot_bytes * slots)
+        finally:
+            os.close(fd)
+        return cls(path, layout, slots, memory)
+
+    @classmethod
+    def attach(cls, name: str, layout: SlotLayout) -> Self:
+        """Map a segment another process made.
+
+        Raises:
+            InputError: it is not there, or its size is not a whole number of slots.
+        """
+        path = SHARED_FOLDER / name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(str(path), f"cannot be mapped: {error}") from error
+        try:
+            size = os.fstat(fd).st_size
+            slots, rest = divmod(size, layout.slot_bytes)
+            if rest or not slots:
+                raise InputError(str(path), f"{size} bytes are no slots of {layout.slot_bytes}")
+            memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        return cls(path, layout, slots, memory)
+
+    def views(self, slot: int, samples: int) -> Arrays:
+        """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.
+
+        Raises:
+            InvariantError: no such slot, or more samples than a slot holds.
+        """
+        if not 0 <= slot < self.slots or not 1 <= samples <= self.layout.batch:
+            raise InvariantError(
+                f"slot {slot} of {self.slots} with {samples} of {self.layout.batch} samples"
+            )
+        base = slot * self._slot_bytes
+        return {
+            spec.name: np.frombuffer(
+                self._memory,
+                dtype=NUMPY_DTYPES[spec.dtype],
+                count=samples * math.prod(spec.shape[1:]),
+                offset=base + offset,
+            ).reshape(samples, *spec.shape[1:])
+            for spec, offset in zip(self.layout.specs, self._offsets, strict=True)
+        }
+
+    def pieces(self, slot: int, samples: int) -> list[memoryview]:
+        """The same tensors as bytes, in the order they cross a network."""
+        return [
+            memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
+            for array in self.views(slot, samples).values()
+        ]
+
+    def close(self) -> None:
+        """Unmap, unless arrays on it are still alive (then with the last of them)."""
+        with contextlib.suppress(BufferError):
+            self._memory.close()
+
+    def remove(self) -> None:
+        """The owner's end: unmap and delete."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+class SlotPool:
+    """Which slots of a segment are free; the one freed last is taken first."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Slots free."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free slot, or None."""
+        return self._free.pop() if self._free else None
+
+    def give(self, slot: int) -> None:
+        """Back into the pool.
+
+        Raises:
+            InvariantError: the slot is not one of the pool or free already.
+        """
+        if not 0 <= slot < self.slots or slot in self._free:
+            raise InvariantError(f"slot {slot} of {self.slots} is not taken")
+        self._free.append(slot)
+
+
+def remove_segments(prefix: str) -> int:
+    """Delete every segment whose name starts with `prefix`; how many there were."""
+    removed = 0
+    for path in SHARED_FOLDER.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+        removed += 1
+    return removed

@@ -1,0 +1,141 @@
+"""A node: starts one worker process per vGPU, watches them, restarts what died or hangs.
+
+Lives in the node's Triton model, so that loading and unloading that model is the life of a plan on
+the node. The scheduler learns of a worker's end from its connection, of its return from its HELLO;
+a node only keeps the processes alive.
+"""
+
+import logging
+import os
+import subprocess
+import threading
+from dataclasses import dataclass
+from typing import IO, Any
+
+from triton_backend.engines.clock import Clock
+from triton_backend.serving.health import HealthBoard
+from triton_backend.serving.settings import SETTINGS_NAME, Deployment
+
+WATCH_SECONDS = 0.1
+FIRST_BACKOFF_US = 100_000
+LONGEST_BACKOFF_US = 5_000_000
+HEALTHY_AFTER_US = 10_000_000
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Process:
+    vgpu: int
+    process: subprocess.Popen[bytes] | None = None
+    started_us: int = 0
+    backoff_us: int = FIRST_BACKOFF_US
+    restart_us: int = 0
+    restarts: int = 0
+    last_end: str = ""
+
+
+class Node:
+    """The workers of one node, between `start` and `stop`."""
+
+    def __init__(self, deployment: Deployment, name: str, clock: Clock) -> None:
+        self.name = name
+        self._deployment = deployment
+        self._clock = clock
+        self._board = HealthBoard.open(deployment, name)
+        self._workers = [_Process(vgpu) for vgpu in deployment.vgpus_on(name)]
+        self._stopping = threading.Event()
+        # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
+        self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the workers and the watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the workers; returns when they are gone."""
+        self._stopping.set()
+        self._thread.join(timeout=10)
+
+    def status(self) -> dict[str, Any]:
+        """Processes of the node, for people and tests."""
+        return {
+            "node": self.name,
+            "generation": self._deployment.generation,
+            "workers": [
+                {
+                    "vgpu": worker.vgpu,
+                    "pid": None if worker.process is None else worker.process.pid,
+                    "restarts": worker.restarts,
+                    "last_end": worker.last_end,
+                }
+                for worker in self._workers
+            ],
+        }
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            now_us = self._clock.now_us()
+            for worker in self._workers:
+                self._watch(worker, now_us)
+            self._stopping.wait(WATCH_SECONDS)
+        processes = [w.process for w in self._workers if w.process is not None]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+    def _watch(self, worker: _Process, now_us: int) -> None:
+        if worker.process is None:
+            if now_us >= worker.restart_us:
+                self._start(worker, now_us)
+            return
+        code = worker.process.poll()
+        if code is None:
+            complaint = self._board.complaint(worker.vgpu, now_us)
+            if complaint is None:
+                return
+            _LOG.warning("worker %d is killed: %s", worker.vgpu, complaint)
+            worker.process.kill()
+            code = worker.process.wait()
+            worker.last_end = complaint
+        else:
+            worker.last_end = f"exit code {code}"
+        if now_us - worker.started_us > HEALTHY_AFTER_US:
+            worker.backoff_us = FIRST_BACKOFF_US
+        _LOG.warning("worker %d ended (%s)", worker.vgpu, worker.last_end)
+        worker.process = None
+        worker.restart_us = now_us + worker.backoff_us
+        worker.backoff_us = min(2 * worker.backoff_us, LONGEST_BACKOFF_US)
+        worker.restarts += 1
+
+    def _start(self, worker: _Process, now_us: int) -> None:
+        self._board.reset(worker.vgpu)
+        deployment, settings = self._deployment, self._deployment.settings
+        place, stage = deployment.vgpus[worker.vgpu], deployment.stage_of(worker.vgpu)
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": str(place.slot.gpu),
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // stage.vgpu_divisor),
+        }
+        with self._log_file(worker.vgpu) as log:
+            worker.process = subprocess.Popen(
+                [
+                    settings.python,
+                    "-m",
+                    "triton_backend.serving.worker",
+                    str(settings.folder / SETTINGS_NAME),
+                    str(deployment.generation),
+                    str(worker.vgpu),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+        worker.started_us = now_us
+
+    def _log_file(self, vgpu: int) -> IO[bytes]:
+        folder = self._deployment.settings.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / f"worker-g{self._deployment.generation}-{vgpu}.log").open("ab")

@@ -1,0 +1,134 @@
+"""Handing a batch to the worker of its next stage: same host in place, other hosts over TCP.
+
+Fronts and workers send through this one class. Tensors are written where `views` says: into the
+receiver's own slot on the same host, into a buffer of ours that TCP then carries otherwise.
+"""
+
+import os
+import zlib
+from dataclasses import dataclass
+
+from triton_backend.core.errors import InputError
+from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.memory import Arrays, Segment, SlotLayout
+from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.wire import Kind, frame, pack_json
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """A connection to a receiver and the memory its tensors are written to."""
+
+    connection: Connection
+    segment: Segment
+    shared: bool
+
+    def views(self, slot: int, samples: int) -> Arrays:
+        """Where the tensors of a batch are to be written."""
+        return self.segment.views(slot if self.shared else 0, samples)
+
+    def checksum(self, slot: int, samples: int, up_to_bytes: int) -> int:
+        """CRC-32 of the tensors written; 0 where they are larger than `up_to_bytes`."""
+        if self.segment.layout.payload_bytes(samples) > up_to_bytes:
+            return 0
+        return checksum_of(self.segment, slot if self.shared else 0, samples)
+
+    def send(self, data: bytes, slot: int, samples: int) -> bool:
+        """Tell the receiver (and carry the tensors, to another host); False when it is gone."""
+        if self.shared:
+            return self.connection.send(data)
+        return self.connection.send_with_payload(
+            data, self.segment.pieces(slot if self.shared else 0, samples)
+        )
+
+
+def checksum_of(segment: Segment, slot: int, samples: int) -> int:
+    """CRC-32 of a batch's tensors in a slot; never 0, which means not computed."""
+    value = 0
+    for piece in segment.pieces(slot, samples):
+        value = zlib.crc32(piece, value)
+    return value or 1
+
+
+class Outbound:
+    """Roads of one process, opened when first needed.
+
+    Args:
+        node: where this process runs; None for the gateway's host.
+    """
+
+    def __init__(self, hub: Hub, settings: ServeSettings, node: str | None) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._node = node
+        self._roads: dict[tuple[int, int | str], Road] = {}
+
+    def to_worker(self, deployment: Deployment, vgpu: int) -> Road | None:
+        """The road to a worker; None when it is gone."""
+        key = (deployment.generation, vgpu)
+        road = self._roads.get(key)
+        if road is not None and not road.connection.closed:
+            return road
+        shared = deployment.same_host(deployment.node_name_of(vgpu), self._node)
+        address = deployment.worker_address(vgpu, same_host=shared)
+        layout = deployment.worker_layout(vgpu)
+        return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
+
+    def to_front(self, deployment: Deployment, model: int) -> Road | None:
+        """The road back to a model's front; None when it is gone."""
+        plan = deployment.plan.models[model]
+        key = (deployment.generation, plan.name)
+        road = self._roads.get(key)
+        if road is not None and not road.connection.closed:
+            return road
+        shared = self._node is None or deployment.same_host(self._node, None)
+        address = self._settings.front_address(plan.name)
+        if not shared:
+            address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
+        name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
+        return self._open(key, address, name, layout, shared=shared)
+
+    def _open(
+        self,
+        key: tuple[int, int | str],
+        address: str,
+        name: str,
+        layout: SlotLayout,
+        *,
+        shared: bool,
+    ) -> Road | None:
+        connection = self._hub.connect(address)
+        if connection is None:
+            return None
+        try:
+            # Mapped after connecting: a receiver makes its segment before it listens.
+            segment = Segment.attach(name, layout) if shared else self._buffer(name, layout)
+        except InputError:
+            self._hub.drop(connection, "it has no segment")
+            return None
+        if not shared:
+            connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
+        self._roads[key] = Road(connection, segment, shared)
+        return self._roads[key]
+
+    def _buffer(self, name: str, layout: SlotLayout) -> Segment:
+        """One slot of memory of our own, from which TCP sends."""
+        return Segment.create(f"{name}-from{os.getpid()}", layout, 1)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection ended: what was mapped with it belongs to a process that is gone."""
+        for key, road in list(self._roads.items()):
+            if road.connection is connection:
+                del self._roads[key]
+                if road.shared:
+                    road.segment.close()
+                else:
+                    road.segment.remove()
+
+    def close(self) -> None:
+        """Unmap everything; the hub closes the connections."""
+        for road in self._roads.values():
+            if road.shared:
+                road.segment.close()
+            else:
+                road.segment.remove()

@@ -1,0 +1,337 @@
+"""Running Triton: the process that starts the server inside the PyTriton wheel and keeps it well.
+
+`python -m triton_backend.serving.server start --folder F --http-port N --grpc-port N
+--metrics-port N [--address A]` stays in the foreground until SIGTERM. It
+1. lays out a backend folder (links into the wheel) and starts `tritonserver` on the rendered
+   repository, with the repository API closed to whoever has no token;
+2. writes the state file (mode 0600) once the server is ready;
+3. loads models anew whose stub process died (Triton does not notice), and starts the server anew
+   when it died;
+4. at the end stops the server and removes sockets, shared memory and the state file.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from triton_backend.core.errors import InputError, PoolPipeError
+from triton_backend.serving.memory import remove_segments
+from triton_backend.serving.settings import SETTINGS_NAME, ServeSettings
+
+STATE_NAME = "state.json"
+TOKEN_HEADER = "poolpipe-token"  # noqa: S105  # the header's name
+EXIT_TIMEOUT_SECONDS = 3
+WATCH_SECONDS = 0.2
+READY_SECONDS = 120
+MOST_RESTARTS = 5
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where the server listens."""
+
+    address: str
+    http: int
+    grpc: int
+    metrics: int
+
+    def check_free(self) -> None:
+        """Refuse a port somebody else listens on.
+
+        Raises:
+            InputError: naming the port.
+        """
+        for name in ("http", "grpc", "metrics"):
+            port = getattr(self, name)
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self.address, port))
+                except OSError as error:
+                    raise InputError(
+                        f"--{name}-port {port}", f"cannot be listened on at {self.address}: {error}"
+                    ) from error
+
+
+def wheel_folder() -> Path:
+    """The folder of the PyTriton package.
+
+    Raises:
+        InputError: the wheel is not installed.
+    """
+    folder = Path(sysconfig.get_path("platlib")) / "pytriton"
+    if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
+        raise InputError(str(folder), "no tritonserver; install nvidia-pytriton")
+    return folder
+
+
+def lay_out_backends(folder: Path) -> Path:
+    """A backend folder with the Python backend and the stub of this Python's version."""
+    wheel = wheel_folder() / "tritonserver"
+    python = folder / "backends" / "python"
+    python.mkdir(parents=True, exist_ok=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    sources = [
+        wheel / "backends" / "python" / "libtriton_python.so",
+        wheel / "backends" / "python" / "triton_python_backend_utils.py",
+        wheel / "python_backend_stubs" / version / "triton_python_backend_stub",
+    ]
+    for source in sources:
+        link = python / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source)
+    return python.parent
+
+
+def server_environment() -> dict[str, str]:
+    """The environment in which the server's stubs find this interpreter and its packages."""
+    libraries = [
+        str(sysconfig.get_config_var("LIBDIR")),
+        str(wheel_folder().parent / "nvidia_pytriton.libs"),
+    ]
+    # The stub embeds libpython, which looks for its packages beside the `python3` on PATH.
+    source = str(Path(__file__).resolve().parents[2])
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": ":".join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        "PYTHONPATH": ":".join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+    }
+
+
+def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
+    """The `tritonserver` command line."""
+    restricted = f"model-repository:{TOKEN_HEADER}={settings.token}"
+    return [
+        str(wheel_folder() / "tritonserver" / "bin" / "tritonserver"),
+        f"--model-repository={settings.folder / 'repository'}",
+        f"--backend-directory={lay_out_backends(settings.folder)}",
+        f"--backend-config=python,shm-region-prefix-name={settings.stub_prefix}",
+        "--backend-config=python,shm-default-byte-size=4194304",
+        f"--http-address={ports.address}",
+        f"--grpc-address={ports.address}",
+        f"--metrics-address={ports.address}",
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
+        "--disable-auto-complete-config",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
+        "--allow-gpu-metrics=false",
+        "--allow-cpu-metrics=false",
+        "--log-format=ISO8601",
+    ]
+
+
+class Supervisor:
+    """Owns one tritonserver process."""
+
+    def __init__(self, settings: ServeSettings, ports: Ports) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+        self._stopping = threading.Event()
+        self._state_path = settings.folder / STATE_NAME
+
+    def run(self) -> None:
+        """Start, keep well, stop at SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            self._start()
+            while not self._stopping.wait(WATCH_SECONDS):
+                self._watch()
+        finally:
+            self._clean()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._stopping.set()
+
+    def _start(self) -> None:
+        settings = self._settings
+        settings.socket_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(settings.folder / "pids", ignore_errors=True)
+        remove_segments(settings.segment_prefix)
+        logs = settings.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / "triton.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                server_command(settings, self._ports),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=server_environment(),
+            )
+        self._write_state(ready=False)
+        self._wait_ready()
+        self._write_state(ready=True)
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        for _ in range(int(READY_SECONDS / WATCH_SECONDS)):
+            if self._process.poll() is not None:
+                log = self._settings.folder / "logs" / "triton.log"
+                raise InputError(str(log), f"tritonserver ended with {self._process.returncode}")
+            if self._http("GET", "/v2/health/ready") == 200:  # noqa: PLR2004  # HTTP's OK
+                return
+            if self._stopping.wait(WATCH_SECONDS):
+                return
+        raise InputError("tritonserver", f"not ready after {READY_SECONDS} s")
+
+    def _http(self, method: str, path: str, body: bytes | None = None) -> int:
+        request = urllib.request.Request(  # our own server
+            f"http://{self._ports.address}:{self._ports.http}{path}",
+            data=body,
+            method=method,
+            headers={TOKEN_HEADER: self._settings.token},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # as above
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def _watch(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self._restarts += 1
+            if self._restarts > MOST_RESTARTS:
+                raise InputError("tritonserver", f"died {self._restarts} times, given up")
+            _LOG.warning("tritonserver ended with %s, started anew", self._process.returncode)
+            self._kill_group_members()
+            self._start()
+            return
+        pids = self._settings.folder / "pids"
+        for file in list(pids.glob("*")) if pids.is_dir() else []:
+            with contextlib.suppress(OSError, ValueError):
+                if not _alive(int(file.read_text())):
+                    self._heal(file)
+
+    def _heal(self, file: Path) -> None:
+        """Load a model whose stub died anew, under the next restart number."""
+        file.unlink(missing_ok=True)
+        config = self._settings.folder / "repository" / file.name / "config.pbtxt"
+        if not config.is_file():
+            return
+        text = re.sub(
+            r'(key: "restart"[^"]*string_value: ")(\d+)',
+            lambda match: f"{match[1]}{int(match[2]) + 1}",
+            config.read_text(),
+        )
+        config.write_text(text)
+        _LOG.warning("the stub of %s died; the model is loaded anew", file.name)
+        self._http("POST", f"/v2/repository/models/{file.name}/load", b"{}")
+
+    def _write_state(self, *, ready: bool) -> None:
+        assert self._process is not None
+        state: dict[str, Any] = {
+            "ready": ready,
+            "instance": self._settings.instance,
+            "folder": str(self._settings.folder),
+            "socket_folder": str(self._settings.socket_folder),
+            "token": self._settings.token,
+            "token_header": TOKEN_HEADER,
+            "pid": os.getpid(),
+            "process_group": os.getpgid(0),
+            "triton_pid": self._process.pid,
+            "address": self._ports.address,
+            "ports": {
+                "http": self._ports.http,
+                "grpc": self._ports.grpc,
+                "metrics": self._ports.metrics,
+            },
+        }
+        temporary = self._state_path.with_suffix(".new")
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump(state, file, indent=1)
+        temporary.replace(self._state_path)
+
+    def _clean(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(EXIT_TIMEOUT_SECONDS + 5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._kill_group_members()
+        remove_segments(self._settings.segment_prefix)
+        shutil.rmtree(self._settings.socket_folder, ignore_errors=True)
+        self._state_path.unlink(missing_ok=True)
+
+    def _kill_group_members(self) -> None:
+        """Kill what a dead server left in our process group (stubs and workers)."""
+        mine = os.getpid()
+        if os.getpgid(0) != mine:
+            return  # started in somebody else's group, which is not ours to clear
+        for entry in Path("/proc").glob("[0-9]*"):
+            pid = int(entry.name)
+            with contextlib.suppress(OSError):
+                if pid != mine and os.getpgid(pid) == mine:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m triton_backend.serving.server")
+    start = parser.add_subparsers(dest="command", required=True).add_parser("start")
+    start.add_argument("--folder", type=Path, required=True)
+    start.add_argument("--address", default="127.0.0.1")
+    start.add_argument("--http-port", type=int, default=8000)
+    start.add_argument("--grpc-port", type=int, default=8001)
+    start.add_argument("--metrics-port", type=int, default=8002)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s server: %(message)s", level=logging.INFO)
+    ports = Ports(
+        address=options.address,
+        http=options.http_port,
+        grpc=options.grpc_port,
+        metrics=options.metrics_port,
+    )
+    try:
+        settings = ServeSettings.read(options.folder / SETTINGS_NAME)
+        ports.check_free()
+        Supervisor(settings, ports).run()
+    except PoolPipeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

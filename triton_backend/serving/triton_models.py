@@ -1,0 +1,250 @@
+"""The models Triton loads, and the only file that knows Triton's Python backend.
+
+A `model.py` of the repository names one of the classes here `TritonPythonModel`. Each reads its
+settings from its configuration's parameters and hands everything else to a service without Triton:
+`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`.
+"""
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]  # Triton's stub provides it
+
+from triton_backend.core.errors import InputError
+from triton_backend.engines.clock import SystemClock
+from triton_backend.serving.front import FrontService, Refusal, Request
+from triton_backend.serving.memory import Arrays
+from triton_backend.serving.metrics import (
+    Publisher,
+    Values,
+    front_values,
+    gateway_values,
+    node_values,
+)
+from triton_backend.serving.node import Node
+from triton_backend.serving.scheduler_service import SchedulerService
+from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
+
+PUBLISH_SECONDS = 1.0
+_FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def _parameters(args: Mapping[str, str]) -> dict[str, str]:
+    config = json.loads(args["model_config"])
+    return {name: value["string_value"] for name, value in config["parameters"].items()}
+
+
+class _Model(ABC):
+    """What the three models share: settings, a pid file for the supervisor, published metrics."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read the settings and start the service."""
+        logging.basicConfig(
+            format=f"%(asctime)s %(levelname)s {args['model_name']}: %(message)s",
+            level=logging.INFO,
+        )
+        self.parameters = _parameters(args)
+        self.clock = SystemClock()
+        self.settings = ServeSettings.read(Path(self.parameters["settings"]))
+        generation = int(self.parameters["generation"])
+        self.deployment = Deployment.read(self.settings, generation)
+        self.name = args["model_name"]
+        pids = self.settings.folder / "pids"
+        pids.mkdir(exist_ok=True)
+        self._pid_file = pids / self.name
+        self.begin()
+        self._pid_file.write_text(str(os.getpid()))
+        self._stopping = threading.Event()
+        self._publishing = threading.Thread(target=self._publish, daemon=True)
+        self._publishing.start()
+
+    def _publish(self) -> None:
+        publisher = Publisher(_family)
+        while not self._stopping.wait(PUBLISH_SECONDS):
+            publisher.publish(self.values())
+
+    def finalize(self) -> None:
+        """Stop the service."""
+        self._stopping.set()
+        self._publishing.join(timeout=2)
+        self.end()
+        with contextlib.suppress(OSError):
+            # A newer load of the same model may have written its own.
+            if self._pid_file.read_text() == str(os.getpid()):
+                self._pid_file.unlink()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the service."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Stop the service."""
+
+    @abstractmethod
+    def values(self) -> Values:
+        """What is published now."""
+
+
+def _family(name: str, description: str, kind: str) -> Any:
+    kinds = {"counter": triton.MetricFamily.COUNTER, "gauge": triton.MetricFamily.GAUGE}
+    return triton.MetricFamily(name=name, description=description, kind=kinds[kind])
+
+
+class FrontModel(_Model):
+    """One served model: checks requests, answers through their response senders."""
+
+    def begin(self) -> None:
+        """Start the front."""
+        self._plan = self.deployment.plan.model(self.name)
+        self._service = FrontService(self.settings, self.deployment, self.name, self.clock)
+        self._service.start()
+
+    def end(self) -> None:
+        """Refuse what waits and stop."""
+        self._service.stop()
+
+    def values(self) -> Values:
+        """Requests by outcome."""
+        return front_values(self.name, self._service.counters)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers come later."""
+        for request in requests:
+            self._take(request)
+
+    def _take(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        arrival_us = self.clock.now_us()
+        wanted = frozenset(request.requested_output_names())
+
+        def reply(result: Arrays | Refusal) -> None:
+            sender.send(_response(result, wanted), flags=_FINAL)
+
+        try:
+            tensors, samples = self._tensors(request)
+        except InputError as error:
+            self._service.counters.refused += 1
+            reply(Refusal("INVALID_ARG", str(error)))
+            return
+        self._service.submit(
+            Request(
+                tensors=tensors,
+                samples=samples,
+                arrival_us=arrival_us,
+                deadline_us=arrival_us + (request.timeout() or self._plan.slo_us),
+                reply=reply,
+                is_cancelled=request.is_cancelled,
+            )
+        )
+
+    def _tensors(self, request: Any) -> tuple[Arrays, int]:
+        """The request's tensors and its number of samples; Triton has checked names and types."""
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        largest = largest_batch(self._plan)
+        samples = len(tensors[self._plan.inputs[0].name])
+        for name, array in tensors.items():
+            where = f"model {self.name!r}, input {name!r}"
+            if len(array) != samples:
+                first = self._plan.inputs[0].name
+                raise InputError(where, f"{len(array)} samples, but {first!r} has {samples}")
+            if not 1 <= len(array) <= largest:
+                raise InputError(where, f"{len(array)} samples, 1 to {largest} are allowed")
+        return tensors, samples
+
+
+def _response(result: Arrays | Refusal, wanted: frozenset[str]) -> Any:
+    if isinstance(result, Refusal):
+        code = getattr(triton.TritonError, result.status)
+        return triton.InferenceResponse([], triton.TritonError(result.message, code))
+    return triton.InferenceResponse(
+        [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
+    )
+
+
+class _JsonModel(_Model):
+    """A model whose requests and answers are one JSON text each."""
+
+    @abstractmethod
+    def answer(self, request: str, token: str) -> dict[str, Any]:
+        """Answer one request.
+
+        Raises:
+            InputError: the request cannot be carried out.
+        """
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request."""
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Any) -> Any:
+        texts = {
+            tensor.name(): tensor.as_numpy().reshape(-1)[0].decode() for tensor in request.inputs()
+        }
+        try:
+            state = self.answer(texts["request"], texts["token"])
+        except (InputError, TimeoutError) as error:
+            return triton.InferenceResponse(
+                [], triton.TritonError(str(error), triton.TritonError.INVALID_ARG)
+            )
+        text = np.array([json.dumps(state).encode()], dtype=np.object_)
+        return triton.InferenceResponse([triton.Tensor("state", text)])
+
+    def check(self, token: str) -> None:
+        """Refuse who does not know the system's token."""
+        if not hmac.compare_digest(token, self.settings.token):
+            raise InputError("control request", "wrong token")
+
+
+class ControlModel(_JsonModel):
+    """The scheduler and its control request."""
+
+    def begin(self) -> None:
+        """Start the scheduler."""
+        self._service = SchedulerService(self.settings, self.deployment, self.clock)
+        self._service.start()
+
+    def end(self) -> None:
+        """Stop the scheduler."""
+        self._service.stop()
+
+    def values(self) -> Values:
+        """Queues, batches, pools."""
+        return self._service.call(lambda: gateway_values(self._service.gateway))
+
+    def answer(self, request: str, token: str) -> dict[str, Any]:
+        """prepare, flush, swap, abort, status."""
+        self.check(token)
+        return self._service.control(request)
+
+
+class NodeModel(_JsonModel):
+    """A node and its workers."""
+
+    def begin(self) -> None:
+        """Start the workers."""
+        self._node = Node(self.deployment, self.parameters["node"], self.clock)
+        self._node.start()
+
+    def end(self) -> None:
+        """End the workers."""
+        self._node.stop()
+
+    def values(self) -> Values:
+        """Restarts."""
+        return node_values(self._node.status())
+
+    def answer(self, request: str, token: str) -> dict[str, Any]:
+        """Status of the workers, whatever is asked."""
+        self.check(token)
+        del request
+        return self._node.status()

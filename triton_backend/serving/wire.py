@@ -1,0 +1,321 @@
+"""Frames between fronts, scheduler, nodes and workers: their layout, packed and unpacked.
+
+A frame is a fixed header, a body of at most `MAX_BODY_BYTES`, and, between hosts, the tensors
+themselves. The header says which plan, batch and stage the frame speaks of, how long the body and
+the tensors are, and the body's CRC-32. All numbers are little-endian. Whatever does not fit raises
+`FrameError` before any memory is taken for it.
+
+Here: bytes to tuples and back. Not here: sockets (`hub`), tensors in memory (`memory`).
+"""
+
+import json
+import struct
+import zlib
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from triton_backend.core.errors import PoolPipeError
+
+MAGIC = b"PPIP"
+VERSION = 1
+MAX_BODY_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 1 << 33
+
+# magic, version, kind, stage, body bytes, body CRC-32, batch, plan tag, payload bytes
+_HEADER = struct.Struct("<4sBBhIIqQQ")
+HEADER_BYTES = _HEADER.size
+
+
+class FrameError(PoolPipeError):
+    """The peer sent something that is not a frame of this protocol; its connection is closed."""
+
+
+class Kind(IntEnum):
+    """What a frame says; the sender and receiver of each stand beside it."""
+
+    HELLO = 1  # anyone -> scheduler: who I am (JSON)
+    BEAT = 2  # scheduler -> anyone: I am alive, and how I see the world (JSON)
+    PLAN = 3  # scheduler -> fronts: from now on this generation (JSON)
+    ARRIVAL = 4  # front -> scheduler
+    CANCEL = 5  # front -> scheduler
+    DISPATCH = 6  # scheduler -> front
+    DROP = 7  # scheduler -> front
+    ABORT = 8  # scheduler -> front and workers of the path: forget this batch
+    BATCH = 9  # front -> worker, worker -> worker: tensors are in your slot
+    ANSWER = 10  # last worker -> front: outputs are in your slot
+    FAILED = 11  # worker -> front and scheduler: a batch could not be run (JSON)
+    TRANSFER_DONE = 12  # worker -> scheduler
+    STAGE_DONE = 13  # worker -> scheduler
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame."""
+
+    kind: Kind
+    stage: int
+    body_bytes: int
+    checksum: int
+    batch_id: int
+    plan_tag: int
+    payload_bytes: int
+
+
+class HopGrant(NamedTuple):
+    """One stage of a batch's path: who runs it, in which slot, at which reserved instants (µs)."""
+
+    vgpu: int
+    slot: int
+    transfer_start_us: int
+    start_us: int
+    end_us: int
+
+
+class ArrivalBody(NamedTuple):
+    """A request as the front numbered it."""
+
+    request: int
+    deadline_us: int
+    samples: int
+
+
+class DropBody(NamedTuple):
+    """Why a request is not served; `best_finish_us` is 0 where nothing was probed."""
+
+    request: int
+    reason: int
+    deadline_us: int
+    best_finish_us: int
+    queue_position: int
+
+
+class DispatchBody(NamedTuple):
+    """Gather these requests and send them along these hops."""
+
+    pipeline: int
+    samples: int
+    hops: tuple[HopGrant, ...]
+    requests: tuple[int, ...]
+
+
+class BatchBody(NamedTuple):
+    """A batch on its way: `payload_checksum` 0 means not computed."""
+
+    model: int
+    pipeline: int
+    samples: int
+    answer_slot: int
+    payload_checksum: int
+    transfer_start_us: int
+    available_us: int
+    hops: tuple[HopGrant, ...]
+
+
+class AnswerBody(NamedTuple):
+    """Outputs of a batch in the front's own slot."""
+
+    answer_slot: int
+    samples: int
+    payload_checksum: int
+
+
+class TimesBody(NamedTuple):
+    """When a stage or a transfer on a vGPU really began and ended (µs)."""
+
+    vgpu: int
+    start_us: int
+    end_us: int
+
+
+_ARRIVAL = struct.Struct("<qqi")
+_REQUEST = struct.Struct("<q")
+_DROP = struct.Struct("<qiqqi")
+_DISPATCH = struct.Struct("<iiHH")
+_BATCH = struct.Struct("<iiiiIqqH")
+_HOP = struct.Struct("<iiqqq")
+_ANSWER = struct.Struct("<iiI")
+_TIMES = struct.Struct("<iqq")
+
+
+def frame(
+    kind: Kind,
+    body: bytes = b"",
+    *,
+    batch_id: int = 0,
+    stage: int = 0,
+    plan_tag: int = 0,
+    payload_bytes: int = 0,
+) -> bytes:
+    """Header and body as one piece; the payload, where there is one, follows it on the wire."""
+    if len(body) > MAX_BODY_BYTES:
+        raise FrameError(f"body of {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed")
+    header = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        kind,
+        stage,
+        len(body),
+        zlib.crc32(body),
+        batch_id,
+        plan_tag,
+        payload_bytes,
+    )
+    return header + body
+
+
+def parse_header(data: bytes | bytearray | memoryview) -> Header:
+    """The header in the first `HEADER_BYTES` of `data`.
+
+    Raises:
+        FrameError: wrong magic, version, kind or a size above the limits.
+    """
+    magic, version, kind, stage, body_bytes, checksum, batch_id, tag, payload = _HEADER.unpack_from(
+        data
+    )
+    if magic != MAGIC or version != VERSION:
+        raise FrameError(f"starts with {magic!r} version {version}, not {MAGIC!r} {VERSION}")
+    if body_bytes > MAX_BODY_BYTES or payload > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"body of {body_bytes} and payload of {payload} bytes exceed the limits")
+    try:
+        known = Kind(kind)
+    except ValueError as error:
+        raise FrameError(f"unknown kind {kind}") from error
+    return Header(known, stage, body_bytes, checksum, batch_id, tag, payload)
+
+
+def check_body(header: Header, body: bytes) -> None:
+    """Compare length and checksum of a body with its header.
+
+    Raises:
+        FrameError: they differ.
+    """
+    if len(body) != header.body_bytes or zlib.crc32(body) != header.checksum:
+        raise FrameError(f"body of {header.kind.name} does not match its checksum")
+
+
+def pack_json(data: object) -> bytes:
+    """Compact JSON, for the frames that are rare."""
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def unpack_json(body: bytes) -> dict[str, Any]:
+    """Inverse of `pack_json` for objects.
+
+    Raises:
+        FrameError: not a JSON object.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise FrameError("body is not a JSON object")
+    return data
+
+
+def pack_arrival(message: ArrivalBody) -> bytes:
+    """Body of ARRIVAL."""
+    return _ARRIVAL.pack(*message)
+
+
+def unpack_arrival(body: bytes) -> ArrivalBody:
+    """Inverse of `pack_arrival`."""
+    arrival = ArrivalBody(*_unpack(_ARRIVAL, body))
+    if arrival.samples < 1:
+        raise FrameError(f"a request of {arrival.samples} samples")
+    return arrival
+
+
+def pack_request(request: int) -> bytes:
+    """Body of CANCEL."""
+    return _REQUEST.pack(request)
+
+
+def unpack_request(body: bytes) -> int:
+    """Inverse of `pack_request`."""
+    return int(_unpack(_REQUEST, body)[0])
+
+
+def pack_drop(message: DropBody) -> bytes:
+    """Body of DROP."""
+    return _DROP.pack(*message)
+
+
+def unpack_drop(body: bytes) -> DropBody:
+    """Inverse of `pack_drop`."""
+    return DropBody(*_unpack(_DROP, body))
+
+
+def pack_dispatch(message: DispatchBody) -> bytes:
+    """Body of DISPATCH."""
+    parts = [
+        _DISPATCH.pack(message.pipeline, message.samples, len(message.hops), len(message.requests))
+    ]
+    parts += [_HOP.pack(*hop) for hop in message.hops]
+    parts.append(struct.pack(f"<{len(message.requests)}q", *message.requests))
+    return b"".join(parts)
+
+
+def unpack_dispatch(body: bytes) -> DispatchBody:
+    """Inverse of `pack_dispatch`."""
+    pipeline, samples, hops, requests = _unpack_start(_DISPATCH, body)
+    at = _DISPATCH.size
+    _need(body, at + hops * _HOP.size + 8 * requests)
+    numbers = struct.unpack_from(f"<{requests}q", body, at + hops * _HOP.size)
+    return DispatchBody(pipeline, samples, _hops(body, at, hops), numbers)
+
+
+def pack_batch(message: BatchBody) -> bytes:
+    """Body of BATCH."""
+    parts = [_BATCH.pack(*message[:-1], len(message.hops))]
+    parts += [_HOP.pack(*hop) for hop in message.hops]
+    return b"".join(parts)
+
+
+def unpack_batch(body: bytes) -> BatchBody:
+    """Inverse of `pack_batch`."""
+    *fields, hops = _unpack_start(_BATCH, body)
+    _need(body, _BATCH.size + hops * _HOP.size)
+    return BatchBody._make([*fields, _hops(body, _BATCH.size, hops)])
+
+
+def pack_answer(message: AnswerBody) -> bytes:
+    """Body of ANSWER."""
+    return _ANSWER.pack(*message)
+
+
+def unpack_answer(body: bytes) -> AnswerBody:
+    """Inverse of `pack_answer`."""
+    return AnswerBody(*_unpack(_ANSWER, body))
+
+
+def pack_times(message: TimesBody) -> bytes:
+    """Body of TRANSFER_DONE and STAGE_DONE."""
+    return _TIMES.pack(*message)
+
+
+def unpack_times(body: bytes) -> TimesBody:
+    """Inverse of `pack_times`."""
+    times = TimesBody(*_unpack(_TIMES, body))
+    if times.end_us < times.start_us:
+        raise FrameError(f"ended at {times.end_us} before it began at {times.start_us}")
+    return times
+
+
+def _hops(body: bytes, at: int, count: int) -> tuple[HopGrant, ...]:
+    return tuple(HopGrant(*_HOP.unpack_from(body, at + i * _HOP.size)) for i in range(count))
+
+
+def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    _need(body, layout.size)
+    return layout.unpack(body)
+
+
+def _unpack_start(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    if len(body) < layout.size:
+        raise FrameError(f"body of {len(body)} bytes; at least {layout.size} are needed")
+    return layout.unpack_from(body)
+
+
+def _need(body: bytes, size: int) -> None:
+    if len(body) != size:
+        raise FrameError(f"body of {len(body)} bytes; {size} are needed")
