@@ -22,10 +22,13 @@ DTYPES: Mapping[int, str] = {
     onnx.TensorProto.INT32: "INT32",
     onnx.TensorProto.INT64: "INT64",
     onnx.TensorProto.FLOAT16: "FP16",
-    onnx.TensorProto.BFLOAT16: "BF16",
     onnx.TensorProto.FLOAT: "FP32",
 }
-FLOATS = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16"}
+FLOATS: Mapping[int, str] = {
+    onnx.TensorProto.FLOAT: "fp32",
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+}
 _CHUNK_BYTES = 1 << 20
 
 
@@ -87,7 +90,7 @@ def read_edges(path: Path, dimensions: Mapping[str, int]) -> StageEdges:
     return StageEdges(
         inputs=inputs,
         outputs=outputs,
-        precision=_precision(model, inputs),
+        precision=_precision(model),
         forwarded=forwarded,
         unused=tuple(name for name in forwarded if name not in read),
     )
@@ -184,8 +187,8 @@ def _dtype(where: str, value: onnx.ValueInfoProto) -> str:
     return DTYPES[kind]
 
 
-def _precision(model: onnx.ModelProto, inputs: tuple[TensorSpec, ...]) -> str:
+def _precision(model: onnx.ModelProto) -> str:
     """Float types of weights and inputs: `fp32`, `fp16`, `bf16`, several joined by `+`."""
-    kinds = {DTYPES.get(tensor.data_type, "") for tensor in model.graph.initializer}
-    kinds |= {spec.dtype for spec in inputs}
+    kinds = {tensor.data_type for tensor in model.graph.initializer}
+    kinds |= {value.type.tensor_type.elem_type for value in model.graph.input}
     return "+".join(sorted(FLOATS[kind] for kind in kinds if kind in FLOATS)) or "integer"

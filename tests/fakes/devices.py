@@ -1,0 +1,15 @@
+"""GPUs from a list: the second adapter of `flows.profiling.devices.DeviceSource`."""
+
+from dataclasses import dataclass
+
+from flows.profiling.devices import Device
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevices:
+    """A machine with these GPUs."""
+
+    listed: tuple[Device, ...]
+
+    def devices(self) -> tuple[Device, ...]:
+        return self.listed
