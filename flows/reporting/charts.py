@@ -22,6 +22,7 @@ from flows.reporting.svg import (
     model_colour,
     rect,
     text,
+    title,
 )
 
 GOAL = 0.99
@@ -170,7 +171,7 @@ def _outline(
 
 def _dot(x: float, y: float, run: int, tip: str = "") -> str:
     colour = RUN_COLOURS[run % len(RUN_COLOURS)]
-    inner = element("title", tip) if tip else ""
+    inner = title(tip) if tip else ""
     hollow = run > 0
     return element(
         "circle",

@@ -114,9 +114,12 @@ def _tiles(data: ReportData) -> list[Tile]:
     ]
     plan = data.plan
     planned_rps = sum(model.throughput_rps for model in plan.models)
-    used = ", ".join(f"{count} {name}" for name, count in plan.gpus_used.items())
+    used = ", ".join(f"{count} {name}" for name, count in plan.gpus_used.items() if count)
+    total = sum(plan.cluster.gpus(c.name) for c in plan.cluster.gpu_classes)
     tiles.append(Tile(label=f"planned, {len(plan.models)} models", value=words.rate(planned_rps)))
-    tiles.append(Tile(label="GPUs used", value=used or "none"))
+    tiles.append(
+        Tile(label=f"GPUs used: {used}", value=f"{sum(plan.gpus_used.values())} of {total}")
+    )
     tiles.append(Tile(label=f"to plan with {plan.solver}", value=words.seconds(plan.solve_seconds)))
     return tiles
 

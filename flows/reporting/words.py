@@ -62,6 +62,8 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     hundred = 100
     if value < hundred < value + step / 2:
         value = hundred - step
+    if abs(value) < step * 1e-3:
+        value = 0.0  # what rounding to whole microseconds leaves is nothing, and not "-0.0"
     if 0 < value < step / 2:
         return f"<{NARROW}{step:.{decimals}f}{NARROW}%"
     return f"{value:.{decimals}f}{NARROW}%"
