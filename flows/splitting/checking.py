@@ -22,6 +22,7 @@ from flows.splitting.running import (
     open_session,
     random_inputs,
     relative_error,
+    run_session,
     with_outputs,
 )
 from triton_backend.core.errors import InputError
@@ -127,9 +128,7 @@ class _Composition:
         """Everything that was given in or came out on the way."""
         known = dict(feed)
         for session in self._sessions:
-            names = [output.name for output in session.get_outputs()]
-            given = {item.name: known[item.name] for item in session.get_inputs()}
-            known |= dict(zip(names, session.run(names, given), strict=True))
+            known |= run_session(session, known)
         return known
 
 

@@ -71,6 +71,8 @@ def load_external_data(model: onnx.ModelProto, path: Path) -> None:
         external_data_helper.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise InputError(str(path), f"its external data cannot be read: {error}") from error
+    for tensor in model.graph.initializer:
+        tensor.ClearField("data_location")  # what is inline says nothing, as in an inline file
 
 
 def save_model(

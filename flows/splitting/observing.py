@@ -20,6 +20,7 @@ from flows.splitting.running import (
     quiet_options,
     random_inputs,
     relative_error,
+    run_session,
     with_outputs,
 )
 from triton_backend.core.errors import InputError
@@ -62,12 +63,11 @@ def require_samples_alone(
             depends on its batch.
     """
     session = open_session(path, where)
-    names = [output.name for output in session.get_outputs()]
     feed = random_inputs(inputs, max_batch, np.random.default_rng(SEED))
-    whole = _run(session, names, feed, where)
+    whole = _run(session, feed, where)
     for batch in sorted({1, min(SMALL_BATCH, max_batch)}):
-        part = _run(session, names, {k: v[:batch] for k, v in feed.items()}, where)
-        for name in names:
+        part = _run(session, {k: v[:batch] for k, v in feed.items()}, where)
+        for name in whole:
             if part[name].shape[:1] != (batch,) or whole[name].shape[:1] != (max_batch,):
                 shape = list(part[name].shape)
                 raise InputError(
@@ -100,8 +100,8 @@ def boundary_specs(
     finally:
         probe.unlink()
     feed = random_inputs(inputs, LARGE_BATCH, np.random.default_rng(SEED))
-    large = _run(session, names, feed, where)
-    small = _run(session, names, {k: v[:SMALL_BATCH] for k, v in feed.items()}, where)
+    large = _run(session, feed, where)
+    small = _run(session, {k: v[:SMALL_BATCH] for k, v in feed.items()}, where)
     found = {spec.name: spec for spec in inputs}
     for name in names:
         spec = _spec(name, small, large)
@@ -122,12 +122,9 @@ def _spec(name: str, small: Arrays, large: Arrays) -> TensorSpec | None:
     return TensorSpec(name=name, dtype=dtype, shape=(-1, *many.shape[1:]))
 
 
-def _run(
-    session: onnxruntime.InferenceSession, names: list[str], feed: Arrays, where: str
-) -> Arrays:
+def _run(session: onnxruntime.InferenceSession, feed: Arrays, where: str) -> Arrays:
     batch = len(next(iter(feed.values())))
     try:
-        results = session.run(names, feed)
+        return run_session(session, feed)
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         raise InputError(where, f"cannot run a batch of {batch}: {first_line(error)}") from error
-    return {name: np.asarray(array) for name, array in zip(names, results, strict=True)}

@@ -1,6 +1,6 @@
 """Running models while splitting: sessions, random inputs, and how far results are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,16 @@ def open_session(
         )
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         raise InputError(where, f"onnxruntime cannot load it: {first_line(error)}") from error
+
+
+def run_session(
+    session: onnxruntime.InferenceSession, feed: Mapping[str, NDArray[np.generic]]
+) -> Arrays:
+    """All outputs by name, for the inputs among `feed`."""
+    names = [output.name for output in session.get_outputs()]
+    given = {item.name: feed[item.name] for item in session.get_inputs()}
+    results = session.run(names, given)
+    return {name: np.asarray(array) for name, array in zip(names, results, strict=True)}
 
 
 def with_outputs(path: Path, names: Sequence[str], target: Path) -> Path:

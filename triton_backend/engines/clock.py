@@ -46,4 +46,3 @@ class SystemClock:
             time.sleep(ahead_us / 1e6)
         while self.now_us() < instant_us:
             pass
-

@@ -19,7 +19,7 @@ LARGEST_VALUE = 128  # below it every datatype holds every whole number
 
 
 class EmulatedRuntime:
-    """Waits; options of the artifact:
+    """A stage that waits. Options of its artifact.
 
     `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
     `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
@@ -66,7 +66,5 @@ class EmulatedRuntime:
 
 def _mark(sample: NDArray[np.generic]) -> int:
     """A small number made from the first bytes of a sample."""
-    return (
-        zlib.crc32(np.ascontiguousarray(sample).reshape(-1).view(np.uint8)[:CHECKED_BYTES])
-        % LARGEST_VALUE
-    )
+    start = np.ascontiguousarray(sample).reshape(-1).view(np.uint8)[:CHECKED_BYTES]
+    return zlib.crc32(start.tobytes()) % LARGEST_VALUE
