@@ -43,12 +43,11 @@ def _model_head(model: ModelView) -> Text:
 
 
 def _pools(model: ModelView, styles: dict[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("  pipeline", "pool", "blocks"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("pipeline", "pool", "blocks"):
         table.add_column(name, no_wrap=True)
-    for name in ("takes", "pool's rate", "slack"):
+    for name in ("takes", "can do", "slack", "boundary", "moves"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("then moves", justify="right")  # the one that may wrap on 80 columns
     for pipeline in model.pipelines:
         for stage in pipeline.stages:
             table.add_row(*_row(pipeline, stage, styles[stage.gpu_class]))
@@ -57,18 +56,18 @@ def _pools(model: ModelView, styles: dict[str, str]) -> Table:
 
 def _row(pipeline: PipelineView, stage: StageView, style: str) -> tuple[str | Text, ...]:
     first = stage.number == 0
-    label = f"  {pipeline.number + 1}: batch {pipeline.batch}, {words.rate(pipeline.rate_rps)}"
+    label = f"{pipeline.number + 1}: batch {pipeline.batch}, {words.rate(pipeline.rate_rps)}"
     last = stage.number + 1 == len(pipeline.stages)
-    moves = f"{words.size(stage.boundary_bytes)} in {words.milliseconds(stage.transfer_ms)}"
     name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
     return (
-        label if first else "    ↓",
+        label if first else "  ↓",
         Text(name, style),
-        words.blocks(*stage.blocks),
+        words.blocks(*stage.blocks).split()[1],
         words.milliseconds(stage.latency_ms),
         words.rate(stage.rate_rps),
-        words.percent(stage.slack),
-        "" if last else moves,
+        words.percent(stage.slack, 0),
+        "" if last else words.size(stage.boundary_bytes),
+        "" if last else words.milliseconds(stage.transfer_ms),
     )
 
 
