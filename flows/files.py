@@ -1,0 +1,233 @@
+"""Files that users write and read: cluster.yaml, workload.yaml, plan.json.
+
+Here: their form (pydantic models), text to core types, and one-line complaints that name file,
+field and reason. Not here: whether the values make sense together (the core types check that).
+"""
+
+import json
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from flows.device_class import DeviceClass
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
+from triton_backend.core.workload import Workload
+
+Form = TypeVar("Form", bound="FileForm")
+Made = TypeVar("Made")
+Source = TypeVar("Source")
+
+
+class FileForm(BaseModel):
+    """Base of every form: a field nobody knows is an error, so that typing mistakes show."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RuntimeForm(FileForm):
+    """How a CPU stands for a GPU class: the cores, threads per stage, and its stretch."""
+
+    cores: list[int] = Field(min_length=1)
+    threads: PositiveInt = 1
+    stretch: PositiveFloat = 1.0
+
+
+class GpuClassForm(FileForm):
+    """One entry of `gpu_classes`; everything may be left out."""
+
+    vgpu_divisors: list[PositiveInt] = Field(default=[1], min_length=1)
+    memory_gib: PositiveFloat | None = None
+    hourly_cost: PositiveFloat | None = None
+    power_w: PositiveFloat | None = None
+    runtime: RuntimeForm | None = None
+
+
+class NodeGroupForm(FileForm):
+    """One entry of `nodes`."""
+
+    count: PositiveInt
+    gpu_class: str
+    gpus: PositiveInt
+    nic_gbps: PositiveFloat
+    host: str | None = None
+    name: str | None = None
+
+
+class ClusterForm(FileForm):
+    """cluster.yaml; its name is the file's where it has none."""
+
+    name: str | None = None
+    gpu_classes: dict[str, GpuClassForm | None] = Field(min_length=1)
+    nodes: list[NodeGroupForm] = Field(min_length=1)
+
+
+class ModelDemandForm(FileForm):
+    """One entry of `models`."""
+
+    name: str
+    slo_ms: PositiveFloat
+    weight: PositiveFloat | None = None
+    rate_rps: PositiveFloat | None = None
+    batch_building_rate_rps: PositiveFloat | None = None
+
+
+class WorkloadForm(FileForm):
+    """workload.yaml."""
+
+    models: list[ModelDemandForm] = Field(min_length=1)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster of a cluster.yaml; how its classes run on CPUs is `read_device_classes`'s.
+
+    Raises:
+        InputError: the file cannot be read or used, with field and reason.
+    """
+    form = _read_form(path, ClusterForm)
+    data = {
+        "name": form.name or path.stem,
+        "gpu_classes": {
+            name: {}
+            if fields is None
+            else fields.model_dump(exclude_none=True, exclude={"runtime"})
+            for name, fields in form.gpu_classes.items()
+        },
+        "nodes": [group.model_dump(exclude_none=True) for group in form.nodes],
+    }
+    return _made(path, Cluster.from_dict, data)
+
+
+def read_device_classes(path: Path) -> dict[str, DeviceClass]:
+    """CPU classes of a cluster.yaml: the GPU classes that state a `runtime`, by name.
+
+    Raises:
+        InputError: the file cannot be read, or this machine lacks the cores named.
+    """
+    form = _read_form(path, ClusterForm)
+    return {
+        name: _made(path, _device_class, (name, fields.runtime))
+        for name, fields in form.gpu_classes.items()
+        if fields is not None and fields.runtime is not None
+    }
+
+
+def _device_class(named: tuple[str, RuntimeForm]) -> DeviceClass:
+    name, runtime = named
+    return DeviceClass(
+        name=name, cores=tuple(runtime.cores), threads=runtime.threads, stretch=runtime.stretch
+    )
+
+
+def read_workload(path: Path) -> Workload:
+    """The workload of a workload.yaml.
+
+    Raises:
+        InputError: the file cannot be read or used, with field and reason.
+    """
+    form = _read_form(path, WorkloadForm)
+    return _made(path, Workload.from_dict, form.model_dump(exclude_none=True))
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a plan.json.
+
+    Raises:
+        InputError: the file cannot be read or is not a plan, with the field.
+    """
+    try:
+        data = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(str(path), f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(str(path), "not a plan: the file holds no object")
+    return _made(path, Plan.from_dict, data)
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Write a plan.json.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(plan.to_dict(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be written: {error.strerror}") from error
+
+
+def _made(path: Path, make: Callable[[Source], Made], data: Source) -> Made:
+    """What the core makes of the data; its complaints name the file."""
+    try:
+        return make(data)
+    except InputError as error:
+        raise InputError(str(path), str(error)) from error
+
+
+def _read_form(path: Path, form: type[Form]) -> Form:
+    try:
+        data = yaml.load(_text(path), Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = str(path) if mark is None else f"{path}, line {mark.line + 1}"
+        raise InputError(where, f"not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise InputError(str(path), f"not YAML: {' '.join(str(error).split())}") from error
+    try:
+        return form.model_validate(data)
+    except ValidationError as error:
+        raise _complaint(path, error) from error
+
+
+def _complaint(path: Path, error: ValidationError) -> InputError:
+    """The first error in one line: `file, nodes[0].gpus: reason`."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
+    given = first["input"]
+    reason = " ".join(first["msg"].split())
+    if first["type"] == "missing":
+        reason = "is missing"
+    elif first["type"] == "extra_forbidden":
+        reason = "no such field"
+    elif not isinstance(given, (dict, list)):
+        reason = f"{reason}, not {given!r}"
+    more = error.error_count() - 1
+    return InputError(
+        f"{path}, {field}" if field else str(path), reason + (f" (and {more} more)" if more else "")
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(str(path), "no such file") from error
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not a text file") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, which the plain loader settles silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def plan_or_id(text: str, read_stored: Callable[[str], Plan]) -> Plan:
+    """A plan named by its file or, where there is no such file, by its id in the warehouse."""
+    path = Path(text)
+    return read_plan(path) if path.suffix == ".json" or path.exists() else read_stored(text)

@@ -1,0 +1,57 @@
+"""Where a project keeps what it makes: one folder, and the paths inside it.
+
+Here: the names of the folders, and the environment variables that move them.
+Not here: what lies in them (each step package knows its own), and the warehouse's content.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME_VARIABLE = "POOLPIPE_HOME"
+HOME_DEFAULT = ".poolpipe"
+WAREHOUSE_VARIABLE = "POOLPIPE_WAREHOUSE"
+WAREHOUSE_DEFAULT = "poolpipe.duckdb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectState:
+    """The project's state folder. Folders are made by who writes into them."""
+
+    home: Path
+
+    @property
+    def models(self) -> Path:
+        """Split models: `<model>/<hash>/`."""
+        return self.home / "models"
+
+    @property
+    def artifacts(self) -> Path:
+        """Engines, each under its key."""
+        return self.home / "artifacts"
+
+    @property
+    def prefect(self) -> Path:
+        """Prefect's own database and settings."""
+        return self.home / "prefect"
+
+    @property
+    def serve(self) -> Path:
+        """The running system: state file, model repository, logs, event files."""
+        return self.home / "serve"
+
+    @property
+    def reports(self) -> Path:
+        """Pages written for people."""
+        return self.home / "reports"
+
+
+def project_state(environment: Mapping[str, str] = os.environ) -> ProjectState:
+    """The state folder of this project: `POOLPIPE_HOME`, else `.poolpipe` in this folder."""
+    return ProjectState(home=Path(environment.get(HOME_VARIABLE) or HOME_DEFAULT))
+
+
+def warehouse_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """The warehouse's file where none is named: `POOLPIPE_WAREHOUSE`, else `poolpipe.duckdb`."""
+    return Path(environment.get(WAREHOUSE_VARIABLE) or WAREHOUSE_DEFAULT)
