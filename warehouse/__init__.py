@@ -1,1 +1,1 @@
-"""The memory: DuckDB behind migrations and typed functions."""
+"""The memory of PoolPipe: one DuckDB file behind numbered migrations and typed functions."""

@@ -1,0 +1,135 @@
+"""What replanning would have done over measured days: period by period, seeing only the past.
+
+Every period is forecast from the intervals before it, planned for at least cost, and held against
+what really came. Capacity is the plan's planned rate; an interval's requests above it are lost (a
+fluid view: queues do not carry over). Here: the arithmetic. Not here: the planner and the
+simulator, which come in as functions, and the chart (`flows/reporting`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.replanning.forecast import ForecastOptions, forecast_rps
+from flows.replanning.rates import RateHistory
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
+
+Planner = Callable[[Mapping[str, float]], Plan]
+LEAST_RATE_RPS = 0.1  # a model that is forecast idle keeps one pipeline for its first requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """One planned period; rates are per model, in the history's order.
+
+    Attributes:
+        first: the first interval of the period.
+        gpus: GPUs the plan uses.
+        offered_rps, served_rps: means over the period, after capacity.
+        plan_seconds: wall time of the planner.
+    """
+
+    first: int
+    plan_id: str
+    gpus: int
+    forecast_rps: tuple[float, ...]
+    planned_rps: tuple[float, ...]
+    offered_rps: tuple[float, ...]
+    served_rps: tuple[float, ...]
+    plan_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backtest:
+    """All periods, and the plan for the highest rates that would have served without replanning."""
+
+    names: tuple[str, ...]
+    interval_s: int
+    periods: tuple[Period, ...]
+    static_gpus: int
+
+    @property
+    def served_fraction(self) -> float:
+        """Requests served / offered, over all periods and models."""
+        offered = sum(sum(p.offered_rps) for p in self.periods)
+        return sum(sum(p.served_rps) for p in self.periods) / offered if offered else 1.0
+
+    @property
+    def mean_gpus(self) -> float:
+        """GPUs used, averaged over the periods."""
+        return float(np.mean([p.gpus for p in self.periods]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as `replan --backtest --json` prints it."""
+        return {
+            "models": list(self.names),
+            "periods": len(self.periods),
+            "served_fraction": self.served_fraction,
+            "mean_gpus": self.mean_gpus,
+            "static_gpus": self.static_gpus,
+            "gpu_fraction": self.mean_gpus / self.static_gpus if self.static_gpus else 0.0,
+            "slowest_plan_seconds": max(p.plan_seconds for p in self.periods),
+        }
+
+
+def backtest(
+    history: RateHistory,
+    planner: Planner,
+    *,
+    period_s: int,
+    warm_up_s: int,
+    options: ForecastOptions,
+) -> Backtest:
+    """Replan every `period_s` seconds over the history, from `warm_up_s` on.
+
+    Raises:
+        InputError: a period is no whole number of intervals, or nothing is left after the warm-up.
+    """
+    step, first = period_s // history.interval_s, warm_up_s // history.interval_s
+    if step < 1 or period_s % history.interval_s:
+        raise InputError(
+            "backtest period", f"{period_s} s is no whole number of {history.interval_s} s"
+        )
+    if not 1 <= first < len(history.rps):
+        raise InputError("backtest", f"no interval is left after a warm-up of {warm_up_s} s")
+    periods = [
+        _period(history, planner, (at, min(step, len(history.rps) - at)), options)
+        for at in range(first, len(history.rps), step)
+    ]
+    peak = np.nanmax(history.rps[first:], axis=0)
+    static = planner(_rates(history.names, peak))
+    return Backtest(
+        names=history.names,
+        interval_s=history.interval_s,
+        periods=tuple(periods),
+        static_gpus=sum(static.gpus_used.values()),
+    )
+
+
+def _period(
+    history: RateHistory, planner: Planner, span: tuple[int, int], options: ForecastOptions
+) -> Period:
+    at, length = span
+    foreseen = forecast_rps(history, at, length, options)
+    plan = planner(_rates(history.names, foreseen))
+    planned = np.array([plan.model(name).throughput_rps for name in history.names])
+    offered = np.nan_to_num(history.rps[at : at + length])
+    served = np.minimum(offered, planned)
+    return Period(
+        first=at,
+        plan_id=plan.plan_id,
+        gpus=sum(plan.gpus_used.values()),
+        forecast_rps=tuple(foreseen.tolist()),
+        planned_rps=tuple(planned.tolist()),
+        offered_rps=tuple(offered.mean(axis=0).tolist()),
+        served_rps=tuple(served.mean(axis=0).tolist()),
+        plan_seconds=plan.solve_seconds,
+    )
+
+
+def _rates(names: tuple[str, ...], rps: NDArray[np.float64]) -> dict[str, float]:
+    return {name: max(rate, LEAST_RATE_RPS) for name, rate in zip(names, rps.tolist(), strict=True)}

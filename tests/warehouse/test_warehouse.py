@@ -1,0 +1,228 @@
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from triton_backend.core.errors import InputError
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.tensors import TensorSpec
+from warehouse.db import Warehouse, open_warehouse
+from warehouse.migrate import migrations
+from warehouse.profiles import (
+    CellRecord,
+    ModelRecord,
+    add_cells,
+    add_model,
+    add_sum_ratio,
+    find_model,
+    import_profile,
+    measured_cells,
+    model_names,
+    read_profile,
+    sum_ratios,
+)
+from warehouse.runs import add_run, list_runs, read_run, set_report
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = datetime(2026, 1, 2, tzinfo=UTC)
+IMAGE = TensorSpec(name="x", dtype="FP32", shape=(-1, 3))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Warehouse]:
+    with open_warehouse(tmp_path / "w.duckdb") as warehouse:
+        yield warehouse
+
+
+def model(key: str = "k1", name: str = "m") -> ModelRecord:
+    return ModelRecord(
+        model_key=key,
+        name=name,
+        source="m.onnx",
+        folder="models/m/k1",
+        boundary_bytes=(12,),
+        inputs=(IMAGE,),
+        outputs=(IMAGE,),
+        boundaries=((IMAGE,),),
+        block_memory_bytes=(5, 6),
+        block_times_us=(1.5, 2.5),
+    )
+
+
+def cells(mean_us: float, artifact: str = "a") -> list[CellRecord]:
+    return [
+        CellRecord(
+            block=block,
+            gpu_class="L4",
+            vgpu_divisor=1,
+            batch=batch,
+            mean_us=mean_us * batch,
+            artifact=artifact,
+        )
+        for block in (0, 1)
+        for batch in (1, 2)
+    ]
+
+
+def test_a_model_comes_back_as_it_was_stored(store: Warehouse) -> None:
+    add_model(store, model(), NOW)
+    assert find_model(store, "m") == model()
+
+
+def test_the_newest_model_of_a_name_counts(store: Warehouse) -> None:
+    add_model(store, model("old"), NOW)
+    add_model(store, model("new"), LATER)
+    assert (find_model(store, "m").model_key, model_names(store)) == ("new", ["m"])
+
+
+def test_an_unknown_model_is_refused_with_the_known_names(store: Warehouse) -> None:
+    add_model(store, model(), NOW)
+    with pytest.raises(InputError, match=r"model 'q': is not in .*; it has m$"):
+        find_model(store, "q")
+
+
+def test_a_profile_takes_the_newest_measurement_of_every_cell(store: Warehouse) -> None:
+    add_model(store, model(), NOW)
+    add_cells(store, "k1", cells(100.0), NOW)
+    add_cells(store, "k1", cells(200.0), LATER)
+    profile, warnings = read_profile(store, "m")
+    assert warnings == []
+    assert profile.latency_us["L4", 1].tolist() == [[200.0, 400.0], [200.0, 400.0]]
+    assert (profile.inputs, profile.boundaries) == ((IMAGE,), ((IMAGE,),))
+    assert profile.block_memory_bytes == (5, 6)
+
+
+def test_cells_of_a_rebuilt_artifact_count_as_not_measured(store: Warehouse) -> None:
+    add_cells(store, "k1", cells(100.0, "old"), NOW)
+    assert measured_cells(store, "k1", ["new"]) == set()
+    assert len(measured_cells(store, "k1", ["old", "new"])) == 4
+
+
+def test_a_model_without_measurements_has_no_profile(store: Warehouse) -> None:
+    add_model(store, model(), NOW)
+    with pytest.raises(InputError, match="has no profile on T4"):
+        read_profile(store, "m", ["T4"])
+
+
+def test_an_imported_profile_comes_back_and_is_stored_once(store: Warehouse) -> None:
+    table = np.arange(1.0, 7.0).reshape(2, 3)
+    profile = ModelProfile(name="m", boundary_bytes=(7,), latency_us={("L4", 2): table})
+    import_profile(store, profile, "folder", NOW)
+    import_profile(store, profile, "folder", LATER)
+    back, _ = read_profile(store, "m")
+    assert back.latency_us["L4", 2].tolist() == table.tolist()
+    assert store.rows("SELECT count(*) AS n FROM cells") == [{"n": 6}]
+
+
+def test_the_newest_ratio_of_each_place_is_read(store: Warehouse) -> None:
+    add_sum_ratio(store, "k1", ("L4", 1, 1), (110.0, 100.0), NOW)
+    add_sum_ratio(store, "k1", ("L4", 1, 1), (120.0, 100.0), LATER)
+    assert sum_ratios(store, "k1") == {("L4", 1, 1): 1.2}
+
+
+def test_a_run_comes_back_with_its_report(store: Warehouse) -> None:
+    run_id = add_run(store, "simulate", "p1", ({"seed": 1}, {"attainment": 0.5}), NOW)
+    set_report(store, run_id, "r.html")
+    run = read_run(store, run_id)
+    assert (run["options"], run["result"], run["report"]) == (
+        {"seed": 1},
+        {"attainment": 0.5},
+        "r.html",
+    )
+    assert [r["run_id"] for r in list_runs(store)] == [run_id]
+
+
+def test_an_unknown_run_is_refused_with_the_newest_ones(store: Warehouse) -> None:
+    run_id = add_run(store, "simulate", None, ({}, {}), NOW)
+    with pytest.raises(InputError, match=f"newest: {run_id}"):
+        read_run(store, "nope")
+
+
+def test_a_failed_transaction_leaves_nothing(store: Warehouse) -> None:
+    def add_and_fail() -> None:
+        with store.transaction():
+            add_model(store, model(), NOW)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        add_and_fail()
+    assert model_names(store) == []
+
+
+def test_reopening_applies_no_migration_twice(tmp_path: Path) -> None:
+    open_warehouse(tmp_path / "w.duckdb").close()
+    with open_warehouse(tmp_path / "w.duckdb") as warehouse:
+        count = warehouse.rows("SELECT count(*) AS n FROM schema_migrations")
+    assert count == [{"n": len(migrations())}]
+
+
+def test_an_older_warehouse_is_backed_up_before_it_is_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    connection = duckdb.connect(str(path))
+    connection.execute(
+        "CREATE TABLE schema_migrations (number INTEGER, name VARCHAR, applied_at TIMESTAMPTZ)"
+    )
+    connection.execute(migrations()[0].read_text())
+    connection.execute("INSERT INTO schema_migrations VALUES (1, 'x', now())")
+    connection.close()
+    with pytest.raises(InputError, match="open it once for writing"):
+        open_warehouse(path, read_only=True)
+    with open_warehouse(path) as warehouse:
+        assert warehouse.rows("SELECT count(*) AS n FROM plans") == [{"n": 0}]
+    assert (tmp_path / "w.duckdb.before-0002").exists()
+
+
+def test_a_newer_warehouse_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    with open_warehouse(path) as warehouse:
+        warehouse.rows("INSERT INTO schema_migrations VALUES (999, 'future', now())")
+    with pytest.raises(InputError, match="has schema 999, newer than"):
+        open_warehouse(path)
+
+
+def test_a_file_that_is_no_warehouse_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello, this is no database at all" * 200)
+    with pytest.raises(InputError, match="not a DuckDB file"):
+        open_warehouse(tmp_path / "text")
+    duckdb.connect(str(tmp_path / "foreign")).execute("CREATE TABLE t (i INTEGER)").close()
+    with pytest.raises(InputError, match=r"foreign tables \(t\)"):
+        open_warehouse(tmp_path / "foreign")
+    with pytest.raises(InputError, match="no such warehouse"):
+        open_warehouse(tmp_path / "absent", read_only=True)
+    with pytest.raises(InputError, match="does not exist"):
+        open_warehouse(tmp_path / "no" / "such" / "w.duckdb")
+
+
+def test_a_warehouse_in_use_names_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    code = (
+        "import sys\nfrom warehouse.db import open_warehouse\n"
+        f"w = open_warehouse({str(path)!r})\nprint('open', flush=True)\nsys.stdin.read()"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        with pytest.raises(InputError, match=f"in use by process {other.pid}"):
+            open_warehouse(path)
+        other.communicate(b"")
+
+
+def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    open_warehouse(path).close()
+    path.chmod(stat.S_IREAD)
+    with pytest.raises(InputError, match="cannot be written"):
+        open_warehouse(path)

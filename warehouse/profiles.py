@@ -1,0 +1,259 @@
+"""Models and measured cells, to and from the core's types."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from triton_backend.core.errors import InputError
+from triton_backend.core.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.core.tensors import TensorSpec
+from warehouse.db import Warehouse
+
+CellId = tuple[int, str, int, int]
+"""(block, GPU class, vGPU divisor, batch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """One model as it was split (or imported, then `folder` is None)."""
+
+    model_key: str
+    name: str
+    source: str
+    folder: str | None
+    boundary_bytes: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
+    block_memory_bytes: tuple[int, ...] = ()
+    block_times_us: tuple[float, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.boundary_bytes) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    """One measured cell (µs); `artifact` and the statistics are None for imported tables."""
+
+    block: int
+    gpu_class: str
+    vgpu_divisor: int
+    batch: int
+    mean_us: float
+    artifact: str | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+    runs: int | None = None
+    interval: float | None = None
+
+
+def add_model(warehouse: Warehouse, record: ModelRecord, now: datetime) -> None:
+    """Store a model; the newest of a name is the one planned with."""
+    tensors = {
+        "inputs": [s.to_dict() for s in record.inputs],
+        "outputs": [s.to_dict() for s in record.outputs],
+        "boundaries": [[s.to_dict() for s in specs] for specs in record.boundaries],
+    }
+    row = {
+        "model_key": record.model_key,
+        "name": record.name,
+        "source": record.source,
+        "folder": record.folder,
+        "blocks": record.blocks,
+        "boundary_bytes": list(record.boundary_bytes),
+        "block_memory_bytes": list(record.block_memory_bytes),
+        "tensors": json.dumps(tensors),
+        "block_times_us": list(record.block_times_us),
+        "added_at": now,
+    }
+    warehouse.insert("models", [row], replace=True)
+
+
+def find_model(warehouse: Warehouse, name: str) -> ModelRecord:
+    """The newest model of that name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    rows = warehouse.query("newest_model", [name])
+    if not rows:
+        known = ", ".join(model_names(warehouse)) or "none"
+        raise InputError(f"model {name!r}", f"is not in {warehouse.path}; it has {known}")
+    return _model(rows[0])
+
+
+def model_names(warehouse: Warehouse) -> list[str]:
+    """Names of all models, sorted."""
+    return [row["name"] for row in warehouse.rows("SELECT DISTINCT name FROM models ORDER BY name")]
+
+
+def _model(row: Mapping[str, Any]) -> ModelRecord:
+    tensors = json.loads(row["tensors"])
+    return ModelRecord(
+        model_key=row["model_key"],
+        name=row["name"],
+        source=row["source"],
+        folder=row["folder"],
+        boundary_bytes=tuple(row["boundary_bytes"]),
+        inputs=tuple(map(TensorSpec.from_dict, tensors["inputs"])),
+        outputs=tuple(map(TensorSpec.from_dict, tensors["outputs"])),
+        boundaries=tuple(tuple(map(TensorSpec.from_dict, b)) for b in tensors["boundaries"]),
+        block_memory_bytes=tuple(row["block_memory_bytes"]),
+        block_times_us=tuple(row["block_times_us"]),
+    )
+
+
+def add_cells(
+    warehouse: Warehouse, model_key: str, cells: Sequence[CellRecord], now: datetime
+) -> None:
+    """Store measured cells."""
+    names = CellRecord.__slots__
+    warehouse.insert(
+        "cells",
+        [
+            {"model_key": model_key, "measured_at": now} | {n: getattr(c, n) for n in names}
+            for c in cells
+        ],
+    )
+
+
+def measured_cells(warehouse: Warehouse, model_key: str, artifacts: Iterable[str]) -> set[CellId]:
+    """Cells measured with exactly these artifacts, so that a rebuilt one is measured again."""
+    rows = warehouse.query("measured_cells", [model_key, list(artifacts)])
+    return {(r["block"], r["gpu_class"], r["vgpu_divisor"], r["batch"]) for r in rows}
+
+
+def read_profile(
+    warehouse: Warehouse, name: str, classes: Iterable[str] | None = None
+) -> tuple[ModelProfile, list[str]]:
+    """The newest profile of a model, and warnings about classes that were left out.
+
+    `classes` names the GPU classes wanted; None stands for all that were measured.
+
+    Raises:
+        InputError: no such model, or nothing was measured of it.
+    """
+    model = find_model(warehouse, name)
+    wanted = None if classes is None else set(classes)
+    cells = [
+        LatencyCell(r["gpu_class"], r["vgpu_divisor"], r["block"], r["batch"], r["mean_us"])
+        for r in warehouse.query("newest_cells", [model.model_key])
+        if wanted is None or r["gpu_class"] in wanted
+    ]
+    if not cells:
+        on = f" on {', '.join(sorted(wanted))}" if wanted else ""
+        raise InputError(f"model {name!r}", f"has no profile{on} in {warehouse.path}")
+    return profile_from_cells(
+        name,
+        cells,
+        model.boundary_bytes,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        boundaries=model.boundaries,
+        block_memory_bytes=model.block_memory_bytes,
+    )
+
+
+def read_profiles(
+    warehouse: Warehouse, names: Iterable[str], classes: Iterable[str] | None = None
+) -> tuple[dict[str, ModelProfile], list[str]]:
+    """Profiles of several models by name, and all warnings.
+
+    Raises:
+        InputError: as `read_profile`.
+    """
+    profiles: dict[str, ModelProfile] = {}
+    warnings: list[str] = []
+    wanted = None if classes is None else tuple(classes)
+    for name in names:
+        profiles[name], more = read_profile(warehouse, name, wanted)
+        warnings.extend(more)
+    return profiles, warnings
+
+
+def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now: datetime) -> None:
+    """Store a profile that was measured elsewhere; the same one twice is stored once."""
+    cells = [
+        CellRecord(
+            block=block,
+            gpu_class=gpu_class,
+            vgpu_divisor=divisor,
+            batch=batch + 1,
+            mean_us=float(table[block, batch]),
+        )
+        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
+        for block in range(table.shape[0])
+        for batch in range(table.shape[1])
+    ]
+    content = json.dumps([profile.name, profile.boundary_bytes, [repr(c) for c in cells]])
+    key = "import-" + hashlib.sha256(content.encode()).hexdigest()[:16]
+    known = warehouse.rows("SELECT 1 FROM cells WHERE model_key = ? LIMIT 1", [key])
+    record = ModelRecord(
+        model_key=key,
+        name=profile.name,
+        source=source,
+        folder=None,
+        boundary_bytes=profile.boundary_bytes,
+        inputs=profile.inputs,
+        outputs=profile.outputs,
+        boundaries=profile.boundaries,
+        block_memory_bytes=profile.block_memory_bytes,
+    )
+    with warehouse.transaction():
+        add_model(warehouse, record, now)
+        if not known:
+            add_cells(warehouse, key, cells, now)
+
+
+def add_sum_ratio(
+    warehouse: Warehouse,
+    model_key: str,
+    place: tuple[str, int, int],
+    measured_us: tuple[float, float],
+    now: datetime,
+) -> None:
+    """Store the sum of block means and the whole stage's mean for (class, divisor, batch)."""
+    gpu_class, divisor, batch = place
+    row = {
+        "model_key": model_key,
+        "gpu_class": gpu_class,
+        "vgpu_divisor": divisor,
+        "batch": batch,
+        "blocks_us": measured_us[0],
+        "whole_us": measured_us[1],
+        "measured_at": now,
+    }
+    warehouse.insert("sum_ratios", [row])
+
+
+def sum_ratios(warehouse: Warehouse, model_key: str) -> dict[tuple[str, int, int], float]:
+    """Sum of blocks / whole stage by (class, divisor, batch), the newest each."""
+    rows = warehouse.query("sum_ratios", [model_key])
+    return {(r["gpu_class"], r["vgpu_divisor"], r["batch"]): r["ratio"] for r in rows}
+
+
+def add_artifact(
+    warehouse: Warehouse,
+    artifact: str,
+    model_key: str,
+    place: tuple[int, int, str],
+    runtime: str,
+    now: datetime,
+) -> None:
+    """Record that `artifact` runs blocks [first, last) on a class: place = (first, last, class)."""
+    row = {
+        "artifact": artifact,
+        "model_key": model_key,
+        "first_block": place[0],
+        "last_block": place[1],
+        "gpu_class": place[2],
+        "runtime": runtime,
+        "built_at": now,
+    }
+    warehouse.insert("artifacts", [row], replace=True)

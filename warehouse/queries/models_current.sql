@@ -1,0 +1,4 @@
+-- Purpose: the cut every name stands for, by name.
+-- Parameters: none
+-- Columns: those of models
+SELECT * FROM current_models ORDER BY name
