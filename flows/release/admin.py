@@ -202,7 +202,8 @@ def _wait_started(
             if state.data["ready"]:
                 workers = state.control("status")["workers"]
                 if workers["up"] == workers["total"]:
-                    return state
+                    note_plan(folder, workers["plan_id"], workers["generation"])
+                    return read_state(folder)
                 text = f"{workers['up']} of {workers['total']} workers are ready"
         if text != last:
             progress(text)
@@ -260,6 +261,18 @@ def _in_group(process: psutil.Process, group: int) -> bool:
         )
     except (OSError, psutil.Error):
         return False
+
+
+def note_plan(folder: Path, plan_id: str, generation: int) -> None:
+    """Write the plan being served into the state file."""
+    path = folder / "state.json"
+    data = {**json.loads(path.read_text()), "plan_id": plan_id, "generation": generation}
+    temporary = path.with_suffix(".noted")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(data, file, indent=1)
+    temporary.replace(path)
 
 
 def status(folder: Path) -> dict[str, Any]:

@@ -180,11 +180,12 @@ class Gateway:
             "total": len(deployment.vgpus),
         }
 
-    def plan_frame(self) -> bytes:
-        """What a front must know: the generation served."""
-        current = self.deployment
-        body = {"generation": current.generation, "plan_id": current.plan.plan_id}
-        return frame(Kind.PLAN, pack_json(body), plan_tag=current.tag)
+    def plan_frames(self) -> list[bytes]:
+        """What a front must know: the generation served, and the one prepared."""
+        frames = [_plan_frame(self.deployment, prepared=False)]
+        if self._prepared is not None:
+            frames.append(_plan_frame(self._prepared, prepared=True))
+        return frames
 
     # What fronts say
 
@@ -307,6 +308,8 @@ class Gateway:
         if deployment.generation == self.deployment.generation:
             return
         self._prepared = deployment
+        for model in deployment.plan.models:
+            self._post(Front(model.name), _plan_frame(deployment, prepared=True))
 
     def flush(self, now_us: int) -> None:
         """Dispatch nothing more; the state becomes *flushed* when nothing is in flight."""
@@ -332,7 +335,7 @@ class Gateway:
         self.deployment, self._prepared = prepared, None
         self.state = State.SERVING
         for model in prepared.plan.models:
-            self._post(Front(model.name), self.plan_frame())
+            self._post(Front(model.name), _plan_frame(prepared, prepared=False))
         self._next_slots()
         self._tell(PlanChanged(now_us=self._at(now_us), plan=prepared.plan))
 
@@ -475,3 +478,12 @@ class Gateway:
         """Queue length of every model of the plan."""
         names = (model.name for model in self.deployment.plan.models)
         return zip(names, self._core.queue_lengths(), strict=True)
+
+
+def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:
+    body = {
+        "generation": deployment.generation,
+        "plan_id": deployment.plan.plan_id,
+        "prepared": prepared,
+    }
+    return frame(Kind.PLAN, pack_json(body), plan_tag=deployment.tag)

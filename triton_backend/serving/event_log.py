@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from triton_backend.core import decisions, events
-from triton_backend.core.decisions import Decision
+from triton_backend.core.decisions import Decision, Dispatch
 from triton_backend.core.events import Event, PlanChanged
 from triton_backend.serving.settings import Deployment
 
@@ -92,8 +92,48 @@ class EventLog:
 
 
 def to_line(item: Event | Decision) -> str:
-    """One event or decision as a line of JSON."""
-    return json.dumps({"t": type(item).__name__, **dataclasses.asdict(item)}, separators=(",", ":"))
+    """One event or decision as a line of JSON.
+
+    Written for speed, because every request pays for several: kinds of whole numbers only have a
+    ready format.
+    """
+    kind = type(item)
+    known = _FORMATS.get(kind)
+    if known is None:
+        known = _FORMATS[kind] = _format_of(kind)
+    text, fields = known
+    if fields is not None:
+        return text % tuple([getattr(item, name) for name in fields])
+    if isinstance(item, Dispatch):
+        return _dispatch_line(item)
+    data = dataclasses.asdict(item)
+    return json.dumps({"t": kind.__name__, **data}, separators=(",", ":"))
+
+
+_FORMATS: dict[type, tuple[str, tuple[str, ...] | None]] = {}
+
+
+def _format_of(kind: type[Event | Decision]) -> tuple[str, tuple[str, ...] | None]:
+    fields = dataclasses.fields(kind)
+    if any(field.type not in {int, "int"} for field in fields):
+        return "", None
+    names = tuple(field.name for field in fields)
+    numbers = "".join(f',"{name}":%d' for name in names)
+    return f'{{"t":"{kind.__name__}"{numbers}}}', names
+
+
+def _dispatch_line(item: Dispatch) -> str:
+    hops = ",".join(
+        f'{{"vgpu":{h.vgpu},"transfer_start_us":{h.transfer_start_us},'
+        f'"transfer_end_us":{h.transfer_end_us},"start_us":{h.start_us},"end_us":{h.end_us}}}'
+        for h in item.hops
+    )
+    ids = ",".join(map(str, item.request_ids))
+    return (
+        f'{{"t":"Dispatch","batch_id":{item.batch_id},"model":{item.model},'
+        f'"pipeline":{item.pipeline},"request_ids":[{ids}],"samples":{item.samples},'
+        f'"hops":[{hops}]}}'
+    )
 
 
 _KINDS: dict[str, type[Any]] = {

@@ -18,6 +18,7 @@ from typing import Any
 
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import PoolPipeError
+from triton_backend.core.plan import ModelPlan
 from triton_backend.core.units import us_to_ms
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.driver import DROP_REASONS
@@ -110,8 +111,9 @@ class FrontService:
         self._settings = settings
         self._clock = clock
         self._generations: dict[int, _Generation] = {}
+        self._plan_now = deployment.plan.model(model)
+        self._max_waiting = deployment.max_waiting(self._plan_now)
         self._current: Deployment = deployment
-        self._max_waiting = deployment.max_waiting(deployment.plan.model(model))
         self._requests: dict[int, Request] = {}
         self._batches: dict[int, _Batch] = {}
         self._next_number = 0
@@ -155,6 +157,11 @@ class FrontService:
             thread.join(timeout=5)
         for generation in self._generations.values():
             generation.segment.remove()
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The model in the generation being served (the last one that had it)."""
+        return self._plan_now
 
     # The caller's thread
 
@@ -316,7 +323,7 @@ class FrontService:
         if generation not in known:
             self._add_generation(deployment)
         if not data.get("prepared"):
-            self._current = deployment
+            self._use(deployment)
 
     def _add_generation(self, deployment: Deployment) -> None:
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
@@ -328,11 +335,17 @@ class FrontService:
         segment = Segment.create(
             deployment.front_segment(self.model), deployment.front_layout(plan), slots
         )
-        self._max_waiting = deployment.max_waiting(plan)
         self._generations[deployment.tag] = _Generation(deployment, model, segment, SlotPool(slots))
 
+    def _use(self, deployment: Deployment) -> None:
+        self._current = deployment
+        for model in deployment.plan.models:
+            if model.name == self.model:
+                self._plan_now = model
+                self._max_waiting = deployment.max_waiting(model)
+
     def _retire_generations(self) -> None:
-        """Remove a generation two behind; the one before may be gone back to."""
+        """Remove the segment of a generation that is over, once nothing of it is in flight."""
         for tag, generation in list(self._generations.items()):
             older = generation.deployment.generation < self._current.generation
             busy = any(batch.generation is generation for batch in self._batches.values())

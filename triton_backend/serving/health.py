@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from triton_backend.serving.settings import Deployment, short_name
 
 BEAT_SECONDS = 0.2
 # A process that does not beat for so long is stopped or stuck.
-SILENT_US = 2_000_000
+SILENT_US = 1_000_000
 # A batch that runs so many times its profile, and so much longer at least, never ends.
 HUNG_FACTOR = 10
 HUNG_AT_LEAST_US = 1_000_000
@@ -30,6 +31,7 @@ _BEAT, _SINCE, _EXPECTED, _COLUMNS = 0, 1, 2, 3
 class HealthBoard:
     """The board of one node; rows by vGPU number."""
 
+    path: Path
     rows: NDArray[np.int64]
 
     @classmethod
@@ -44,7 +46,7 @@ class HealthBoard:
             memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        return cls(np.frombuffer(memory, dtype=np.int64).reshape(-1, _COLUMNS))
+        return cls(path, np.frombuffer(memory, dtype=np.int64).reshape(-1, _COLUMNS))
 
     def busy(self, vgpu: int, since_us: int, expected_us: int) -> None:
         """The worker begins a batch."""
@@ -58,6 +60,10 @@ class HealthBoard:
     def reset(self, vgpu: int) -> None:
         """A new process takes the row."""
         self.rows[vgpu] = 0
+
+    def remove(self) -> None:
+        """Delete the file; those who map it keep it till then."""
+        self.path.unlink(missing_ok=True)
 
     def keep_beating(self, vgpu: int, clock: Clock, stop: threading.Event) -> None:
         """Show that this process runs; for a thread of its own."""

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.health import HealthBoard
+from triton_backend.serving.memory import SHARED_FOLDER
 from triton_backend.serving.settings import SETTINGS_NAME, Deployment
 
 WATCH_SECONDS = 0.1
@@ -83,6 +84,9 @@ class Node:
             process.kill()
         for process in processes:
             process.wait()
+        for worker in self._workers:
+            self._remove_memory(worker)
+        self._board.remove()
 
     def _watch(self, worker: _Process, now_us: int) -> None:
         if worker.process is None:
@@ -100,6 +104,7 @@ class Node:
             worker.last_end = complaint
         else:
             worker.last_end = f"exit code {code}"
+        self._remove_memory(worker)
         if now_us - worker.started_us > HEALTHY_AFTER_US:
             worker.backoff_us = FIRST_BACKOFF_US
         _LOG.warning("worker %d ended (%s)", worker.vgpu, worker.last_end)
@@ -107,6 +112,14 @@ class Node:
         worker.restart_us = now_us + worker.backoff_us
         worker.backoff_us = min(2 * worker.backoff_us, LONGEST_BACKOFF_US)
         worker.restarts += 1
+
+    def _remove_memory(self, worker: _Process) -> None:
+        """Delete the segments of a worker that is gone; those who map them keep them till then."""
+        if worker.process is not None:
+            prefix = self._deployment.settings.segment_prefix
+            (SHARED_FOLDER / self._deployment.worker_segment(worker.vgpu)).unlink(missing_ok=True)
+            for path in SHARED_FOLDER.glob(f"{prefix}*-from{worker.process.pid}"):
+                path.unlink(missing_ok=True)
 
     def _start(self, worker: _Process, now_us: int) -> None:
         self._board.reset(worker.vgpu)

@@ -229,7 +229,8 @@ class SchedulerService:
         connection.name = str(peer)
         self._peers[peer], self._names[connection] = connection, peer
         if isinstance(peer, Front):
-            connection.send(self.gateway.plan_frame())
+            for plan_frame in self.gateway.plan_frames():
+                connection.send(plan_frame)
         else:
             self.gateway.worker_up(peer, now_us)
 

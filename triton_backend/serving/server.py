@@ -265,6 +265,9 @@ class Supervisor:
                 "metrics": self._ports.metrics,
             },
         }
+        with contextlib.suppress(OSError, ValueError):
+            # Kept over a restart: what others noted (the plan being served).
+            state = {**json.loads(self._state_path.read_text()), **state}
         temporary = self._state_path.with_suffix(".new")
         temporary.unlink(missing_ok=True)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -105,7 +105,6 @@ class FrontModel(_Model):
 
     def begin(self) -> None:
         """Start the front."""
-        self._plan = self.deployment.plan.model(self.name)
         self._service = FrontService(self.settings, self.deployment, self.name, self.clock)
         self._service.start()
 
@@ -141,7 +140,7 @@ class FrontModel(_Model):
                 tensors=tensors,
                 samples=samples,
                 arrival_us=arrival_us,
-                deadline_us=arrival_us + (request.timeout() or self._plan.slo_us),
+                deadline_us=arrival_us + (request.timeout() or self._service.plan.slo_us),
                 reply=reply,
                 is_cancelled=request.is_cancelled,
             )
@@ -150,12 +149,12 @@ class FrontModel(_Model):
     def _tensors(self, request: Any) -> tuple[Arrays, int]:
         """The request's tensors and its number of samples; Triton has checked names and types."""
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        largest = largest_batch(self._plan)
-        samples = len(tensors[self._plan.inputs[0].name])
+        plan = self._service.plan
+        largest, first = largest_batch(plan), plan.inputs[0].name
+        samples = len(tensors[first])
         for name, array in tensors.items():
             where = f"model {self.name!r}, input {name!r}"
             if len(array) != samples:
-                first = self._plan.inputs[0].name
                 raise InputError(where, f"{len(array)} samples, but {first!r} has {samples}")
             if not 1 <= len(array) <= largest:
                 raise InputError(where, f"{len(array)} samples, 1 to {largest} are allowed")
