@@ -77,16 +77,18 @@ def test_wrong_answers_fail(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_refusals_that_name_the_deadline_are_drops_and_others_fail(protocol: str) -> None:
+def test_refusals_for_the_deadlines_sake_are_drops_and_others_fail(protocol: str) -> None:
     def refuse(inputs: dict[str, np.ndarray], timeout_us: int | None) -> np.ndarray:
         del inputs
-        raise RefusedError("cannot meet its deadline" if timeout_us is None else "going down")
+        raise RefusedError(
+            "the deadline cannot be met" if timeout_us is None else "its worker died"
+        )
 
     run = drive(protocol, refuse)
     assert totals(run) == {"dropped": len(run.records)}
     run = drive(protocol, refuse, send_deadline=True)
     assert totals(run) == {"failed": len(run.records)}
-    assert any("going down" in text for text in run.messages)
+    assert any("its worker died" in text for text in run.messages)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -11,14 +11,15 @@ from typing import NamedTuple, Protocol
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.serving.load.payload import Arrays
 
-REFUSED_MARK = "deadline"  # the gateway's refusals name the deadline; broken connections do not
+# How the gateway's refusals read; broken connections and dead workers are told otherwise.
+REFUSED_MARKS = ("deadline cannot be met", "no more are taken")
 
 
 class Status(IntEnum):
     """How a call ended, as far as the protocol tells."""
 
     OK = 0
-    REFUSED = 1  # UNAVAILABLE from the gateway: the deadline cannot be met
+    REFUSED = 1  # UNAVAILABLE from the gateway: no deadline can be met
     ERROR = 2
 
 
@@ -85,7 +86,7 @@ class Client(Protocol):
 
 def refused_or_error(*, unavailable: bool, message: str) -> Answer:
     """The answer of a call that failed."""
-    if unavailable and REFUSED_MARK in message.lower():
+    if unavailable and any(mark in message for mark in REFUSED_MARKS):
         return Answer(Status.REFUSED, message=message)
     return Answer(Status.ERROR, message=message)
 

@@ -43,7 +43,7 @@ class Offer:
         numbers: number of each of those models in the plan (seeds their generators).
         arrivals: one of `PROCESSES` or a trace.
         as_recorded: play a trace at its own rates; `rates_rps` then only deals out a trace that
-            names no models.
+            names no models (scaled, each model replays such a trace at its own rate).
     """
 
     rates_rps: Mapping[str, float]
@@ -96,21 +96,20 @@ def _from_trace(
 ) -> list[NDArray[np.int64]]:
     series = read_series(trace)
     common = series.get(traces.ALL)
-    if common is None:
-        missing = sorted(set(offer.rates_rps) - set(series))
-        if missing:
-            raise InputError(
-                str(trace.path), f"no series for {missing[0]!r}; it has {', '.join(series)}"
-            )
-        return [
-            series[name].play(None if offer.as_recorded else rate, duration_us, rng)
-            for (name, rate), rng in zip(offer.rates_rps.items(), generators, strict=True)
-        ]
-    total = sum(offer.rates_rps.values())
-    instants = common.play(None if offer.as_recorded else total, duration_us, generators[0])
-    shares = np.asarray(list(offer.rates_rps.values())) / total
-    whose = generators[0].choice(len(shares), size=len(instants), p=shares)
-    return [instants[whose == i] for i in range(len(shares))]
+    if common is not None and offer.as_recorded:
+        shares = np.asarray(list(offer.rates_rps.values()))
+        instants = common.play(None, duration_us, generators[0])
+        whose = generators[0].choice(len(shares), size=len(instants), p=shares / shares.sum())
+        return [instants[whose == i] for i in range(len(shares))]
+    missing = [] if common else sorted(set(offer.rates_rps) - set(series))
+    if missing:
+        raise InputError(
+            str(trace.path), f"no series for {missing[0]!r}; it has {', '.join(series)}"
+        )
+    return [
+        (common or series[name]).play(None if offer.as_recorded else rate, duration_us, rng)
+        for (name, rate), rng in zip(offer.rates_rps.items(), generators, strict=True)
+    ]
 
 
 def _merged(models: tuple[str, ...], drawn: list[NDArray[np.int64]]) -> Schedule:

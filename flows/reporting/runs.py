@@ -1,0 +1,104 @@
+"""Runs turned into what reports show: a simulation's result, the gateway's event files.
+
+Here: the two conversions that know another part's form. The event files are read as lines of JSON
+(kinds and fields of `core.events` and `core.decisions`), because the offline half does not load
+the online code.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.reporting.data import Outcomes, Uses
+from triton_backend.core.errors import InputError
+from triton_backend.core.units import US_PER_MS
+from triton_backend.sim.results import SimResult
+from triton_backend.sim.world import LATE, SERVED
+
+
+def outcomes_of_simulation(result: SimResult) -> Outcomes:
+    """Counts, latencies and uses of a simulation."""
+    return Outcomes.from_simulation(
+        result.to_dict(), simulated_latencies(result), uses=uses_of_simulation(result)
+    )
+
+
+def simulated_latencies(result: SimResult) -> dict[str, NDArray[np.float64]]:
+    """Latency (ms) of every answered request per model."""
+    rows = result.requests
+    answered = rows[np.isin(rows["outcome"], (SERVED, LATE))]
+    latency_ms = (answered["finish_us"] - answered["arrival_us"]) / US_PER_MS
+    return {m.name: latency_ms[answered["model"] == i] for i, m in enumerate(result.plan.models)}
+
+
+def uses_of_simulation(result: SimResult) -> Uses | None:
+    """When each vGPU ran which batch; None where the simulation did not keep it."""
+    rows = result.uses
+    if len(rows) == 0:
+        return None
+    return Uses(**{name: rows[name].astype(np.int64) for name in Uses.__slots__})
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Dispatches seen and the uses made of them, under one plan and generation."""
+
+    hops: dict[int, tuple[list[int], int]] = field(default_factory=dict[int, tuple[list[int], int]])
+    rows: list[tuple[int, int, int, int, int]] = field(
+        default_factory=list[tuple[int, int, int, int, int]]
+    )
+    matches: bool = True
+
+    def take(self, line: dict[str, Any], plan_id: str) -> None:
+        """One line of the log."""
+        kind = line["t"]
+        if kind == "Plan":
+            self.matches = line["plan_id"] == plan_id
+            self.hops.clear()
+        elif kind == "Dispatch":
+            vgpus = [hop["vgpu"] for hop in line["hops"]]
+            self.hops[line["batch_id"]] = vgpus, line["samples"]
+        elif kind == "StageDone" and self.matches:
+            batch_id, stage = line["batch_id"], line["stage"]
+            vgpus, samples = self.hops.get(batch_id, ([], 0))
+            if stage < len(vgpus):
+                times = line["start_us"], line["end_us"]
+                self.rows.append((vgpus[stage], batch_id, *times, samples))
+
+
+def uses_of_events(folder: Path, plan_id: str, *, from_us: int = 0, to_us: int = 2**62) -> Uses:
+    """When each vGPU really ran which batch, from the gateway's event files.
+
+    Args:
+        folder: with `events-*.jsonl`.
+        plan_id: what else was served is left out.
+        from_us: on the host's monotonic clock, for instance a load run's start.
+        to_us: the same, its end.
+
+    Raises:
+        InputError: a line is not an event.
+    """
+    reading = _Reading()
+    for path, number, text in _lines(sorted(folder.glob("events-*.jsonl"))):
+        try:
+            reading.take(json.loads(text), plan_id)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}", f"not an event: {error!r}") from error
+    table = np.asarray(reading.rows, dtype=np.int64).reshape(-1, 5)
+    table = table[(table[:, 3] > from_us) & (table[:, 2] < to_us)]
+    names = ("vgpu", "batch_id", "start_us", "end_us", "samples")
+    return Uses(**{name: table[:, i] for i, name in enumerate(names)})
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
+    """Whole lines; the last one of a file that is being written may be cut, and is left out."""
+    for path in paths:
+        with path.open() as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith("\n"):
+                    yield path, number, line
