@@ -1,0 +1,98 @@
+"""A plan made from the warehouse's profiles, stored there, and made ready to be served."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flows.clock import now_utc
+from flows.device_class import DeviceClass
+from flows.planning import PlanOptions, make_plan
+from flows.planning.decode import plan_identity
+from flows.planning.verify import verify_plan
+from flows.steps.prepare import build_stages, read_split
+from flows.steps.workspace import Workspace
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InvariantError
+from triton_backend.core.plan import ModelPlan, Pipeline, Plan
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.workload import Workload
+from warehouse.plans import add_plan
+from warehouse.profiles import read_profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A stored plan, and what was left out or odd about its profiles."""
+
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+def load_profiles(
+    work: Workspace, cluster: Cluster, workload: Workload
+) -> tuple[dict[str, ModelProfile], list[str]]:
+    """Profiles of the workload's models on the cluster's classes.
+
+    Raises:
+        InputError: a model is not in the warehouse or was not profiled on any of the classes.
+    """
+    names = [model.name for model in workload.models]
+    classes = [gpu_class.name for gpu_class in cluster.gpu_classes]
+    with work.open(read_only=True) as warehouse:
+        return read_profiles(warehouse, names, classes)
+
+
+def plan_step(
+    work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions
+) -> Planned:
+    """Plan, verify against the profiles, and store.
+
+    Raises:
+        InputError: the inputs do not fit, or no plan can meet an SLO.
+        InvariantError: the plan's own numbers do not follow from the profiles.
+    """
+    profiles, warnings = load_profiles(work, cluster, workload)
+    plan = make_plan(profiles, cluster, workload, options)
+    differences = verify_plan(plan, profiles)
+    if differences:
+        raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")
+    store_plan(work, plan)
+    return Planned(plan=plan, warnings=tuple(warnings))
+
+
+def store_plan(work: Workspace, plan: Plan) -> None:
+    """Store a plan under its id."""
+    with work.open() as warehouse:
+        add_plan(warehouse, plan, now_utc())
+
+
+def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
+    """The same plan with every stage built for its CPU class and named; stored under its new id.
+
+    Raises:
+        InputError: a model was never split here, or a class has no runtime.
+    """
+    models = tuple(_with_artifacts(work, model, classes) for model in plan.models)
+    plan = replace(plan, models=models)
+    plan = replace(plan, plan_id=plan_identity(plan))
+    store_plan(work, plan)
+    return plan
+
+
+def _with_artifacts(
+    work: Workspace, model: ModelPlan, classes: Mapping[str, DeviceClass]
+) -> ModelPlan:
+    split = read_split(work, model.name)
+
+    def built(pipeline: Pipeline) -> Pipeline:
+        stages = tuple(
+            replace(
+                stage,
+                artifact=build_stages(work, split, [stage.blocks], classes[stage.gpu_class])[
+                    stage.blocks
+                ].key,
+            )
+            for stage in pipeline.stages
+        )
+        return replace(pipeline, stages=stages)
+
+    return replace(model, pipelines=tuple(built(pipeline) for pipeline in model.pipelines))
