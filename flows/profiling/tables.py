@@ -1,6 +1,6 @@
-"""Profile tables as CSV files: reading `block_latency_us.csv` and `boundary_bytes.csv`.
+"""Profile tables as CSV files: `block_latency_us.csv` and `boundary_bytes.csv`, in and out.
 
-Pure file reading into core types; the warehouse's import and the benchmarks share it.
+Pure files to and from core types; the warehouse's import and the benchmarks share it.
 Not here: measuring cells, and storing them.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from triton_backend.core.errors import InputError
 from triton_backend.core.profiles import LatencyCell, ModelProfile, profile_from_cells
@@ -51,6 +53,32 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
             raise InputError(f"{where}, bytes_per_sample", f"{size} is negative")
         entry.bytes_after[_whole(where, row, "after_block")] = size
     return _profiles(folder, raw)
+
+
+def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Path, Path]:
+    """Write the two files for these profiles, as `read_tables` reads them; returns their paths.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with latency.open("w", newline="", encoding="utf-8") as file:
+            out = csv.writer(file)
+            out.writerow(["model", *LatencyCell._fields])
+            for name, profile in profiles.items():
+                for (gpu_class, divisor), table in sorted(profile.latency_us.items()):
+                    for (block, batch), value in np.ndenumerate(table):
+                        out.writerow([name, gpu_class, divisor, block, batch + 1, float(value)])
+        with boundary.open("w", newline="", encoding="utf-8") as file:
+            out = csv.writer(file)
+            out.writerow(["model", "after_block", "bytes_per_sample"])
+            for name, profile in profiles.items():
+                out.writerows([name, i, size] for i, size in enumerate(profile.boundary_bytes))
+    except OSError as error:
+        raise InputError(str(folder), f"cannot be written: {error.strerror}") from error
+    return latency, boundary
 
 
 def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelProfile], list[str]]:
