@@ -35,7 +35,7 @@ from flows.planning.program import Program, ProgramBuilder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the variables of the integer program stand, to build starts and read answers.
+    """Where the variables of the integer program stand, to narrow bounds and read answers.
 
     Attributes:
         cell_column, cell_stage: [cells] configuration and stage of every g.
@@ -175,24 +175,6 @@ def _goal_rows(
         rate = columns.rate_rps[cells.column[here], cells.stage[here]]
         build.entries(rows[columns.model[cells.column[here]]], vgpus[here], -rate)
     return int(z[0])
-
-
-def encode(layout: Layout, program: Program, columns: Columns, vgpus: NDArray[np.int64],
-           goal: Goal) -> NDArray[np.float64]:  # fmt: skip
-    """Values of all variables for given vGPU counts [n, S]; a start for the solver."""
-    values = np.zeros(program.shape[1])
-    counts = vgpus[layout.cell_column, layout.cell_stage]
-    values[layout.vgpus] = counts
-    rate = delivered_rps(columns, vgpus)
-    several = layout.rates >= 0
-    values[layout.rates[several]] = rate[several]
-    per_group = np.bincount(layout.cell_group, weights=counts, minlength=len(layout.groups))
-    whole = np.ceil(per_group / layout.groups[:, 2])
-    shared = layout.gpus >= 0
-    values[layout.gpus[shared]] = whole[shared]
-    np.add.at(values, layout.owned[layout.groups[:, 0], layout.groups[:, 1]], whole)
-    values[layout.z] = lowest_share(columns, vgpus, goal)
-    return values
 
 
 def counts_of(layout: Layout, columns: Columns, values: NDArray[np.float64]) -> NDArray[np.int64]:

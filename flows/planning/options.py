@@ -27,7 +27,7 @@ class PlanOptions:
         slo_margins: the same for single models, by name; they override `slo_margin`.
         time_limit_s: wall time for the integer programs; None leaves it to the node limit, which
             makes plans repeatable.
-        node_limit: most branch-and-bound nodes of the last integer program.
+        node_limit: most branch-and-bound nodes of an integer program; None sets it by size.
         relative_gap: proof at which the search ends.
         max_columns: most configurations handed to the integer program.
         allowed_classes: GPU classes a model may use, by model; models not named may use all.
@@ -46,9 +46,9 @@ class PlanOptions:
     slo_margins: Mapping[str, float] = field(default_factory=dict[str, float])
     solver: str = "highs"
     time_limit_s: float | None = None
-    node_limit: int = 2_000
+    node_limit: int | None = None
     relative_gap: float = 1e-4
-    max_columns: int = 400
+    max_columns: int = 240
     allowed_classes: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, tuple[str, ...]]
     )

@@ -8,7 +8,7 @@ configurations were kept, at most bound - least loss of the cheapest one left ou
 is covered by the bound of the integer program.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,15 @@ from flows.planning.options import PlanOptions
 from flows.planning.problem import Problem
 from flows.planning.rounding import round_down
 from flows.planning.screen import least_loss, undominated
-from flows.planning.solve import Limits, solve_integer
+from flows.planning.solve import Answer, Limits, solve_integer
 from flows.planning.tighten import tighten
+from triton_backend.core.errors import InfeasibleError
 
 _SKETCH_COLUMNS = 60  # cheapest configurations of the first integer program
-_SKETCH_NODES = 20
+_FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
+_LONGER = 4  # by how much an attempt without success lengthens the next
+_LEAST_NODES = 50
+_NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
@@ -77,126 +81,165 @@ def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
     trace.seconds["enumerate"] = watch.restart()
     bound = solve_bound(problem, columns, goal)
     trace.seconds["bound"] = watch.restart()
-    run = _Run(problem, columns, goal, bound, options, trace)
-    rows, loss, best = run.sketch()
-    trace.seconds["screen"] = watch.restart()
-    found = run.finish(rows, loss, best)
+    run = _Run(problem, columns, goal, bound, options, trace, watch)
+    proven = run.solve()
     trace.seconds["solve"] = watch.restart()
-    return found
+    best = run.best
+    if best.vgpus is None:
+        raise InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
+    used = np.flatnonzero(best.vgpus.any(axis=1))
+    return Found(
+        columns=columns.take(used),
+        vgpus=best.vgpus[used],
+        score=best.score,
+        bound=max(proven, best.score),
+        trace=trace,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
+    """The best plan known (None before the first) and its score."""
+
     vgpus: NDArray[np.int64] | None
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
+    """One search: the inputs, the best plan known and what is proven."""
+
     problem: Problem
     columns: Columns
     goal: Goal
     bound: Bound
     options: PlanOptions
     trace: Trace
+    watch: Stopwatch
+    best: _Best = field(default_factory=lambda: _Best(None, -np.inf))
 
-    def sketch(self) -> tuple[NDArray[np.int64], NDArray[np.float64], _Best]:
-        """A first integer plan, from rounding and a program over the cheapest configurations."""
+    def solve(self) -> float:
+        """Improve `best` until it is proven or the limits end; returns the proven bound."""
         loss = least_loss(self.problem, self.columns, self.bound)
         rows = undominated(self.problem, self.columns, np.arange(len(self.columns)))
         rows = rows[np.argsort(loss[rows], kind="stable")]
-        best = self._scored(round_down(self.problem, self.columns, self.bound.rate_rps, self.goal))
-        gap = (self.bound.score - best.score) / max(abs(best.score), 1e-12)
-        if gap > self.options.relative_gap:
-            chosen = self._with_used(rows[:_SKETCH_COLUMNS], best)
-            best, _ = self._integer(chosen, best, _SKETCH_NODES)
-        return rows, loss, best
-
-    def finish(self, rows: NDArray[np.int64], loss: NDArray[np.float64], best: _Best) -> Found:
-        """Drop what cannot help, solve the rest, put the proof together."""
-        open_rows = rows[loss[rows] < self.bound.score - best.score]
-        kept = open_rows[: self.options.max_columns]
-        left_out = open_rows[self.options.max_columns :]
-        ceiling = -np.inf
-        if len(left_out):
-            ceiling = self.bound.score - float(loss[left_out[0]])
-            self.trace.notes.append(
-                f"{len(left_out)} configurations that the exact screen left open were set aside; "
-                "the gap covers them through the relaxation's bound"
-            )
+        self._offer(round_down(self.problem, self.columns, self.bound.rate_rps, self.goal))
+        self.trace.seconds["screen"] = self.watch.restart()
+        proven = self.bound.score
+        kept = 0
+        for size in (min(_SKETCH_COLUMNS, self.options.max_columns), self.options.max_columns):
+            if self._settled(proven):
+                break
+            open_rows = rows[loss[rows] < self.bound.score - self.best.score]
+            chosen, left_out = open_rows[:size], open_rows[size:]
+            kept = len(chosen)
+            ceiling = -np.inf
+            if len(left_out):
+                ceiling = self.bound.score - float(loss[left_out[0]])
+            inside = self._integer(np.sort(chosen))
+            proven = min(proven, max(inside, ceiling, self.best.score))
+            self._note(len(left_out), proven, last=size == self.options.max_columns)
+            if not len(left_out):
+                break
         self.trace.configurations = {
             "enumerated": self.columns.enumerated,
             "feasible": len(self.columns),
-            "kept": len(kept),
+            "kept": kept,
         }
-        chosen = self._with_used(kept, best)
-        proven = best.score
-        if self.bound.score - best.score > self.options.relative_gap * abs(best.score):
-            best, proven = self._integer(chosen, best, self.options.node_limit)
-        else:
-            proven = self.bound.score
-        if best.vgpus is None:
-            raise AssertionError
-        score = self.bound.score
-        upper = min(score, max(proven, ceiling, best.score))
-        used = np.flatnonzero(best.vgpus.any(axis=1))
-        return Found(
-            columns=self.columns.take(used),
-            vgpus=best.vgpus[used],
-            score=best.score,
-            bound=max(upper, best.score),
-            trace=self.trace,
-        )
+        return proven
 
-    def _with_used(self, rows: NDArray[np.int64], best: _Best) -> NDArray[np.int64]:
-        if best.vgpus is None:
-            return np.sort(rows)
-        return np.union1d(rows, np.flatnonzero(best.vgpus.any(axis=1)))
+    def _note(self, left_out: int, proven: float, *, last: bool) -> None:
+        if left_out and last and not self._settled(proven):
+            self.trace.notes.append(
+                f"{left_out} configurations that the exact screen left open were set aside; "
+                "the gap covers them through the relaxation's bound"
+            )
 
-    def _scored(self, vgpus: NDArray[np.int64] | None) -> _Best:
+    def _settled(self, proven: float) -> bool:
+        """Whether the best plan is proven within the relative gap."""
+        return proven - self.best.score <= self.options.relative_gap * abs(self.best.score)
+
+    def _offer(self, vgpus: NDArray[np.int64] | None) -> bool:
+        """Take a plan [n, S] if it is better; tells whether it was."""
         if vgpus is None:
-            return _Best(None, -np.inf)
+            return False
         vgpus = trimmed(self.columns, vgpus)
         if self.goal.fixed:
             used = gpus_in_use(self.problem, self.columns, vgpus)
-            return _Best(vgpus, -float(self.goal.price @ used))
-        return _Best(vgpus, lowest_share(self.columns, vgpus, self.goal))
+            score = -float(self.goal.price @ used)
+        else:
+            score = lowest_share(self.columns, vgpus, self.goal)
+        if score > self.best.score:
+            self.best = _Best(vgpus, score)
+            return True
+        return False
 
-    def _integer(self, rows: NDArray[np.int64], best: _Best, nodes: int) -> tuple[_Best, float]:
-        """Look for plans over some configurations that beat `best`, again after each success.
+    def _integer(self, rows: NDArray[np.int64]) -> float:
+        """Look for better plans over some configurations, in ever longer attempts.
+
+        After each success the GPUs of models are narrowed anew, which often is the whole proof.
 
         Returns:
-            the best plan known, and what no plan over these configurations exceeds.
+            what no plan over these configurations exceeds.
         """
         columns = self.columns.take(rows)
         ceiling = self.bound.score
-        while True:
-            cutoff = best.score + self._step(best.score)
-            program, layout = integer_program(self.problem, columns, self.goal, cutoff)
-            narrowed = tighten(program, layout) if np.isfinite(cutoff) else program
-            if narrowed is None:
+        nodes = self._node_budget(columns)
+        attempt = _FIRST_NODES
+        while nodes > 0:
+            cutoff = self.best.score + self._step()
+            answer = self._attempt(columns, cutoff, min(attempt, nodes))
+            if answer is None or answer.status == "infeasible":
                 self.trace.status = "optimal"
-                return best, min(ceiling, cutoff)
-            answer = solve_integer(narrowed, self._limits(nodes))
+                return min(ceiling, cutoff)
             self.trace.status = answer.status
             ceiling = min(ceiling, max(answer.bound, cutoff))
-            if answer.values is None:
-                if answer.status == "infeasible":
-                    self.trace.status = "optimal"
-                    return best, min(ceiling, cutoff)
-                return best, ceiling
-            whole = np.zeros(self.columns.types.shape, dtype=np.int64)
-            whole[rows] = counts_of(layout, columns, answer.values)
-            best = max(best, self._scored(whole), key=lambda b: b.score)
-            nodes -= answer.nodes
-            if ceiling <= best.score + self._step(best.score) or nodes < 1:
-                return best, ceiling
+            improved = False
+            if answer.values is not None:
+                whole = np.zeros(self.columns.types.shape, dtype=np.int64)
+                whole[rows] = answer.values
+                improved = self._offer(whole)
+            if self._settled(ceiling):
+                self.trace.status = "optimal"
+                return ceiling
+            if self._out_of_time():
+                self.trace.status = "time limit reached"
+                return ceiling
+            nodes -= max(answer.nodes, 1)
+            attempt = attempt if improved else attempt * _LONGER
+        return ceiling
 
-    def _limits(self, nodes: int) -> Limits:
-        return Limits(
-            relative_gap=self.options.relative_gap, nodes=nodes, seconds=self.options.time_limit_s
+    def _attempt(self, columns: Columns, cutoff: float, nodes: int) -> Answer | None:
+        """One run of the integer program, vGPU counts [n, S] for values; None: nothing better."""
+        program, layout = integer_program(self.problem, columns, self.goal, -np.inf)
+        if np.isfinite(cutoff):
+            narrowed = tighten(self.problem, columns, self.goal, cutoff)
+            if narrowed is None:
+                return None
+            program = narrowed
+        seconds = self._seconds_left()
+        limits = Limits(
+            relative_gap=self.options.relative_gap, nodes=nodes, seconds=seconds, cutoff=cutoff
         )
+        answer = solve_integer(program, limits)
+        if answer.values is None:
+            return answer
+        return replace(answer, values=counts_of(layout, columns, answer.values))
 
-    def _step(self, score: float) -> float:
+    def _node_budget(self, columns: Columns) -> int:
+        cells = int(np.isfinite(columns.rate_rps).sum())
+        by_size = max(_LEAST_NODES, _NODE_CELLS // max(1, cells))
+        return by_size if self.options.node_limit is None else self.options.node_limit
+
+    def _seconds_left(self) -> float | None:
+        if self.options.time_limit_s is None:
+            return None
+        return max(0.1, self.options.time_limit_s - self.watch.seconds())
+
+    def _out_of_time(self) -> bool:
+        limit = self.options.time_limit_s
+        return limit is not None and self.watch.seconds() >= limit
+
+    def _step(self) -> float:
         """The least improvement that is looked for."""
-        return max(self.options.relative_gap * _STEP, _LEAST_STEP) * abs(score)
+        return max(self.options.relative_gap * _STEP, _LEAST_STEP) * abs(self.best.score)

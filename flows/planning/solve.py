@@ -5,6 +5,7 @@ proof or by its node limit repeats itself exactly.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import highspy
 import numpy as np
@@ -17,18 +18,22 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When an integer program may stop: proof within `relative_gap`, nodes, seconds."""
+    """When an integer program may stop: proof within `relative_gap`, nodes, seconds.
+
+    `cutoff` is a score that solutions of interest exceed; -infinity where none is known.
+    """
 
     relative_gap: float
     nodes: int
     seconds: float | None = None
+    cutoff: float = -np.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Best solution found (None where there is none), and a bound no solution exceeds."""
 
-    values: NDArray[np.float64] | None
+    values: NDArray[Any] | None
     bound: float
     status: str
     nodes: int
@@ -73,21 +78,16 @@ class Relaxation:
         self._highs.changeColBounds(variable, lower, upper)
 
 
-def solve_integer(
-    program: Program, limits: Limits, start: NDArray[np.float64] | None = None
-) -> Answer:
-    """Solve with HiGHS from a known solution, where there is one."""
+def solve_integer(program: Program, limits: Limits) -> Answer:
+    """Solve with HiGHS; solutions that do not beat the cutoff may be cut off."""
     highs = _highs(program)
     highs.setOptionValue("mip_rel_gap", limits.relative_gap)
     highs.setOptionValue("mip_abs_gap", 0.0)
     highs.setOptionValue("mip_max_nodes", limits.nodes)
+    if np.isfinite(limits.cutoff):
+        highs.setOptionValue("objective_bound", -limits.cutoff)  # of the negated, minimised form
     if limits.seconds is not None:
         highs.setOptionValue("time_limit", limits.seconds)
-    if start is not None:
-        known = highspy.HighsSolution()
-        known.col_value = start.tolist()
-        known.value_valid = True
-        highs.setSolution(known)
     highs.run()
     info = highs.getInfo()
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible

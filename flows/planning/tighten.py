@@ -9,7 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from flows.planning.integer import Layout
+from flows.planning.bound import Goal
+from flows.planning.columns import Columns
+from flows.planning.integer import integer_program
+from flows.planning.problem import Problem
 from flows.planning.program import Program
 from flows.planning.solve import Relaxation
 
@@ -17,25 +20,30 @@ _ROUNDS = 4
 _WHOLE = 1e-6  # a relaxed extreme this close to a whole number is that number
 
 
-def tighten(program: Program, layout: Layout) -> Program | None:
-    """The program with narrower bounds on the GPUs of models; None where no better plan exists."""
-    lower, upper = program.lower.copy(), program.upper.copy()
-    relaxation = Relaxation(program)
+def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Program | None:
+    """The program with narrower bounds on the GPUs of models; None where no plan reaches `cutoff`.
+
+    The row `better` stays out of the program returned: solvers find plans faster without it.
+    """
+    probe, layout = integer_program(problem, columns, goal, cutoff)
+    lower, upper = probe.lower.copy(), probe.upper.copy()
+    relaxation = Relaxation(probe)
     for _ in range(_ROUNDS):
         narrowed = False
-        for variable in layout.owned.reshape(-1):
-            least = relaxation.extreme(int(variable), -1.0)
-            most = relaxation.extreme(int(variable), 1.0)
+        for variable in (int(v) for v in layout.owned.reshape(-1)):
+            least = relaxation.extreme(variable, -1.0)
+            most = relaxation.extreme(variable, 1.0)
             if least is None or most is None:
                 return None
-            low = max(lower[variable], np.ceil(least - _WHOLE))
-            high = min(upper[variable], np.floor(most + _WHOLE))
+            low = max(float(lower[variable]), float(np.ceil(least - _WHOLE)))
+            high = min(float(upper[variable]), float(np.floor(most + _WHOLE)))
             if low > high:
                 return None
             if low > lower[variable] or high < upper[variable]:
                 lower[variable], upper[variable] = low, high
-                relaxation.bound(int(variable), low, high)
+                relaxation.bound(variable, low, high)
                 narrowed = True
         if not narrowed:
             break
+    program, _ = integer_program(problem, columns, goal, -np.inf)
     return replace(program, lower=lower, upper=upper)
