@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,6 +32,8 @@ DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
 FORMAT = 1
 KEY_DIGITS = 16
+# Served under this name and kept in a folder of this name.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def split_model(
@@ -53,6 +56,8 @@ def split_model(
     Raises:
         InputError: the model cannot be split, with the reason.
     """
+    if not NAME.fullmatch(name):
+        raise InputError("model name", f"{name!r} has other characters than letters, digits, . _ -")
     if blocks < 1 or max_batch < 1:
         raise InputError("split", f"{blocks} blocks and a largest batch of {max_batch}")
     skeleton = load_skeleton(path)
@@ -81,7 +86,10 @@ def split_model(
             },
         )
         split.write()
-        unfinished.rename(folder)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another process was first
+            return SplitModel.read(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return replace(split, folder=folder)

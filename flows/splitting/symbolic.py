@@ -57,6 +57,8 @@ def _fixed_batch(graph: onnx.GraphProto, where: str) -> int | None:
                 f"dimension {dynamic[0]} ({shape.dim[dynamic[0]].dim_param or '?'}) is dynamic;"
                 " only dimension 0, the batch, may be: export the model with fixed sizes",
             )
+        if any(d.HasField("dim_value") and d.dim_value < 1 for d in shape.dim):
+            raise InputError(place, f"shape {[d.dim_value for d in shape.dim]} holds no element")
         first = shape.dim[0]
         batches[value.name] = first.dim_value if first.HasField("dim_value") else None
     if not batches:

@@ -85,6 +85,36 @@ def test_an_input_without_dimensions_is_refused(tmp_path: Path) -> None:
     refused(path, "no batch dimension")
 
 
+@pytest.mark.parametrize("shape", [[0, 3], [1, 0], ["n", 0, 2]])
+def test_an_input_that_holds_no_element_is_refused(tmp_path: Path, shape: list[int | str]) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": shape}, outputs=["y"])
+    refused(path, "input 'x': shape .* holds no element")
+
+
+def test_an_element_type_that_clients_cannot_send_is_refused(tmp_path: Path) -> None:
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+        inputs={"x": ["n", 2]},
+        outputs=["y"],
+    )
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    path.write_bytes(model.SerializeToString())
+    refused(path, "input 'x': element type is not served")
+
+
+def test_an_operator_nobody_knows_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": ["n", 2]}, outputs=["y"])
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("nowhere", 1))
+    model.graph.node[0].domain, model.graph.node[0].op_type = "nowhere", "Quux"
+    path.write_bytes(model.SerializeToString())
+    refused(path, "onnxruntime cannot load it")
+
+
 def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["c"], ["y"])
     path = tiny_models.save(

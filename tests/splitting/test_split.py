@@ -41,6 +41,13 @@ def test_a_failed_split_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["", "../m", "a b", ".hidden"])
+def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    with pytest.raises(InputError, match="model name"):
+        split_model(path, name=name, out=tmp_path / "models")
+
+
 def test_a_broken_record_is_named(tmp_path: Path) -> None:
     split = split_model(
         tiny_models.chain(tmp_path / "m.onnx"), name="m", blocks=2, out=tmp_path / "models"
