@@ -125,6 +125,7 @@ class Gateway:
         self.deployment = deployment
         self.state = State.SERVING
         self.timer_us: int | None = None
+        self._expiry_us = 0
         self.counters = GatewayCounters()
         self._watch = watch
         self._epoch = epoch << 32
@@ -299,9 +300,14 @@ class Gateway:
     # Time and rollout
 
     def timer(self, now_us: int) -> None:
-        """The instant of `timer_us` has come."""
+        """The instant of `timer_us` has come.
+
+        It comes a little before the last moment, and the core is told the last moment itself: so
+        the dispatch is decided early, for an instant that lies ahead, and a late wake-up of this
+        process does not cost the requests that waited for it.
+        """
         self.timer_us = None
-        self._tell(Timer(now_us=self._at(now_us)))
+        self._tell(Timer(now_us=self._at(max(now_us, self._expiry_us))))
 
     def prepare(self, deployment: Deployment) -> None:
         """Accept a second generation beside the one served."""
@@ -358,6 +364,9 @@ class Gateway:
         deployment = self.deployment
         self._slots = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
         self._models = {model.name: i for i, model in enumerate(deployment.plan.models)}
+        self._slack_us = min(
+            deployment.settings.guard_us(model.slo_us) for model in deployment.plan.models
+        )
 
     def _model_number(self, name: str) -> int | None:
         return self._models.get(name)
@@ -382,7 +391,8 @@ class Gateway:
                 case Abort():
                     self._abort(decision.batch_id, event.now_us)
                 case SetTimer():
-                    self.timer_us = decision.at_us
+                    self._expiry_us = decision.at_us
+                    self.timer_us = decision.at_us - self._slack_us
         self._retry_held()
 
     def _drop(self, decision: Drop) -> None:

@@ -326,7 +326,7 @@ class Hub:
 
     def wake(self) -> None:
         """Make `poll` return soon; from any thread."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, or closed by now
             os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float | None = None) -> bool:

@@ -37,6 +37,7 @@ from triton_backend.serving.wire import (
 )
 
 BEAT_US = 250_000
+COMMANDS = ("prepare", "flush", "swap", "abort", "status")
 _LOG = logging.getLogger(__name__)
 
 
@@ -71,9 +72,10 @@ class SchedulerService:
 
     def stop(self) -> None:
         """End the thread and close everything."""
-        self._stopping = True
-        self._hub.wake()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._stopping = True
+            self._hub.wake()
+            self._thread.join(timeout=5)
 
     def call(self, function: Callable[[], Any], timeout_s: float = 5.0) -> Any:
         """Run a function in the scheduler's thread and give its result."""
@@ -90,13 +92,9 @@ class SchedulerService:
         Raises:
             InputError: unknown command, wrong plan or generation, or a step out of order.
         """
-        try:
-            data = json.loads(request)
-            command, plan_id = data["command"], data.get("plan_id")
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError("control request", f"not a request: {error}") from error
+        command, plan_id, generation = _control_request(request)
         if command == "prepare":
-            deployment = Deployment.read(self._settings, int(data["generation"]))
+            deployment = Deployment.read(self._settings, generation)
             _same_plan(plan_id, deployment.plan.plan_id)
             self.call(lambda: self.gateway.prepare(deployment))
         elif command == "flush":
@@ -105,11 +103,6 @@ class SchedulerService:
             self.call(lambda: self._swap(plan_id))
         elif command == "abort":
             self.call(lambda: self.gateway.abort(self._clock.now_us()))
-        elif command != "status":
-            raise InputError(
-                "control request, command",
-                f"{command!r} is none of prepare, flush, swap, abort, status",
-            )
         return self.call(self.gateway.status)
 
     def _swap(self, plan_id: str | None) -> None:
@@ -255,6 +248,25 @@ class SchedulerService:
     ) -> list[memoryview]:
         """The scheduler takes metadata only."""
         raise FrameError(f"{header.kind.name} ({len(body)} bytes) with tensors: {connection.name}")
+
+
+def _control_request(text: str) -> tuple[str, str | None, int]:
+    """Command, plan id and generation (0 where none is given).
+
+    Raises:
+        InputError: it is not a request.
+    """
+    try:
+        data = json.loads(text)
+        command, plan_id = data["command"], data.get("plan_id")
+        generation = int(data["generation"]) if command == "prepare" else 0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("control request", f"not a request: {error!r}") from error
+    if command not in COMMANDS:
+        raise InputError(
+            "control request, command", f"{command!r} is none of {', '.join(COMMANDS)}"
+        )
+    return command, plan_id, generation
 
 
 def _same_plan(asked: str | None, found: str) -> None:

@@ -43,7 +43,8 @@ class ServeSettings:
         time_stretch: emulated latencies and transfers last this many times what the plan says;
             the plan must have been stretched alike.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
-            to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half).
+            to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
+            its timers ring as much earlier again.
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
         base_port: first of the TCP ports used when there are several hosts.

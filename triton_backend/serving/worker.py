@@ -94,6 +94,7 @@ class StageWorker:
         self._links = self._open_links()
         self._scheduler: Connection | None = None
         self._jobs: dict[int, _Job] = {}
+        self._stopping = False
         self._scratch = _Scratch(self._segment.layout.batch)
 
     def _open_links(self) -> Links | None:
@@ -109,9 +110,14 @@ class StageWorker:
         if self._settings.hosts:
             self._hub.listen(self._deployment.worker_address(self._vgpu, same_host=False))
 
-    def run_forever(self) -> None:
-        """Serve until the process is ended."""
-        while True:
+    def stop(self) -> None:
+        """Make `run` return soon; from any thread."""
+        self._stopping = True
+        self._hub.wake()
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        while not self._stopping:
             if self._scheduler is None and not self._jobs:
                 self._connect()
             job = self._next_job()
@@ -120,10 +126,14 @@ class StageWorker:
                 self._hub.poll(0)
                 job = self._next_job()
                 if job is not None and job.due_us <= now_us:
-                    self._run(job)
+                    self._execute(job)
                 continue
             self._hub.alarm.set(None if job is None else job.due_us)
             self._hub.poll(RECONNECT_SECONDS if self._scheduler is None else None)
+        self._outbound.close()
+        self._hub.close()
+        self._segment.remove()
+        self._runtime.close()
 
     def _connect(self) -> None:
         """Report to the scheduler; only when idle, because it takes a reporter for idle."""
@@ -223,7 +233,7 @@ class StageWorker:
             raise FrameError(f"more than {self._segment.slots} batches")
         self._jobs[header.batch_id] = _Job(header.batch_id, batch, hop)
 
-    def _run(self, job: _Job) -> None:
+    def _execute(self, job: _Job) -> None:
         del self._jobs[job.batch_id]
         stage, body = self._place.stage, job.body
         if stage:
@@ -250,11 +260,12 @@ class StageWorker:
         finally:
             self._board.idle(self._vgpu)
         end_us = self._clock.now_us()
+        # Told before the next worker can tell of its transfer.
+        self._tell_times(Kind.STAGE_DONE, job, start_us, end_us)
         if last:
             self._send_answer(job, road)
         else:
             self._send_on(job, road, end_us)
-        self._tell_times(Kind.STAGE_DONE, job, start_us, end_us)
 
     def _compute(self, job: _Job, outputs: Arrays) -> None:
         """Run the stage from this worker's slot into `outputs`, converting where types differ."""
@@ -389,7 +400,7 @@ def serve(deployment: Deployment, vgpu: int) -> None:
     worker.listen()
     stop = threading.Event()
     threading.Thread(target=board.keep_beating, args=(vgpu, clock, stop), daemon=True).start()
-    worker.run_forever()
+    worker.run()
 
 
 def end_with_parent(parent: int) -> None:
