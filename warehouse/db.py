@@ -4,9 +4,10 @@ Here: the connection and nothing about what is stored. DuckDB is imported in thi
 """
 
 import re
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +21,23 @@ QUERY_FOLDER = Path(__file__).parent / "queries"
 _LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")
 
 
+# What is compiled into DuckDB's wheel is all that is used; nothing is fetched when it is missing.
+OFFLINE: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """An open warehouse. Use it as a context manager, or call `close`."""
+    """An open warehouse. Use it as a context manager, or call `close`.
+
+    Several threads may use it; their statements and transactions take turns.
+    """
 
     path: Path
     connection: duckdb.DuckDBPyConnection
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
     def __enter__(self) -> Self:
         return self
@@ -44,9 +56,10 @@ class Warehouse:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a query as dictionaries."""
-        cursor = self.connection.execute(sql, list(parameters))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with self.lock:
+            cursor = self.connection.execute(sql, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def query(self, name: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of the query in `queries/<name>.sql`, which states its parameters and columns."""
@@ -62,18 +75,20 @@ class Warehouse:
         values = ", ".join("unnest(?)" for _ in columns)
         # Table and column names come from this package, never from users.
         sql = f"{verb} INTO {table} ({', '.join(columns)}) SELECT {values}"
-        self.connection.execute(sql, [[row[c] for row in rows] for c in columns])
+        with self.lock:
+            self.connection.execute(sql, [[row[c] for row in rows] for c in columns])
 
     @contextmanager
     def transaction(self) -> Generator[None]:
         """All or nothing."""
-        self.connection.begin()
-        try:
-            yield
-        except BaseException:
-            self.connection.rollback()
-            raise
-        self.connection.commit()
+        with self.lock:
+            self.connection.begin()
+            try:
+                yield
+            except BaseException:
+                self.connection.rollback()
+                raise
+            self.connection.commit()
 
 
 def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
@@ -95,7 +110,7 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     if existed and not read_only and not path.stat().st_mode & 0o222:
         raise InputError(where, "cannot be written (the file is read-only)")
     try:
-        connection = duckdb.connect(where, read_only=read_only)
+        connection = duckdb.connect(where, read_only=read_only, config=OFFLINE)
     except duckdb.Error as error:
         raise InputError(where, _reason(error)) from error
     try:

@@ -1,0 +1,3 @@
+-- The newest rollouts.
+-- Parameters: limit. Columns: those of rollouts.
+SELECT * FROM rollouts ORDER BY started_at DESC, rollout_id LIMIT ?;
