@@ -1,0 +1,63 @@
+"""The `poolpipe` command: its groups, and what every command shares.
+
+Exit codes: 0 success, 2 wrong usage or bad input (one line on stderr), 1 failure, 130 and 143 when
+interrupted. Not here: what the commands do (`flows/commands`), and any heavy import.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from flows.commands import models, online, operations, planning, simulation, warehouse
+from triton_backend.core.errors import InputError, PoolPipeError
+
+FAILURE = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+
+app = typer.Typer(
+    name="poolpipe",
+    help="Serve models under latency SLOs on pools of unequal GPUs.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (operations, models, planning, simulation, online, warehouse):
+    group.add_to(app)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit; a SIGTERM cleans up like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line. Returns the exit code."""
+    try:
+        # A command returns nothing, or leaves by typer.Exit, whose code comes back.
+        return app(arguments or ["--help"], prog_name="poolpipe", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        return _complain(error.format_message(), WRONG_INPUT)
+    except PoolPipeError as error:
+        return _complain(str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Who read stdout has gone; nothing may be written to it when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"poolpipe: {' '.join(message.split())}\n")
+    return code
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)

@@ -1,0 +1,1 @@
+"""The commands of `poolpipe`, a file per group. Heavy modules are imported inside each command."""

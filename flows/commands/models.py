@@ -1,0 +1,271 @@
+"""Commands about models: split, build, profile, profiles import and export."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.options import WAREHOUSE, AsJson, ClusterFile, WarehouseFile, example
+from flows.commands.output import cell, note, notes, print_json, progress, show, table
+
+if TYPE_CHECKING:
+    from flows.building.keys import BuiltArtifact
+    from flows.profiling.measure import CellKey
+    from flows.steps.prepare import ClassToProfile, Prepared
+    from flows.steps.workspace import Workspace
+
+profiles = typer.Typer(help="Tables of latencies and boundaries, in and out.")
+
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    app.command(epilog=example("poolpipe split resnet50.onnx --name resnet --blocks 10"))(split)
+    app.command(epilog=example("poolpipe build resnet --cluster cluster.yaml"))(build)
+    app.command(epilog=example("poolpipe profile resnet --cluster cluster.yaml"))(profile)
+    profiles.command("import", epilog=example("poolpipe profiles import tables/"))(import_tables)
+    profiles.command("export", epilog=example("poolpipe profiles export tables/"))(export_tables)
+    app.add_typer(profiles, name="profiles")
+
+
+def split(
+    model: Annotated[Path, typer.Argument(help="An ONNX file; external data beside it.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the model; the file's name without it.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks wanted.")] = 10,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch it is checked at.")] = 8,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Find blocks and boundaries of a model, check them, and store them."""
+    from flows.steps.prepare import split_step
+    from flows.steps.workspace import workspace
+
+    with progress(f"splitting {model}"):
+        found = split_step(
+            workspace(warehouse), model, name or model.stem, blocks=blocks, max_batch=max_batch
+        )
+    if as_json:
+        print_json(
+            {
+                "name": found.name,
+                "key": found.key,
+                "folder": found.folder,
+                "blocks": found.blocks,
+                "cuts": found.cuts,
+                "legal_cuts": found.legal_cuts,
+                "block_times_us": found.block_times_us,
+                "boundary_bytes": found.boundary_bytes,
+                "boundaries": [[s.to_dict() for s in specs] for specs in found.boundaries],
+                "inputs": [s.to_dict() for s in found.inputs],
+                "outputs": [s.to_dict() for s in found.outputs],
+                "check": dict(found.check),
+                "reused": found.reused,
+            }
+        )
+        return
+    total = sum(found.block_times_us)
+    rows = [
+        (
+            str(block),
+            f"{found.cuts[block]} to {found.cuts[block + 1] - 1}",
+            f"{time / total:.1%}",
+            cell(found.boundary_bytes[block] if block + 1 < found.blocks else None),
+        )
+        for block, time in enumerate(found.block_times_us)
+    ]
+    show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
+    done = "reused from" if found.reused else "written to"
+    show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
+    show(str(found.folder))
+
+
+def build(
+    names: Names = None,
+    *,
+    cluster: ClusterFile,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Build what the cluster's classes run of every block, and of whole models."""
+    from flows.steps.prepare import build_step, read_split
+    from flows.steps.workspace import workspace
+
+    work, classes = workspace(warehouse), _classes(cluster)
+    built: dict[str, dict[str, dict[tuple[int, int], BuiltArtifact]]] = {}
+    with progress("building") as report:
+        for name in _names(work, names):
+            report(f"building {name}")
+            built[name] = build_step(work, read_split(work, name), classes)
+    if as_json:
+        print_json({name: _keys(by_class) for name, by_class in built.items()})
+        return
+    rows = [
+        (name, gpu_class, len(stages), sum(artifact.reused for artifact in stages.values()))
+        for name, by_class in built.items()
+        for gpu_class, stages in by_class.items()
+    ]
+    show(table(("model", "class", "artifacts", "of them reused"), rows))
+
+
+def _keys(
+    by_class: "dict[str, dict[tuple[int, int], BuiltArtifact]]",
+) -> dict[str, list[dict[str, object]]]:
+    return {
+        gpu_class: [
+            {"blocks": list(stage), "artifact": artifact.key, "reused": artifact.reused}
+            for stage, artifact in stages.items()
+        ]
+        for gpu_class, stages in by_class.items()
+    }
+
+
+def profile(
+    names: Names = None,
+    *,
+    cluster: ClusterFile,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Batch sizes; all up to the split's without it.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Most seconds for one cell, warm-up apart.")
+    ] = 0.5,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Measure every block on every class, vGPU divisor and batch that was not measured yet."""
+    from flows.profiling.measure import MeasureLimits
+    from flows.steps.prepare import profile_step, read_split
+    from flows.steps.workspace import workspace
+
+    work, classes = workspace(warehouse), _classes(cluster)
+    limits = MeasureLimits(max_seconds=seconds)
+    with progress("profiling") as report:
+
+        def on_cell(at: int, of: int, key: "CellKey") -> None:
+            place = f"block {key.block} on {key.gpu_class} 1/{key.vgpu_divisor}, batch {key.batch}"
+            report(f"{key.model}: cell {at + 1} of {of}, {place}")
+
+        done = [
+            profile_step(
+                work,
+                read_split(work, name),
+                classes,
+                batches=batch,
+                limits=limits,
+                progress=on_cell,
+            )
+            for name in _names(work, names)
+        ]
+    if as_json:
+        print_json({model.name: _prepared(model) for model in done})
+        return
+    for model in done:
+        show(model.in_words())
+    rows = [
+        (model.name, gpu_class, f"1/{divisor}", batch, f"{ratio:.3f}")
+        for model in done
+        for (gpu_class, divisor, batch), ratio in sorted(model.ratios.items())
+    ]
+    show(table(("model", "class", "vGPU", "batch", "blocks' sum / whole"), rows))
+
+
+def _prepared(model: "Prepared") -> dict[str, object]:
+    return {
+        "blocks": model.blocks,
+        "artifacts": {"built": model.artifacts_built, "reused": model.artifacts_reused},
+        "cells": {"measured": model.cells_measured, "reused": model.cells_reused},
+        "sum_ratios": [
+            {"gpu_class": c, "vgpu_divisor": v, "batch": b, "ratio": ratio}
+            for (c, v, b), ratio in sorted(model.ratios.items())
+        ],
+    }
+
+
+def _classes(cluster: Path) -> "list[ClassToProfile]":
+    """CPU classes of a cluster file with their divisors; classes without a runtime are named."""
+    from flows.files import read_cluster, read_device_classes
+    from flows.steps.prepare import ClassToProfile
+    from triton_backend.core.errors import InputError
+
+    known, devices = read_cluster(cluster), read_device_classes(cluster)
+    if not devices:
+        raise InputError(
+            f"{cluster}, gpu_classes", "none has a `runtime: {cores, threads, stretch}` to run here"
+        )
+    without = [c.name for c in known.gpu_classes if c.name not in devices]
+    notes(f"class {name} has no runtime here, left out" for name in without)
+    return [
+        ClassToProfile(device=device, divisors=known.gpu_class(name).vgpu_divisors)
+        for name, device in devices.items()
+    ]
+
+
+def _names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
+    """The models asked for, or all that were split here."""
+    from triton_backend.core.errors import InputError
+    from warehouse.profiles import find_model, model_names
+
+    if names:
+        return list(names)
+    with work.open(read_only=True) as store:
+        found = [n for n in model_names(store) if find_model(store, n).folder is not None]
+    if not found:
+        raise InputError(str(work.warehouse), "no model was split; `poolpipe split` does that")
+    return found
+
+
+def import_tables(
+    folder: Annotated[Path, typer.Argument(help="Holds block_latency_us.csv, boundary_bytes.csv.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Take tables measured elsewhere into the warehouse."""
+    from flows.clock import now_utc
+    from flows.profiling.tables import read_tables
+    from warehouse.db import open_warehouse
+    from warehouse.profiles import import_profile
+
+    found, warnings = read_tables(folder)
+    notes(warnings)
+    with open_warehouse(warehouse) as store, progress("importing") as report:
+        for name, imported in found.items():
+            report(f"importing {name}")
+            import_profile(store, imported, str(folder), now_utc())
+    if as_json:
+        print_json({"models": sorted(found), "warnings": warnings})
+        return
+    classes = sorted({gpu_class for p in found.values() for gpu_class, _ in p.latency_us})
+    show(f"{len(found)} models on {', '.join(classes)} are in {warehouse}")
+
+
+def export_tables(
+    folder: Annotated[Path, typer.Argument(help="Where the two files are written.")],
+    *,
+    model: options.Models = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Write tables that `profiles import`, and other programs, can read."""
+    from flows.profiling.tables import write_tables
+    from warehouse.db import open_warehouse
+    from warehouse.profiles import model_names, read_profiles
+
+    with open_warehouse(warehouse, read_only=True) as store:
+        found, warnings = read_profiles(store, model or model_names(store))
+    notes(warnings)
+    files = write_tables(folder, found)
+    if as_json:
+        print_json({"models": sorted(found), "files": files})
+        return
+    show(f"{len(found)} models in {', '.join(map(str, files))}")
+    if not found:
+        note(f"{warehouse} holds no model")

@@ -1,0 +1,109 @@
+"""Options that several commands share, each declared once: name, help, environment variable."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
+
+WAREHOUSE = Path(WAREHOUSE_DEFAULT)
+
+WarehouseFile = Annotated[
+    Path, typer.Option("--warehouse", envvar=WAREHOUSE_VARIABLE, help="The DuckDB file.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+]
+PlanFile = Annotated[
+    str, typer.Option("--plan", help="A plan.json, or the id of a plan in the warehouse.")
+]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml.")]
+WorkloadFile = Annotated[Path, typer.Option("--workload", help="workload.yaml.")]
+
+Planner = Annotated[str, typer.Option(metavar="pool|no-partitioning|dart-r")]
+Objective = Annotated[str, typer.Option(metavar="throughput|cost|power")]
+MaxPartitions = Annotated[int, typer.Option(min=1, help="Most stages of a pipeline.")]
+Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(min=0.1, metavar="S", help="Seconds for the integer programs."),
+]
+
+Policy = Annotated[str, typer.Option(help="Dispatch policy, by name.")]
+Nic = Annotated[str, typer.Option(metavar="shared|isolated", help="Whose a node's links are.")]
+Seed = Annotated[int, typer.Option(min=0)]
+Duration = Annotated[float, typer.Option(min=0.001, metavar="S", help="Seconds of load.")]
+LoadFactor = Annotated[
+    float | None,
+    typer.Option(min=0.0001, help="Times the planned rates of the reference plan."),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(min=0.0001, metavar="RPS", help="Requests per second over all models instead."),
+]
+ReferencePlan = Annotated[
+    Path | None, typer.Option(help="Plan whose rates are scaled; the plan itself without it.")
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Load this model alone (may be given several times)."),
+]
+ArrivalsFrom = Annotated[
+    str,
+    typer.Option(
+        "--arrivals", metavar="poisson|gamma|deterministic|FILE", help="A process or a trace."
+    ),
+]
+Shape = Annotated[float, typer.Option(min=0.0001, help="Of gamma arrivals; below 1 is bursty.")]
+TraceTime = Annotated[
+    str, typer.Option(metavar="COLUMN", help="Time column of a trace, in seconds.")
+]
+TraceModel = Annotated[str | None, typer.Option(metavar="COLUMN", help="Model column of a trace.")]
+TraceInterval = Annotated[
+    float | None,
+    typer.Option(min=0.001, metavar="S", help="The trace has a row of counts per S seconds."),
+]
+TraceNames = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="SERIES=MODEL", help="A name in the trace, and the plan's."),
+]
+
+Port = Annotated[int, typer.Option(min=1, max=65_535)]
+Address = Annotated[str, typer.Option(help="Where to listen; loopback unless told otherwise.")]
+
+
+def example(*lines: str) -> str:
+    """The end of a help page: one command a user can copy, or several."""
+    return "\n\n".join(("Example:", *lines))
+
+
+def pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """`A=B` texts as a mapping.
+
+    Raises:
+        InputError: a text has no `=` or names a key twice.
+    """
+    from triton_backend.core.errors import InputError
+
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value or key in found:
+            raise InputError(option, f"{text!r} is not NAME=VALUE with a new name")
+        found[key] = value
+    return found
+
+
+def rates(option: str, texts: list[str] | None) -> dict[str, float]:
+    """`MODEL=NUMBER` texts as a mapping.
+
+    Raises:
+        InputError: as `pairs`, or not a number.
+    """
+    from triton_backend.core.errors import InputError
+
+    try:
+        return {key: float(value) for key, value in pairs(option, texts).items()}
+    except ValueError as error:
+        raise InputError(option, f"{error}; write MODEL=NUMBER") from error
