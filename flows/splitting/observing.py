@@ -92,6 +92,23 @@ def boundary_specs(
         InputError: the model cannot be run with its inner tensors as outputs.
     """
     names = [n for n in layers.made_at if n in layers.last_use and n not in layers.inputs]
+    small, large = run_batches(path, where, names, inputs)
+    found = {spec.name: spec for spec in inputs}
+    for name in names:
+        spec = _spec(name, small, large)
+        if spec is not None:
+            found[name] = spec
+    return found
+
+
+def run_batches(
+    path: Path, where: str, names: Sequence[str], inputs: Sequence[TensorSpec]
+) -> tuple[Arrays, Arrays]:
+    """Inner tensors at `SMALL_BATCH` and at `LARGE_BATCH`, which begins with the same samples.
+
+    Raises:
+        InputError: the model cannot be run with its inner tensors as outputs.
+    """
     options = quiet_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     probe = with_outputs(path, names, path.with_name(f".observe-{path.name}"))
@@ -100,14 +117,8 @@ def boundary_specs(
     finally:
         probe.unlink()
     feed = random_inputs(inputs, LARGE_BATCH, np.random.default_rng(SEED))
-    large = _run(session, feed, where)
-    small = _run(session, {k: v[:SMALL_BATCH] for k, v in feed.items()}, where)
-    found = {spec.name: spec for spec in inputs}
-    for name in names:
-        spec = _spec(name, small, large)
-        if spec is not None:
-            found[name] = spec
-    return found
+    small = _run(session, {name: array[:SMALL_BATCH] for name, array in feed.items()}, where)
+    return small, _run(session, feed, where)
 
 
 def _spec(name: str, small: Arrays, large: Arrays) -> TensorSpec | None:

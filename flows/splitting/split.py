@@ -22,6 +22,7 @@ from flows.splitting.loading import (
 )
 from flows.splitting.model import MODEL_NAME, RECORD_NAME, SplitModel
 from flows.splitting.observing import boundary_specs, input_specs, require_samples_alone
+from flows.splitting.shapes import make_shapes_constant
 from flows.splitting.symbolic import make_batch_symbolic
 from flows.splitting.timing import layer_times_us
 from triton_backend.core.errors import InputError
@@ -108,12 +109,11 @@ class SplitRequest:
 def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
     """Group the layers of the prepared model in `folder` into blocks; not checked yet."""
     path = folder / MODEL_NAME
-    model = onnx.load(path, load_external_data=False)
-    layers = read_layers(model.graph)
+    make_shapes_constant(path, where, _read(path, where)[1])
+    layers, inputs = _read(path, where)
     for output in layers.outputs:
         if layers.made_at.get(output, -1) < 0:
             raise InputError(f"{where}, output {output!r}", "is not computed from any input")
-    inputs = input_specs(model, layers.inputs, where)
     require_samples_alone(path, where, inputs, asked.max_batch)
     specs = boundary_specs(path, where, layers, inputs)
     legal = legal_cuts(layers, specs)
@@ -135,6 +135,12 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         legal_cuts=len(legal),
         max_batch=asked.max_batch,
     )
+
+
+def _read(path: Path, where: str) -> tuple[Layers, tuple[TensorSpec, ...]]:
+    model = onnx.load(path, load_external_data=False)
+    layers = read_layers(model.graph)
+    return layers, input_specs(model, layers.inputs, where)
 
 
 def _memory(split: SplitModel) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import onnx
-from onnx import helper
 
 from flows.splitting import split_model
 from flows.splitting.graph import read_layers
@@ -51,19 +50,6 @@ def test_boundaries_have_a_free_batch_and_their_bytes(tmp_path: Path) -> None:
     )
     floats = tiny_models.CHANNELS * tiny_models.SIZE**2
     assert split.boundary_bytes == (floats * 4,) * 3
-
-
-def test_a_shape_computed_at_run_time_may_not_cross(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Relu", ["x"], ["r"]),
-        helper.make_node("Neg", ["r"], ["n"]),
-        helper.make_node("Reshape", ["n", "s"], ["f"]),
-        helper.make_node("Abs", ["f"], ["y"]),
-    ]
-    path = tiny_models.save(tmp_path / "m.onnx", nodes, inputs={"x": ["n", 4]}, outputs=["y"])
-    split = split_model(path, name="m", blocks=5, out=tmp_path / "models")
-    assert split.cuts == (0, 4, 5)
 
 
 def test_blocks_cover_the_layers_in_order(tmp_path: Path) -> None:
