@@ -18,7 +18,7 @@ def prepare_prefect(home: Path) -> None:
         "PREFECT_HOME": str(home.resolve()),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(STARTUP_SECONDS),
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the command says itself what failed
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     }

@@ -1,0 +1,88 @@
+"""Running the load generator, which is a process of its own, and reading what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triton_backend.core.errors import InputError, PoolPipeError
+
+STOP_SECONDS = 20.0
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """One run of the load generator; see its `--help`.
+
+    Attributes:
+        checks: model name to a file of samples and expected answers.
+        more: further options as they stand on its command line.
+    """
+
+    plan: Path
+    url: str
+    protocol: str = "grpc"
+    duration_s: float = 20.0
+    load_factor: float | None = None
+    seed: int = 0
+    records: Path | None = None
+    checks: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    more: Sequence[str] = ()
+
+    def arguments(self) -> list[str]:
+        """The command line."""
+        command = [
+            sys.executable,
+            "-m",
+            "triton_backend.serving.load",
+            "--json",
+            f"--plan={self.plan}",
+            f"--url={self.url}",
+            f"--protocol={self.protocol}",
+            f"--duration={self.duration_s}",
+            f"--seed={self.seed}",
+        ]
+        if self.load_factor is not None:
+            command.append(f"--load-factor={self.load_factor}")
+        if self.records is not None:
+            command.append(f"--records={self.records}")
+        command += [f"--check={name}={path}" for name, path in self.checks.items()]
+        return command + list(self.more)
+
+
+def run_load(request: LoadRequest) -> dict[str, Any]:
+    """Run to the end; the object of `load --json`.
+
+    Raises:
+        InputError: the generator refused its input.
+        PoolPipeError: it failed.
+    """
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        request.arguments(),
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        out, err = process.communicate()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        process.wait(STOP_SECONDS)
+        raise
+    if process.returncode == BAD_INPUT:
+        where, _, reason = (err or "load: bad input").strip().rpartition("\n")[2].partition(": ")
+        raise InputError(where, reason)
+    if process.returncode != 0:
+        raise PoolPipeError(
+            f"the load generator ended with {process.returncode}: {(err or '')[-500:]}"
+        )
+    return json.loads(out)
