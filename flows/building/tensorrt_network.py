@@ -55,7 +55,7 @@ class EngineRecipe:
 class BuiltEngine:
     """A serialised engine and what it turned out to be."""
 
-    plan: bytes
+    plan: memoryview
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     forwarded: tuple[str, ...]
@@ -89,7 +89,8 @@ def build_engine(
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise _build_error(str(path), keeper)
-    plan = bytes(plan)
+    # A view: the plan of a large model is not held twice.
+    plan = memoryview(plan)
     description, source = _describe(library, plan, keeper, logger)
     _compare(str(path), description, edges.engine_inputs, computed)
     return BuiltEngine(
@@ -243,7 +244,7 @@ def _build_error(where: str, keeper: LogKeeper) -> StageError:
 
 
 def _describe(
-    library: Library, plan: bytes, keeper: LogKeeper, logger: Any
+    library: Library, plan: memoryview, keeper: LogKeeper, logger: Any
 ) -> tuple[EngineDescription, str]:
     """Describe the engine: from the builder's log, which needs no GPU, else by the inspector."""
     description = description_from_log(keeper.lines())

@@ -36,6 +36,16 @@ def test_stopping_what_does_not_run_does_nothing(daemon: MpsDaemon) -> None:
     assert not daemon.running()
 
 
+def test_daemon_with_clients_stays_until_they_leave(daemon: MpsDaemon) -> None:
+    daemon.start()
+    (daemon.pipes / "clients").write_text("1234")
+    daemon.stop_if_idle()
+    assert daemon.running()
+    (daemon.pipes / "clients").unlink()
+    daemon.stop_if_idle()
+    assert not daemon.running()
+
+
 def test_two_daemons_in_two_folders_do_not_meet(daemon: MpsDaemon, tmp_path: Path) -> None:
     other = MpsDaemon.in_folder(tmp_path / "other", ("GPU-3",))
     daemon.start()

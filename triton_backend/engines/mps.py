@@ -88,6 +88,14 @@ class MpsDaemon:
         if self.running():
             self._control([], "quit")
 
+    def stop_if_idle(self) -> None:
+        """Stop the daemon unless a process is connected to one of its servers."""
+        if not self.running():
+            return
+        servers = self._control([], "get_server_list")[1].split()
+        if not any(self._control([], f"get_client_list {server}")[1] for server in servers):
+            self.stop()
+
     def environment(self, gpu: str, divisor: int) -> dict[str, str]:
         """What a process needs in its environment to be one of `divisor` vGPUs of `gpu`."""
         return {

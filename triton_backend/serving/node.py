@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from triton_backend.engines.clock import Clock
+from triton_backend.serving.gpus import NodeGpus
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.memory import SHARED_FOLDER
 from triton_backend.serving.settings import SETTINGS_NAME, Deployment
@@ -43,19 +44,26 @@ class Node:
         self._deployment = deployment
         self._clock = clock
         self._board = HealthBoard.open(deployment, name)
+        self._gpus = NodeGpus(deployment, name)
         self._workers = [_Process(vgpu) for vgpu in deployment.vgpus_on(name)]
         self._stopping = threading.Event()
         # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the workers and the watch."""
+        """Start the workers and the watch.
+
+        Raises:
+            InputError: vGPUs that are parts of a GPU cannot be made here.
+        """
+        self._gpus.start()
         self._thread.start()
 
     def stop(self) -> None:
         """End the workers; returns when they are gone."""
         self._stopping.set()
         self._thread.join(timeout=10)
+        self._gpus.stop()
 
     def status(self) -> dict[str, Any]:
         """Processes of the node, for people and tests."""
@@ -124,12 +132,6 @@ class Node:
     def _start(self, worker: _Process, now_us: int) -> None:
         self._board.reset(worker.vgpu)
         deployment, settings = self._deployment, self._deployment.settings
-        place, stage = deployment.vgpus[worker.vgpu], deployment.stage_of(worker.vgpu)
-        environment = {
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": str(place.slot.gpu),
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // stage.vgpu_divisor),
-        }
         with self._log_file(worker.vgpu) as log:
             worker.process = subprocess.Popen(
                 [
@@ -144,7 +146,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={**os.environ, **self._gpus.environment(worker.vgpu)},
             )
         worker.started_us = now_us
 

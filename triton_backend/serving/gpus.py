@@ -1,0 +1,55 @@
+"""The GPUs of a node: which of its vGPUs need CUDA MPS, and what their workers are told.
+
+Stages on CPU classes and emulated stages need nothing of this. The daemon of a node is shared by
+the generations that live side by side during a rollout, so whoever leaves last stops it.
+"""
+
+from triton_backend.engines.base import Artifact
+from triton_backend.engines.mps import MpsDaemon, gpu_environment
+from triton_backend.serving.settings import Deployment
+
+GPU_RUNTIMES = frozenset({"tensorrt"})
+
+
+class NodeGpus:
+    """What the workers of one node and generation need to share its GPUs."""
+
+    def __init__(self, deployment: Deployment, node: str) -> None:
+        self._deployment = deployment
+        mine = deployment.vgpus_on(node)
+        self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
+        self._shared = any(deployment.stage_of(v).vgpu_divisor > 1 for v in self._on_gpu)
+        # All GPUs, so that a number means the same GPU to the daemon and to its clients.
+        self._daemon = MpsDaemon.in_folder(deployment.settings.socket_folder / f"mps-{node}", ())
+
+    def start(self) -> None:
+        """Start MPS where a vGPU is a part of a GPU.
+
+        Raises:
+            InputError: MPS is not available; says what to do.
+        """
+        if self._shared:
+            self._daemon.start()
+
+    def stop(self) -> None:
+        """Stop MPS where nobody uses it any more."""
+        if self._shared:
+            self._daemon.stop_if_idle()
+
+    def environment(self, vgpu: int) -> dict[str, str]:
+        """Environment of a vGPU's worker, on top of the node's own."""
+        if vgpu not in self._on_gpu:
+            return {}
+        gpu = str(self._deployment.vgpus[vgpu].slot.gpu)
+        if not self._shared:
+            return gpu_environment(gpu)
+        return self._daemon.environment(gpu, self._deployment.stage_of(vgpu).vgpu_divisor)
+
+    def _needs_gpu(self, vgpu: int) -> bool:
+        artifact, root = (
+            self._deployment.stage_of(vgpu).artifact,
+            self._deployment.settings.artifacts,
+        )
+        if artifact is None or root is None:
+            return False
+        return Artifact.read(root / artifact).runtime in GPU_RUNTIMES
