@@ -12,21 +12,31 @@ from flows.reporting.data import Uses
 Row = tuple[int, int, int, int, int]
 
 
-def read_uses(folder: Path) -> Uses:
-    """Every finished stage of every batch in the event files of a folder, in file order.
+def read_uses(folder: Path, span_us: tuple[int, int]) -> Uses:
+    """Every stage of every batch that ended within a span of the host's monotonic clock.
 
-    A line that was being written when the gateway was killed is passed over.
+    Times in the result count from the beginning of the span. A line that was being written when
+    the gateway was killed is passed over.
     """
     files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     lines = (line for file in files for line in file.read_text().splitlines())
     rows = np.array(_rows(lines), dtype=np.int64).reshape(-1, 5)
+    rows = rows[(rows[:, 3] >= span_us[0]) & (rows[:, 3] <= span_us[1])]
     return Uses(
         vgpu=rows[:, 0],
         batch_id=rows[:, 1],
-        start_us=rows[:, 2],
-        end_us=rows[:, 3],
+        start_us=rows[:, 2] - span_us[0],
+        end_us=rows[:, 3] - span_us[0],
         samples=rows[:, 4],
     )
+
+
+def span_of_load(records: Path) -> tuple[int, int]:
+    """First and last instant of a load run on the monotonic clock, from its records (µs)."""
+    with np.load(records, allow_pickle=False) as saved:
+        start_us = int(saved["started_monotonic_us"])
+        last_us = int(saved["records"]["done_us"].max(initial=0))
+    return start_us, start_us + last_us
 
 
 def _rows(lines: Iterable[str]) -> list[Row]:

@@ -12,7 +12,7 @@ from flows.splitting.graph import read_layers
 from flows.splitting.loading import load_skeleton
 from flows.splitting.model import SplitModel
 from flows.steps.machine import machine, versions
-from flows.steps.measured import read_uses
+from flows.steps.measured import read_uses, span_of_load
 from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
 from triton_backend.sim.results import SimResult
@@ -73,16 +73,17 @@ def _row(shown: Shown, name: str) -> dict[str, Any]:
 
 
 def _report(shown: Shown, run_id: str) -> ReportData:
-    uses = shown.simulated.uses
+    simulated = shown.simulated.uses
+    measured = read_uses(shown.events, span_of_load(shown.records))
     return ReportData(
         title=f"PoolPipe quickstart {run_id.rpartition('-')[2]}",
         plan=shown.plan,
         created=f"{now_utc():%Y-%m-%d %H:%M} UTC",
-        measured=Outcomes.from_load(shown.measured, shown.records, uses=read_uses(shown.events)),
+        measured=Outcomes.from_load(shown.measured, shown.records, uses=measured),
         simulated=Outcomes.from_simulation(
             shown.simulated.to_dict(),
             _latencies(shown.simulated),
-            uses=Uses(**{name: uses[name].astype("int64") for name in Uses.__slots__}),
+            uses=Uses(**{n: simulated[n].astype("int64") for n in Uses.__slots__}),
         ),
         steps=shown.steps,
         blocks={split.name: _blocks(split) for split in shown.splits},
