@@ -106,7 +106,7 @@ def prune(warehouse: Warehouse, before: datetime) -> dict[str, int]:
 def _copy(warehouse: Warehouse, target: Path) -> None:
     with warehouse.lock:
         name = warehouse.rows("SELECT current_database() AS name")[0]["name"]
-        warehouse.rows(f"ATTACH {_quoted(target)} AS poolpipe_copy")
+        warehouse.rows(f"ATTACH {_quoted(target)} AS poolpipe_copy (READ_WRITE)")
         try:
             warehouse.rows(f'COPY FROM DATABASE "{name}" TO poolpipe_copy')
         finally:

@@ -3,11 +3,14 @@
 Here: the connection and nothing about what is stored. DuckDB is imported in this folder only.
 """
 
+import json
+import math
 import re
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +29,10 @@ OFFLINE: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
 }
+
+
+# How a column's value travels inside JSON, where that is not its own type.
+_JSON_TYPES = {"JSON": "VARCHAR", "TIMESTAMP WITH TIME ZONE": "VARCHAR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +76,20 @@ class Warehouse:
         """Add rows that all have the same columns; `replace` overwrites equal primary keys."""
         if not rows:
             return
+        types = {
+            row["column_name"]: row["data_type"] for row in self.query("column_types", [table])
+        }
         columns = list(rows[0])
+        form = {column: _JSON_TYPES.get(types[column], types[column]) for column in columns}
+        casts = ", ".join(f'item."{column}"::{types[column]}' for column in columns)
         verb = "INSERT OR REPLACE" if replace else "INSERT"
-        # One statement over whole columns: a thousand times faster than one per row.
-        values = ", ".join("unnest(?)" for _ in columns)
-        # Table and column names come from this package, never from users.
-        sql = f"{verb} INTO {table} ({', '.join(columns)}) SELECT {values}"
+        # All rows travel as one JSON text: for a list of values DuckDB looks for pandas once per
+        # value, which is a hundred times slower. Names come from the catalogue or this package.
+        names = ", ".join(f'"{column}"' for column in columns)
+        sql = f"{verb} INTO {table} ({names}) SELECT {casts} FROM (SELECT unnest(from_json(?, ?)) AS item)"  # noqa: S608 - see above
+        text = json.dumps([{c: _plain(row[c]) for c in columns} for row in rows])
         with self.lock:
-            self.connection.execute(sql, [[row[c] for row in rows] for c in columns])
+            self.connection.execute(sql, [text, json.dumps([form])])
 
     @contextmanager
     def transaction(self) -> Generator[None]:
@@ -132,3 +145,12 @@ def _reason(error: duckdb.Error) -> str:
     if "not a valid DuckDB database file" in text:
         return "is not a warehouse (not a DuckDB file)"
     return text.strip().splitlines()[0]
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it; a number that is not finite is not known."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

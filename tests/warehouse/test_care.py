@@ -103,6 +103,16 @@ def test_a_snapshot_is_read_only_and_holds_what_the_warehouse_held(
         open_warehouse(target)
 
 
+def test_a_warehouse_open_for_reading_alone_can_be_copied(tmp_path: Path) -> None:
+    path, target = tmp_path / "w.duckdb", tmp_path / "copy.duckdb"
+    with open_warehouse(path) as warehouse:
+        add_run(warehouse, "simulate", None, ({}, {}), OLD)
+    with open_warehouse(path, read_only=True) as warehouse:
+        snapshot(warehouse, target)
+    with open_warehouse(target, read_only=True) as copy:
+        assert table_sizes(copy)["runs"] == 1
+
+
 def test_a_snapshot_never_replaces_the_warehouse(store: Warehouse) -> None:
     with pytest.raises(InputError, match="is the warehouse itself"):
         snapshot(store, store.path)

@@ -1,6 +1,9 @@
+import math
 import re
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -86,6 +89,22 @@ def test_a_failure_counts_until_the_stage_is_built(store: Warehouse) -> None:
     assert build_failures(store, "k") == [failure]
     add_artifact(store, "a", "k", (0, 2, "L4"), "tensorrt", LATER)
     assert build_failures(store, "k") == []
+
+
+def test_an_interval_of_a_single_run_is_not_known_and_a_mean_must_be(store: Warehouse) -> None:
+    add_split(store, "k", "L4", NOW)
+    add_cells(store, "k", [replace(built_cell("L4", 2, "a"), interval=math.inf)], LATER)
+    assert store.rows("SELECT interval FROM cells WHERE batch = 2") == [{"interval": None}]
+    with pytest.raises(duckdb.ConstraintException, match="NOT NULL"):
+        add_cells(store, "k", [replace(built_cell("L4", 3, "a"), mean_us=math.nan)], LATER)
+
+
+def test_instants_and_fractions_come_back_exactly(store: Warehouse) -> None:
+    at = datetime(2026, 1, 1, 12, 30, 0, 123456, tzinfo=timezone(timedelta(hours=2)))
+    add_split(store, "k", "L4", NOW)
+    add_cells(store, "k", [replace(built_cell("L4", 2, "a"), mean_us=0.1 + 0.2)], at)
+    (row,) = store.rows("SELECT mean_us, measured_at FROM cells WHERE batch = 2")
+    assert row == {"mean_us": 0.1 + 0.2, "measured_at": at}
 
 
 def test_latencies_of_two_builds_never_mix(store: Warehouse) -> None:
