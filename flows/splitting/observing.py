@@ -56,16 +56,17 @@ def input_specs(model: onnx.ModelProto, names: Sequence[str], where: str) -> tup
 def require_samples_alone(
     path: Path, where: str, inputs: Sequence[TensorSpec], max_batch: int
 ) -> None:
-    """Run at batch 1, 2 and `max_batch` and compare every sample's results.
+    """Run at batch 1, 2 and the largest, at least 3, and compare every sample's results.
 
     Raises:
         InputError: a batch cannot be run, an output has no batch dimension, or a sample's result
             depends on its batch.
     """
     session = open_session(path, where)
+    max_batch = max(max_batch, LARGE_BATCH)
     feed = random_inputs(inputs, max_batch, np.random.default_rng(SEED))
     whole = _run(session, feed, where)
-    for batch in sorted({1, min(SMALL_BATCH, max_batch)}):
+    for batch in (1, SMALL_BATCH):
         part = _run(session, {k: v[:batch] for k, v in feed.items()}, where)
         for name in whole:
             if part[name].shape[:1] != (batch,) or whole[name].shape[:1] != (max_batch,):

@@ -116,6 +116,9 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
             raise InputError(f"{where}, output {output!r}", "is not computed from any input")
     require_samples_alone(path, where, inputs, asked.max_batch)
     specs = boundary_specs(path, where, layers, inputs)
+    for output in layers.outputs:
+        if output not in specs:
+            raise InputError(f"{where}, output {output!r}", "its type or shape cannot be served")
     legal = legal_cuts(layers, specs)
     times = layer_times_us(path, where, inputs)
     sizes = {position: total_bytes_per_sample(live) for position, live in legal.items()}

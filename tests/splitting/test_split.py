@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnx import helper
 
 from flows.splitting import SplitModel, check_split, example_names, split_model, write_example
 from tests.splitting import tiny_models
@@ -88,3 +89,18 @@ def test_an_example_splits_into_ten_blocks_that_depend_on_the_input(
     found = check_split(split, (3, 7))
     assert found.max_relative_error <= 1e-5
     assert found.input_dependence > 0.01
+
+
+def test_an_output_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Cast", ["r"], ["y"], to=8)],
+        inputs={"x": ["n", 2]},
+        outputs=["y"],
+    )
+    model = onnx.load(path)
+    served = model.graph.output[0]
+    served.CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.STRING, ["n", 2]))
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=r"output 'y'"):
+        split_model(path, name="m", out=tmp_path / "models")

@@ -50,14 +50,15 @@ def test_a_batch_folded_into_another_dimension_is_found(tmp_path: Path) -> None:
     assert split.blocks == 1
 
 
-def test_a_layer_that_mixes_samples_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_a_layer_that_mixes_samples_is_refused(tmp_path: Path, max_batch: int) -> None:
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
         helper.make_node("Sub", ["x", "mean"], ["y"]),
     ]
     path = tiny_models.save(tmp_path / "m.onnx", nodes, inputs={"x": ["n", 6]}, outputs=["y"])
     with pytest.raises(InputError, match=r"'y': a sample's result at batch 1 differs"):
-        split_model(path, name="m", out=tmp_path / "models")
+        split_model(path, name="m", out=tmp_path / "models", max_batch=max_batch)
 
 
 def test_a_batch_that_is_lost_on_the_way_is_refused(tmp_path: Path) -> None:
