@@ -15,7 +15,7 @@ from flows.reporting.timeline import MOST_BARS, timeline_data
 from tests.reporting.example import LONG_NAME, example_plan, example_report, example_uses
 from triton_backend.core.errors import InputError
 
-VOID = {"meta", "br", "rect", "line", "polyline", "polygon", "circle"}
+VOID = {"meta", "link", "br", "rect", "line", "polyline", "polygon", "circle"}
 
 
 class Reader(HTMLParser):

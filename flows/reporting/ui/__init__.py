@@ -1,0 +1,1 @@
+"""One small web page over a running system."""
