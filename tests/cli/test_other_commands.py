@@ -1,0 +1,160 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+
+@contextmanager
+def taken_port() -> Generator[str]:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        yield str(busy.getsockname()[1])
+
+
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.usefixtures("profiled")
+def test_tables_survive_export_and_import(poolpipe: Command) -> None:
+    assert poolpipe("profiles", "export", "first").code == 0
+    assert poolpipe("profiles", "import", "first", "--warehouse", "copy.duckdb").code == 0
+    poolpipe("profiles", "export", "second", "--warehouse", "copy.duckdb")
+    for name in ("block_latency_us.csv", "boundary_bytes.csv"):
+        assert Path("first", name).read_text() == Path("second", name).read_text()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("split", "none.onnx"), "none.onnx: no such file"),
+        (("split", "cluster.yaml"), "cluster.yaml: is not an ONNX file"),
+        (("profiles", "import", "."), "block_latency_us.csv: no such file"),
+        (("profiles", "export", "t"), "poolpipe.duckdb: no such warehouse"),
+        (("profile", "--cluster", "cluster.yaml"), "none has a `runtime"),
+        (("quickstart", "--slo-ms", "5"), "--model and --slo-ms go together"),
+        (("report", "x"), "poolpipe.duckdb: no such warehouse"),
+        (("status",), "nothing is being served from here"),
+        (("warehouse", "check"), "poolpipe.duckdb: no such warehouse"),
+        (("warehouse", "compact"), "poolpipe.duckdb: no such warehouse"),
+        (("load", "--plan", "none.json"), "none.json: no such file"),
+        (("serve", "none.json"), "none.json: no such file"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    arguments: tuple[str, ...], reason: str, poolpipe: Command
+) -> None:
+    ran = poolpipe(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert ran.err.count("\n") == 1
+    assert not Path("poolpipe.duckdb").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
+    assert poolpipe("stop", "--json").document == {"stopped": False}
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> None:
+    http, metrics = free_ports(2)
+    with taken_port() as busy:
+        ran = poolpipe(
+            "serve",
+            "plan.json",
+            "--http-port",
+            http,
+            "--grpc-port",
+            busy,
+            "--metrics-port",
+            metrics,
+        )
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--grpc-port {busy}" in ran.err
+    assert ran.err.count("\n") == 1
+    assert poolpipe("status").code == 2
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_warehouse_is_checked_compacted_copied_and_exported(poolpipe: Command) -> None:
+    sound = poolpipe("warehouse", "check", "--json").document
+    assert sound["problems"] == []
+    assert sound["rows"]["plans"] == 1
+    assert poolpipe("warehouse", "compact", "--json").document["bytes_after"] > 0
+    assert poolpipe("warehouse", "snapshot", "copy.duckdb").code == 0
+    listed = poolpipe("warehouse", "plans", "--json", "--warehouse", "copy.duckdb").document
+    assert len(listed["plans"]) == 1
+    assert poolpipe("warehouse", "export", "parquet").code == 0
+    assert Path("parquet/plans.parquet").is_file()
+    assert poolpipe("warehouse", "prune", "--days", "30").code == 0
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_warehouse_in_use_is_said_and_does_not_spoil_a_simulation() -> None:
+    holder = (
+        "import sys; from warehouse.db import open_warehouse;"
+        "w = open_warehouse('poolpipe.duckdb'); print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", holder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "held\n"
+        code = "from flows.cli import main; main()"
+        ran = subprocess.run(
+            [sys.executable, "-c", code, "simulate", "--plan", "plan.json", "--duration", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        held.communicate()
+    assert ran.returncode == 0
+    assert "not stored" in ran.stderr
+    assert f"is in use by process {held.pid}" in ran.stderr
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_ends_cleanly(number: signal.Signals, code: int) -> None:
+    program = (
+        "import os, typer; import flows.cli as c\n"
+        "@c.app.command()\n"
+        "def wait():\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        import time; time.sleep(60)\n"
+        "    finally:\n"
+        "        print('cleaned', flush=True)\n"
+        "c.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "wait"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "cleaned\n", "")
