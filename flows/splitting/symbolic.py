@@ -45,8 +45,6 @@ def _fixed_batch(graph: onnx.GraphProto, where: str) -> int | None:
         if value.name not in names:
             continue
         place = f"{where}, input {value.name!r}"
-        if not value.type.HasField("tensor_type"):
-            raise InputError(place, "is not a tensor; only tensors can be served")
         shape = value.type.tensor_type.shape
         if not value.type.tensor_type.HasField("shape") or not shape.dim:
             raise InputError(place, "has no batch dimension (a scalar or an unknown shape)")

@@ -63,6 +63,32 @@ def test_a_random_layer_is_refused(tmp_path: Path) -> None:
     refused(path, "another answer on every run")
 
 
+def test_values_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=1),
+    ]
+    path = tiny_models.save(tmp_path / "m.onnx", nodes, inputs={"x": ["n", 2]}, outputs=["y"])
+    refused(path, "SequenceConstruct makes values that are not tensors")
+
+
+def test_an_output_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": ["n", 2]}, outputs=["y"])
+    model = onnx.load(path)
+    model.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    path.write_bytes(model.SerializeToString())
+    refused(path, "'y': is not a tensor")
+
+
+def test_inputs_that_disagree_about_the_batch_are_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Add", ["x", "z"], ["y"])
+    path = tiny_models.save(
+        tmp_path / "m.onnx", [node], inputs={"x": [4, 2], "z": [1, 2]}, outputs=["y"]
+    )
+    refused(path, r"inputs disagree about the batch.*'x': 4, 'z': 1")
+
+
 def test_an_invalid_graph_is_refused(tmp_path: Path) -> None:
     path = tiny_models.chain(tmp_path / "m.onnx")
     model = onnx.load(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from flows.splitting import split_model
 from flows.splitting.running import open_session, relative_error, run_session
@@ -26,6 +26,32 @@ def test_a_fixed_batch_in_inputs_and_reshapes_becomes_symbolic(tmp_path: Path, b
     assert relative_error(run_session(session, {"x": x})["y"], original) <= 1e-6
     more = run_session(session, {"x": np.concatenate([x] * 3)})["y"]
     assert relative_error(more[-batch:], original) <= 1e-5
+
+
+def test_a_target_in_a_constant_node_is_found(tmp_path: Path) -> None:
+    target = numpy_helper.from_array(np.array([2, 2, 3], np.int64))
+    nodes = [
+        helper.make_node("Constant", [], ["target"], value=target),
+        helper.make_node("Reshape", ["x", "target"], ["r"]),
+        helper.make_node("Relu", ["r"], ["y"]),
+    ]
+    path = tiny_models.save(tmp_path / "m.onnx", nodes, inputs={"x": [2, 6]}, outputs=["y"])
+    split = split_model(path, name="m", blocks=2, out=tmp_path / "models")
+    assert split.outputs[0].shape == (-1, 2, 3)
+    assert split.legal_cuts == 1
+
+
+def test_a_target_where_zero_means_zero_is_left_alone(tmp_path: Path) -> None:
+    node = helper.make_node("Reshape", ["x", "target"], ["y"], allowzero=1)
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        [node],
+        inputs={"x": [1, 6]},
+        outputs=["y"],
+        constants={"target": np.array([1, 2, 3], np.int64)},
+    )
+    with pytest.raises(InputError, match="cannot run a batch of"):
+        split_model(path, name="m", out=tmp_path / "models")
 
 
 def test_a_batch_folded_into_another_dimension_is_found(tmp_path: Path) -> None:

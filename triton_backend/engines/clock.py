@@ -8,8 +8,8 @@ import time
 from typing import Protocol
 
 NS_PER_US = 1_000
-# A sleeping thread wakes about 60 µs late (timer slack and scheduling), so the last stretch spins.
-SPIN_US = 120
+# A sleeping thread wakes 70 to 90 µs late (timer slack and scheduling), so the last stretch spins.
+SPIN_US = 90
 
 
 class Clock(Protocol):
