@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -147,41 +146,72 @@ def start(
     """
     if (folder / "state.json").exists():
         raise InputError(str(folder / "state.json"), "is being served already; stop it first")
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
     log_path = folder / "logs" / "server.log"
-    with log_path.open("ab") as log:
-        begin = log.tell()
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "triton_backend.serving.server",
-                "start",
-                f"--folder={folder}",
-                f"--address={ports.address}",
-                f"--http-port={ports.http}",
-                f"--grpc-port={ports.grpc}",
-                f"--metrics-port={ports.metrics}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": _import_path()},
-        )
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    begin = log_path.stat().st_size if log_path.exists() else 0
+    child = _spawn(folder, ports, log_path)
     try:
-        return _wait_started(folder, process, progress)
+        return _wait_started(folder, child, progress)
     except BaseException as error:
         stop(folder)
-        process.wait()
+        child.end()
         if isinstance(error, ServerError):
             lines = log_path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
             reason = lines[-1] if lines else str(error)
-            if process.returncode == 2:  # noqa: PLR2004  # the exit code of wrong input
+            if child.code == 2:  # noqa: PLR2004  # the exit code of wrong input
                 where, _, why = reason.partition(": ")
                 raise InputError(where, why) from error
             raise ServerError(f"{error} ({log_path}: {reason})") from error
         raise
+
+
+@dataclass(slots=True)
+class _Child:
+    """The server's process while it starts. It outlives us, so it is no `Popen`."""
+
+    pid: int
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        if self.code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def end(self) -> None:
+        """Make sure it is gone."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _spawn(folder: Path, ports: ServerPorts, log_path: Path) -> _Child:
+    command = [
+        sys.executable,
+        "-m",
+        "triton_backend.serving.server",
+        "start",
+        f"--folder={folder}",
+        f"--address={ports.address}",
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        sys.executable,
+        command,
+        {**os.environ, "PYTHONPATH": _import_path()},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_path), append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    return _Child(pid)
 
 
 def _import_path() -> str:
@@ -189,13 +219,11 @@ def _import_path() -> str:
     return ":".join(filter(None, [source, os.environ.get("PYTHONPATH")]))
 
 
-def _wait_started(
-    folder: Path, process: "subprocess.Popen[bytes]", progress: Callable[[str], None]
-) -> ServerState:
+def _wait_started(folder: Path, child: _Child, progress: Callable[[str], None]) -> ServerState:
     last = ""
     for _ in range(START_POLLS):
-        if process.poll() is not None:
-            raise ServerError(f"the server ended with {process.returncode}")
+        if child.poll() is not None:
+            raise ServerError(f"the server ended with {child.code}")
         text = "starting the server"
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)

@@ -115,9 +115,19 @@ class _Change:
 
 
 def migrate(
-    folder: Path, plan: Plan, on_step: Callable[[StepDone], None] = lambda _: None
+    folder: Path,
+    plan: Plan,
+    on_step: Callable[[StepDone], None] = lambda _: None,
+    *,
+    ready_seconds: float = READY_SECONDS,
 ) -> Migration:
     """Roll a plan out on the system served from `folder`.
+
+    Args:
+        folder: the serve folder.
+        plan: what is served from then on.
+        on_step: told each step when it has ended.
+        ready_seconds: how long the new workers may take to come up.
 
     Raises:
         InputError: nothing is served there, or the plan cannot follow the one being served.
@@ -142,7 +152,7 @@ def migrate(
     try:
         run(Step.RENDER, _render)
         run(Step.PRELOAD, _preload)
-        run(Step.PREPARE, _prepare)
+        run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
         run(Step.FLUSH, _flush)
         run(Step.SWAP, _swap)
     except BaseException:
@@ -194,13 +204,13 @@ def _preload(change: _Change) -> None:
         change.state.load(name)
 
 
-def _prepare(change: _Change) -> None:
+def _prepare(change: _Change, ready_seconds: float) -> None:
     status = change.state.control(
         "prepare", plan_id=change.new.plan_id, generation=change.generation
     )
     watch = Stopwatch()
     while (ready := status["prepared"]) is None or ready["up"] < ready["total"]:
-        if watch.seconds() > READY_SECONDS:
+        if watch.seconds() > ready_seconds:
             raise ServerError(f"workers of plan {change.new.plan_id} are not ready: {ready}")
         time.sleep(READY_POLL_SECONDS)
         status = change.state.control("status")

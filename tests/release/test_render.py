@@ -1,0 +1,97 @@
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from flows.release.admin import ServerPorts, read_state, start, status, stop
+from flows.release.render import (
+    CONTROL_MODEL,
+    ServeOptions,
+    check_name,
+    node_model,
+    remove_model,
+    render_repository,
+    used_nodes,
+)
+from tests.serving.plans import model, plan, stage, two_stage
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
+from triton_backend.serving.settings import Deployment, ServeSettings
+
+
+def bare() -> Plan:
+    """A plan made from latency tables: no tensor has a name."""
+    return plan(model("bare", (stage((0, 5), "FAST", 0), stage((5, 10), "SLOW", 1))))
+
+
+def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path: Path) -> None:
+    render_repository(tmp_path, plan(two_stage("one"), two_stage("two")), ServeOptions())
+    models = {entry.name for entry in (tmp_path / "repository").iterdir()}
+    nodes = {node_model("FAST", 1), node_model("SLOW", 1)}
+    assert models == {"one", "two", CONTROL_MODEL} | nodes
+    for name in models:
+        code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
+        compile(code, name, "exec")
+        assert f'name: "{name}"' in (tmp_path / "repository" / name / "config.pbtxt").read_text()
+
+
+def test_the_front_declares_the_tensors_of_its_model(tmp_path: Path) -> None:
+    render_repository(tmp_path, plan(two_stage()), ServeOptions())
+    config = (tmp_path / "repository" / "pair" / "config.pbtxt").read_text()
+    assert 'input { name: "image" data_type: TYPE_FP32 dims: [-1, 3, 16] }' in config
+    assert 'input { name: "mask" data_type: TYPE_UINT8 dims: [-1, 4] }' in config
+    assert 'output { name: "scores" data_type: TYPE_FP32 dims: [-1, 10] }' in config
+
+
+def test_the_settings_are_private_and_read_by_the_servers_side(tmp_path: Path) -> None:
+    render_repository(tmp_path, bare(), ServeOptions(policy="reservation", noise=0.25))
+    path = tmp_path / "settings.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    settings = ServeSettings.read(path)
+    assert (settings.noise, settings.emulate_links, settings.folder) == (0.25, True, tmp_path)
+
+
+def test_a_plan_without_tensors_is_completed_by_sizes(tmp_path: Path) -> None:
+    render_repository(tmp_path, bare(), ServeOptions())
+    deployment = Deployment.read(ServeSettings.read(tmp_path / "settings.json"), 1)
+    (boundary,) = deployment.inputs_of(1)
+    assert (boundary.dtype, boundary.bytes_per_sample) == ("UINT8", 4096)
+    assert deployment.outputs_of(0) == deployment.inputs_of(1)
+    assert deployment.outputs_of(1) == deployment.plan.models[0].outputs
+
+
+def test_two_starts_never_share_a_name_or_a_token(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for _ in range(2):
+        render_repository(tmp_path, bare(), ServeOptions())
+        data = json.loads((tmp_path / "settings.json").read_text())
+        seen |= {data["instance"], data["token"]}
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", ["poolpipe_control", "a/b", "", "..", "a b"])
+def test_names_that_triton_cannot_serve_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be served"):
+        check_name(name)
+
+
+def test_nodes_without_vgpus_are_not_served(tmp_path: Path) -> None:
+    one = plan(model("one", (stage((0, 10), "SLOW", 1),)))
+    assert used_nodes(one) == ("SLOW",)
+    render_repository(tmp_path, one, ServeOptions())
+    remove_model(tmp_path, node_model("SLOW", 1))
+    assert not (tmp_path / "repository" / node_model("SLOW", 1)).exists()
+
+
+def test_a_folder_that_serves_nothing_says_so(tmp_path: Path) -> None:
+    for ask in (read_state, status):
+        with pytest.raises(InputError, match="nothing is being served"):
+            ask(tmp_path)
+    assert not stop(tmp_path)
+
+
+def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a settings file"):
+        start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
+    assert not (tmp_path / "state.json").exists()
