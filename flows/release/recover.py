@@ -25,7 +25,7 @@ def recover(folder: Path) -> str:
     """
     state = read_state(folder)
     status = state.control("status")
-    if status["state"] != "serving":
+    if status["state"] != "serving" or status["prepared"]:
         prepared = status["prepared"] or {}
         state.control("abort", plan_id=prepared.get("plan_id", ""))
         status = state.control("status")
