@@ -27,6 +27,7 @@ from flows.reporting.svg import (
 
 GOAL = 0.99
 BINS = 80
+NARROW = 100  # left of this the SLO's label stands right of its line
 RUN_COLOURS = ("#1f2933", "#d9822b", "#2a9fb0", "#7d5ba6", "#b5495b")
 AXIS_STARTS = (0.99, 0.95, 0.9, 0.8, 0.5)
 
@@ -36,12 +37,14 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
 
     Latencies beyond the axis are counted in the last bin, so that nothing late is hidden.
     """
-    width, height, left, bottom, top = 560.0, 190.0, 8.0, 30.0, 26.0
+    width, height, left, bottom, top = 560.0, 200.0, 8.0, 30.0, 40.0
     most_ms = max([slo_ms * 1.15, *(_reach(values) for _, values in runs)])
+    step_ms = slo_ms / max(round(BINS * slo_ms / most_ms), 1)  # the SLO lies between two bins
+    most_ms = step_ms * np.ceil(most_ms / step_ms)
     scale = (width - 2 * left) / most_ms
     floor, room = height - bottom, height - bottom - top
-    edges = np.linspace(0, most_ms, BINS + 1)
-    shares = [np.histogram(np.minimum(v, most_ms), edges)[0] / max(len(v), 1) for _, v in runs]
+    edges = np.arange(round(most_ms / step_ms) + 1) * step_ms
+    shares = [np.histogram(np.minimum(v, edges[-1]), edges)[0] / max(len(v), 1) for _, v in runs]
     tallest = max((float(share.max()) for share in shares), default=0) or 1
     parts = [line(left, floor, width - left, floor, stroke=FAINT)]
     parts += _ticks(most_ms, left, scale, floor)
@@ -53,8 +56,15 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
             parts.append(_outline(edges, heights, left, scale, floor))
     x = left + slo_ms * scale
     parts += [
-        line(x, 12, x, floor, stroke=BAD, stroke_dasharray="4 3", stroke_width=1.5),
-        text(x - 5, 20, f"SLO {words.milliseconds(slo_ms)}", size=11, fill=BAD, text_anchor="end"),
+        line(x, 24, x, floor, stroke=BAD, stroke_dasharray="4 3", stroke_width=1.5),
+        text(
+            x - 5 if x > NARROW else x + 5,
+            34,
+            f"SLO {words.milliseconds(slo_ms)}",
+            size=11,
+            fill=BAD,
+            text_anchor="end" if x > NARROW else "start",
+        ),
     ]
     for i, (label, _) in enumerate(runs):
         x = left + i * 110
@@ -148,7 +158,7 @@ def _bars(
             floor - float(height),
             width - 0.6,
             float(height),
-            fill=model_colour(number) if edge < slo_ms else BAD,
+            fill=model_colour(number) if edge < slo_ms * 0.999 else BAD,
             fill_opacity=0.75,
         )
         for edge, height in zip(edges[:-1], heights, strict=True)

@@ -116,7 +116,8 @@ def _tiles(data: ReportData) -> list[Tile]:
     planned_rps = sum(model.throughput_rps for model in plan.models)
     used = ", ".join(f"{count} {name}" for name, count in plan.gpus_used.items() if count)
     total = sum(plan.cluster.gpus(c.name) for c in plan.cluster.gpu_classes)
-    tiles.append(Tile(label=f"planned, {len(plan.models)} models", value=words.rate(planned_rps)))
+    models = "1 model" if len(plan.models) == 1 else f"{len(plan.models)} models"
+    tiles.append(Tile(label=f"planned, {models}", value=words.rate(planned_rps)))
     tiles.append(
         Tile(label=f"GPUs used: {used}", value=f"{sum(plan.gpus_used.values())} of {total}")
     )

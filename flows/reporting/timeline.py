@@ -36,7 +36,7 @@ def timeline_data(plan: Plan, uses: Uses) -> dict[str, Any]:
         rows.append((_vgpu_label(plan, *vgpu.slot), numbers[key]))
     order = np.argsort(uses.start_us, kind="stable")
     shown = order[:MOST_BARS]
-    start_us = int(uses.start_us.min(initial=0)) if len(uses) else 0
+    start_us = int(uses.start_us.min()) if len(uses) else 0
     bars = np.stack(
         [
             uses.vgpu[shown],
@@ -51,8 +51,8 @@ def timeline_data(plan: Plan, uses: Uses) -> dict[str, Any]:
         "rows": rows,
         "pools": pools,
         "bars": [_compact(value) for value in bars.ravel().tolist()],
-        "shown_ms": float(bars[:, 1].max(initial=0) + bars[:, 2].max(initial=0)),
-        "whole_ms": (int(uses.end_us.max(initial=0)) - start_us) / US_PER_MS if len(uses) else 0,
+        "shown_ms": float((bars[:, 1] + bars[:, 2]).max(initial=0)),
+        "whole_ms": (int(uses.end_us.max()) - start_us) / US_PER_MS if len(uses) else 0,
     }
 
 

@@ -122,6 +122,13 @@ def test_a_long_run_shows_its_first_part_and_says_so() -> None:
     assert re.search(r"Shown are the first 120\W*s of 2\W*min", page)
 
 
+def test_the_timeline_begins_with_the_first_batch_whatever_the_clock_says() -> None:
+    plan = example_plan()
+    uses = example_uses(plan, 3)
+    later = replace(uses, start_us=uses.start_us + 10**12, end_us=uses.end_us + 10**12)
+    assert timeline_data(plan, later) == timeline_data(plan, uses)
+
+
 def test_no_uses_make_an_empty_timeline() -> None:
     empty = np.empty(0, np.int64)
     uses = Uses(vgpu=empty, batch_id=empty, start_us=empty, end_us=empty, samples=empty)

@@ -155,6 +155,7 @@
     most *= 1.08;
     const y = (rps) => split - rps / most * (split - top);
     pen.font = "11px system-ui, 'DejaVu Sans', sans-serif"; pen.lineWidth = 1;
+    if (!(history.minutes || []).length) { pen.textAlign = "center"; pen.fillStyle = "#8793a0"; pen.fillText("No whole minute has been seen yet.", width / 2, (top + split) / 2); }
     pen.textAlign = "right"; pen.fillStyle = "#5f6b7a"; pen.strokeStyle = "#e9edf2";
     let step = Math.pow(10, Math.floor(Math.log10(most / 3))); for (const m of [1, 2, 5, 10]) if (most / (step * m) <= 5) { step *= m; break; }
     for (let v = 0; v <= most; v += step) { pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width - right, y(v)); pen.stroke(); pen.fillText(number(v), left - 6, y(v) + 4); }

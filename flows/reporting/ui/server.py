@@ -143,7 +143,8 @@ def _facts(plan: Plan) -> dict[str, list[object]]:
                     "id": ".".join(map(str, key)),
                     "metric": f"{model.name}|{stage.gpu_class}|{vgpu.stage}",
                     "model": vgpu.model,
-                    "label": f"stage {vgpu.stage + 1}: "
+                    "label": (f"pipeline {vgpu.pipeline + 1}, " if len(model.pipelines) > 1 else "")
+                    + f"stage {vgpu.stage + 1}: "
                     + words.vgpus(stage.vgpus, stage.vgpu_divisor, stage.gpu_class),
                 }
             )
