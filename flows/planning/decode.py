@@ -72,7 +72,7 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
         planner=inputs.options.planner,
         options=inputs.options.to_dict(),
         objective=outcome.objective,
-        solver=inputs.options.solver,
+        solver=trace.solver,
         solve_seconds=seconds,
         cluster=inputs.cluster,
         workload=inputs.workload,

@@ -36,6 +36,7 @@ _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
 _LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
+_LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
@@ -48,6 +49,7 @@ class Trace:
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     notes: list[str] = field(default_factory=list[str])
     status: str = "optimal"
+    solver: str = "highs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
         InfeasibleError: a model has no feasible configuration, or the rates asked for cannot be
             reached.
     """
-    trace = Trace()
+    trace = Trace(solver=options.solver)
     watch = Stopwatch()
     columns = enumerate_columns(problem, options.max_partitions)
     trace.seconds["enumerate"] = watch.restart()
@@ -127,10 +129,11 @@ class _Run:
         self.trace.seconds["screen"] = self.watch.restart()
         proven = self.bound.score
         kept = 0
-        for size in (min(_SKETCH_COLUMNS, self.options.max_columns), self.options.max_columns):
+        for most in (min(_SKETCH_COLUMNS, self.options.max_columns), self.options.max_columns):
             if self._settled(proven):
                 break
             open_rows = rows[loss[rows] < self.bound.score - self.best.score]
+            size = min(most, self._fitting(open_rows))
             chosen, left_out = open_rows[:size], open_rows[size:]
             kept = len(chosen)
             ceiling = -np.inf
@@ -138,7 +141,7 @@ class _Run:
                 ceiling = self.bound.score - float(loss[left_out[0]])
             inside = self._integer(np.sort(chosen))
             proven = min(proven, max(inside, ceiling, self.best.score))
-            self._note(len(left_out), proven, last=size == self.options.max_columns)
+            self._note(len(left_out), proven, last=most == self.options.max_columns)
             if not len(left_out):
                 break
         self.trace.configurations = {
@@ -221,10 +224,22 @@ class _Run:
         limits = Limits(
             relative_gap=self.options.relative_gap, nodes=nodes, seconds=seconds, cutoff=cutoff
         )
-        answer = solve_integer(program, limits)
+        answer = solve_integer(program, limits, self.options.solver)
+        if answer.note is not None:
+            self.trace.solver = "highs"
+            if answer.note not in self.trace.notes:
+                self.trace.notes.append(answer.note)
         if answer.values is None:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
+
+    def _fitting(self, rows: NDArray[np.int64]) -> int:
+        """How many of the first rows fit the size that the solver's free licence allows."""
+        if self.options.solver != "gurobi":
+            return len(rows)
+        fixed = len(self.problem.models) * (len(self.problem.types) + len(self.problem.gpus)) + 1
+        per_row = 1 + self.columns.stages[rows]
+        return int(np.searchsorted(np.cumsum(per_row), _LICENCE_SIZE - fixed, side="right"))
 
     def _node_budget(self, columns: Columns) -> int:
         cells = int(np.isfinite(columns.rate_rps).sum())

@@ -10,6 +10,7 @@ from typing import Any
 import highspy
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from flows.planning.program import Program
 
@@ -37,6 +38,7 @@ class Answer:
     bound: float
     status: str
     nodes: int
+    note: str | None = None
 
 
 def solve_linear(program: Program) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -78,8 +80,21 @@ class Relaxation:
         self._highs.changeColBounds(variable, lower, upper)
 
 
-def solve_integer(program: Program, limits: Limits) -> Answer:
-    """Solve with HiGHS; solutions that do not beat the cutoff may be cut off."""
+def solve_integer(program: Program, limits: Limits, solver: str = "highs") -> Answer:
+    """Solve; solutions that do not beat the cutoff may be cut off.
+
+    Where Gurobi's package is absent or its licence refuses the program, HiGHS takes over and the
+    answer says so.
+    """
+    if solver == "gurobi":
+        answer, refusal = _with_gurobi(program, limits)
+        if answer is not None:
+            return answer
+        return replace(_with_highs(program, limits), note=f"solved with HiGHS: {refusal}")
+    return _with_highs(program, limits)
+
+
+def _with_highs(program: Program, limits: Limits) -> Answer:
     highs = _highs(program)
     highs.setOptionValue("mip_rel_gap", limits.relative_gap)
     highs.setOptionValue("mip_abs_gap", 0.0)
@@ -97,6 +112,55 @@ def solve_integer(program: Program, limits: Limits) -> Answer:
         bound=float(info.mip_dual_bound),
         status=status.lower(),
         nodes=int(info.mip_node_count),
+    )
+
+
+def _with_gurobi(program: Program, limits: Limits) -> tuple[Answer | None, str]:
+    """The answer, or why there is none."""
+    try:
+        import gurobipy  # noqa: PLC0415 - an optional extra, loaded only when asked for
+    except ImportError:
+        return None, "gurobipy is not installed"
+    rows, variables = program.shape
+    matrix: Any = csc_array((program.values, program.rows, program.starts), shape=(rows, variables))
+    try:
+        with gurobipy.Env(params={"OutputFlag": 0}) as env, gurobipy.Model(env=env) as model:
+            x = model.addMVar(
+                variables,
+                lb=program.lower,
+                ub=program.upper,
+                vtype=np.where(program.whole, "I", "C").tolist(),
+            )
+            model.setObjective(program.cost @ x, gurobipy.GRB.MAXIMIZE)
+            model.addMConstr(matrix, x, "<", program.row_upper)
+            _limit_gurobi(model, limits)
+            model.optimize()
+            return _gurobi_answer(model, x, limits), ""
+    except gurobipy.GurobiError as error:
+        return None, f"Gurobi refused {variables} variables and {rows} rows: {error}"
+
+
+def _limit_gurobi(model: Any, limits: Limits) -> None:
+    model.Params.Threads = 1
+    model.Params.Seed = _SEED
+    model.Params.MIPGap = limits.relative_gap
+    model.Params.NodeLimit = limits.nodes
+    if np.isfinite(limits.cutoff):
+        model.Params.Cutoff = limits.cutoff
+    if limits.seconds is not None:
+        model.Params.TimeLimit = limits.seconds
+
+
+def _gurobi_answer(model: Any, x: Any, limits: Limits) -> Answer:
+    names = {2: "optimal", 3: "infeasible", 4: "infeasible", 6: "infeasible"}
+    names |= {8: "solution limit reached", 9: "time limit reached"}
+    status = names.get(model.Status, f"gurobi status {model.Status}")
+    bound = limits.cutoff if status == "infeasible" else float(model.ObjBound)
+    return Answer(
+        values=np.array(x.X) if model.SolCount else None,
+        bound=bound,
+        status=status,
+        nodes=int(model.NodeCount),
     )
 
 
