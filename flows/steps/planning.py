@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
+from flows.files import read_device_classes
 from flows.planning import PlanOptions, make_plan
 from flows.planning.decode import plan_identity
 from flows.planning.verify import verify_plan
+from flows.release.admin import read_state
 from flows.steps.prepare import build_stages, read_split
 from flows.steps.workspace import Workspace
 from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InvariantError
+from triton_backend.core.errors import InputError, InvariantError
 from triton_backend.core.plan import ModelPlan, Pipeline, Plan
 from triton_backend.core.profiles import ModelProfile
 from triton_backend.core.workload import Workload
-from warehouse.plans import add_plan
+from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import read_profiles
 
 
@@ -96,3 +99,37 @@ def _with_artifacts(
         return replace(pipeline, stages=stages)
 
     return replace(model, pipelines=tuple(built(pipeline) for pipeline in model.pipelines))
+
+
+def find_plan(work: Workspace, plan_id: str) -> Plan:
+    """A stored plan by its id or the beginning of it.
+
+    Raises:
+        InputError: none or several fit.
+    """
+    with work.open(read_only=True) as warehouse:
+        return read_plan(warehouse, plan_id)
+
+
+def served_plan_id(work: Workspace) -> str | None:
+    """The plan in force on the system served from this project; None where nothing is served."""
+    try:
+        return str(read_state(work.state.serve).control("status")["plan_id"])
+    except InputError:
+        return None
+
+
+def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
+    """`attach_artifacts` with the runtimes a cluster.yaml states; a plan without any is emulated.
+
+    Raises:
+        InputError: as `attach_artifacts`, or some of the plan's classes state no runtime.
+    """
+    devices = read_device_classes(cluster)
+    if not devices:
+        return plan
+    used = {s.gpu_class for m in plan.models for p in m.pipelines for s in p.stages}
+    if used - devices.keys():
+        missing = ", ".join(sorted(used - devices.keys()))
+        raise InputError(str(cluster), f"{missing}: no `runtime`, while other classes state one")
+    return attach_artifacts(work, plan, devices)
