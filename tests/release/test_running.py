@@ -185,13 +185,13 @@ def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any],
         node = state.ask(node_model("FAST", 1), {})
         pid = int(node["workers"][0]["pid"])
     else:
-        pid = int(pid_file.read_text())
+        pid = int(pid_file.read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
 
     def back() -> bool:
         with contextlib.suppress(ServerError, InferenceServerException, OSError, ValueError):
             workers = state.control("status")["workers"]
-            alive = part == "worker" or int(pid_file.read_text()) != pid
+            alive = part == "worker" or int(pid_file.read_text().split()[0]) != pid
             answered = infer("affine", {"x": line(4)}, timeout=1_000_000)
             return alive and workers["up"] == workers["total"] and answered is not None
         return False

@@ -1,5 +1,7 @@
 """Scheduler, fronts and workers together, over real sockets and shared memory, without Triton."""
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from triton_backend.core.units import transfer_us
 from triton_backend.serving.event_log import read_events
 from triton_backend.serving.front import Refusal
 from triton_backend.serving.memory import SHARED_FOLDER, Arrays
+from triton_backend.serving.wire import Kind, frame
 
 # What may be late on a busy machine must not decide: a tenth of this is kept back.
 PATIENT_US = 2_000_000
@@ -180,3 +183,26 @@ def test_transfers_last_as_long_as_on_the_links_and_the_event_file_tells_it(
     ]
     (moved,) = [item for item in items if isinstance(item, TransferDone)]
     assert moved.end_us - moved.start_us == transfer_us(4 * 8 * 16 * 4, 10.0)
+
+
+def test_hosts_without_common_memory_are_served_over_tcp(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(
+        artifacts=root,
+        hosts={"FAST": "127.0.0.2", "SLOW": "127.0.0.3"},
+        gateway_host="127.0.0.1",
+        base_port=18_060,
+    )
+    system = LocalSystem(tmp_path / "tcp", plan(affine(root, "halves", "FP16")), options)
+    for seed in range(3):
+        x = numbers(4, seed)
+        answer = system.ask("halves", {"x": x}, PATIENT_US)()
+        assert not isinstance(answer, Refusal)
+        crossed = (x * np.float32(FACTOR)).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(answer["y"], crossed + np.float32(OFFSET))
+    with socket.create_connection(("127.0.0.2", system.deployment.worker_port(0))) as stranger:
+        stranger.sendall(frame(Kind.BATCH, b"", payload_bytes=100) + bytes(100))
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert not isinstance(system.ask("halves", {"x": numbers(4)}, PATIENT_US)(), Refusal)
+    system.stop()

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from triton_backend.core import decisions, events
 from triton_backend.core.decisions import Decision, Dispatch
-from triton_backend.core.events import Event, PlanChanged
+from triton_backend.core.events import Event
 from triton_backend.serving.settings import Deployment
 
 ROLL_BYTES = 64 << 20
@@ -36,13 +36,14 @@ class EventLog:
         self._file: IO[str] | None = None
         self._lost = False
 
-    def header(self, deployment: Deployment, now_us: int) -> None:
-        """From here on this plan."""
+    def header(self, deployment: Deployment, now_us: int, *, rollout: bool) -> None:
+        """From here on this plan: of a new scheduler, or of the same one by a rollout."""
         self._lines.append(
             json.dumps(
                 {
                     "t": "Plan",
                     "now_us": now_us,
+                    "rollout": rollout,
                     "generation": deployment.generation,
                     "plan_id": deployment.plan.plan_id,
                     "policy": deployment.settings.policy,
@@ -53,7 +54,7 @@ class EventLog:
 
     def write(self, item: Event | Decision) -> None:
         """One event or decision."""
-        if not isinstance(item, PlanChanged) and not self._lost:
+        if not self._lost:
             self._lines.append(to_line(item))
 
     def flush(self) -> None:

@@ -60,9 +60,11 @@ def _aligned(size: int) -> int:
 
 
 class Segment:
-    """A mapped segment; `create` for the owner, `attach` for senders."""
+    """A mapped segment; `create` for the owner, `attach` for senders on its host."""
 
-    def __init__(self, path: Path, layout: SlotLayout, slots: int, memory: mmap.mmap) -> None:
+    def __init__(
+        self, path: Path | None, layout: SlotLayout, slots: int, memory: mmap.mmap
+    ) -> None:
         self.path = path
         self.layout = layout
         self.slots = slots
@@ -116,6 +118,11 @@ class Segment:
             os.close(fd)
         return cls(path, layout, slots, memory)
 
+    @classmethod
+    def private(cls, layout: SlotLayout) -> Self:
+        """One slot of memory that nobody else sees."""
+        return cls(None, layout, 1, mmap.mmap(-1, layout.slot_bytes))
+
     def views(self, slot: int, samples: int) -> Arrays:
         """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.
 
@@ -152,7 +159,8 @@ class Segment:
     def remove(self) -> None:
         """The owner's end: unmap and delete."""
         self.close()
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 class SlotPool:

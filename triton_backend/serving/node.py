@@ -124,10 +124,7 @@ class Node:
     def _remove_memory(self, worker: _Process) -> None:
         """Delete the segments of a worker that is gone; those who map them keep them till then."""
         if worker.process is not None:
-            prefix = self._deployment.settings.segment_prefix
             (SHARED_FOLDER / self._deployment.worker_segment(worker.vgpu)).unlink(missing_ok=True)
-            for path in SHARED_FOLDER.glob(f"{prefix}*-from{worker.process.pid}"):
-                path.unlink(missing_ok=True)
 
     def _start(self, worker: _Process, now_us: int) -> None:
         self._board.reset(worker.vgpu)

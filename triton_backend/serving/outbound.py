@@ -4,7 +4,6 @@ Fronts and workers send through this one class. Tensors are written where `views
 receiver's own slot on the same host, into a buffer of ours that TCP then carries otherwise.
 """
 
-import os
 import zlib
 from dataclasses import dataclass
 
@@ -102,7 +101,7 @@ class Outbound:
             return None
         try:
             # Mapped after connecting: a receiver makes its segment before it listens.
-            segment = Segment.attach(name, layout) if shared else self._buffer(name, layout)
+            segment = Segment.attach(name, layout) if shared else Segment.private(layout)
         except InputError:
             self._hub.drop(connection, "it has no segment")
             return None
@@ -111,24 +110,14 @@ class Outbound:
         self._roads[key] = Road(connection, segment, shared)
         return self._roads[key]
 
-    def _buffer(self, name: str, layout: SlotLayout) -> Segment:
-        """One slot of memory of our own, from which TCP sends."""
-        return Segment.create(f"{name}-from{os.getpid()}", layout, 1)
-
     def forget(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""
         for key, road in list(self._roads.items()):
             if road.connection is connection:
                 del self._roads[key]
-                if road.shared:
-                    road.segment.close()
-                else:
-                    road.segment.remove()
+                road.segment.close()
 
     def close(self) -> None:
         """Unmap everything; the hub closes the connections."""
         for road in self._roads.values():
-            if road.shared:
-                road.segment.close()
-            else:
-                road.segment.remove()
+            road.segment.close()

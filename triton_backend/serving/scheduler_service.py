@@ -17,7 +17,7 @@ from typing import Any
 
 from triton_backend.core.decisions import Decision
 from triton_backend.core.errors import InputError, PoolPipeError
-from triton_backend.core.events import Event
+from triton_backend.core.events import Event, PlanChanged
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.driver import Front, Gateway, Worker
 from triton_backend.serving.event_log import EventLog
@@ -50,7 +50,7 @@ class SchedulerService:
         warm_up(deployment.plan, policy=settings.policy, nic=settings.nic)
         now_us = clock.now_us()
         self._log = EventLog(settings.folder / "events", now_us=now_us)
-        self._log.header(deployment, now_us)
+        self._log.header(deployment, now_us, rollout=False)
         self.gateway = Gateway(
             deployment, epoch=now_us // 1_000_000, now_us=now_us, watch=self._watch
         )
@@ -108,9 +108,7 @@ class SchedulerService:
     def _swap(self, plan_id: str | None) -> None:
         if self.gateway.deployment.plan.plan_id == plan_id:
             return  # done before: the answer got lost
-        now_us = self._clock.now_us()
-        self.gateway.swap(now_us)
-        self._log.header(self.gateway.deployment, now_us)
+        self.gateway.swap(self._clock.now_us())
 
     # The scheduler's thread
 
@@ -154,7 +152,10 @@ class SchedulerService:
             connection.send(data)
 
     def _watch(self, item: Event | Decision) -> None:
-        self._log.write(item)
+        if isinstance(item, PlanChanged):
+            self._log.header(self.gateway.deployment, item.now_us, rollout=True)
+        else:
+            self._log.write(item)
 
     # Owner of the hub
 

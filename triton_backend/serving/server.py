@@ -5,7 +5,7 @@
 1. lays out a backend folder (links into the wheel) and starts `tritonserver` on the rendered
    repository, with the repository API closed to whoever has no token;
 2. writes the state file (mode 0600) once the server is ready;
-3. loads models anew whose stub process died (Triton does not notice), and starts the server anew
+3. loads models anew whose stub process died or hangs (Triton does not notice), and starts the server anew
    when it died;
 4. at the end stops the server and removes sockets, shared memory and the state file.
 """
@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any
 
 from triton_backend.core.errors import InputError, PoolPipeError
+from triton_backend.engines.clock import SystemClock
 from triton_backend.serving.memory import remove_segments
 from triton_backend.serving.settings import SETTINGS_NAME, ServeSettings
 
@@ -40,6 +41,7 @@ EXIT_TIMEOUT_SECONDS = 3
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
 MOST_RESTARTS = 5
+SILENT_US = 8_000_000  # of a model's stub, which beats every second
 _LOG = logging.getLogger(__name__)
 
 
@@ -228,7 +230,12 @@ class Supervisor:
         pids = self._settings.folder / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
             with contextlib.suppress(OSError, ValueError):
-                if not _alive(int(file.read_text())):
+                pid, beat_us = map(int, file.read_text().split())
+                silent_us = SystemClock().now_us() - beat_us
+                if silent_us > SILENT_US and _alive(pid):
+                    _LOG.warning("%s is killed: silent for %d ms", file.name, silent_us // 1000)
+                    os.kill(pid, signal.SIGKILL)
+                if silent_us > SILENT_US or not _alive(pid):
                     self._heal(file)
 
     def _heal(self, file: Path) -> None:

@@ -62,7 +62,7 @@ class _Model(ABC):
         pids.mkdir(exist_ok=True)
         self._pid_file = pids / self.name
         self.begin()
-        self._pid_file.write_text(str(os.getpid()))
+        self._beat()
         self._stopping = threading.Event()
         self._publishing = threading.Thread(target=self._publish, daemon=True)
         self._publishing.start()
@@ -70,7 +70,16 @@ class _Model(ABC):
     def _publish(self) -> None:
         publisher = Publisher(_family)
         while not self._stopping.wait(PUBLISH_SECONDS):
-            publisher.publish(self.values())
+            try:
+                publisher.publish(self.values())
+            except TimeoutError:
+                continue  # the service hangs: without a beat the supervisor ends this process
+            self._beat()
+
+    def _beat(self) -> None:
+        """Tell the supervisor who we are and that we were well just now."""
+        with contextlib.suppress(OSError):
+            self._pid_file.write_text(f"{os.getpid()} {self.clock.now_us()}")
 
     def finalize(self) -> None:
         """Stop the service."""
@@ -79,7 +88,7 @@ class _Model(ABC):
         self.end()
         with contextlib.suppress(OSError):
             # A newer load of the same model may have written its own.
-            if self._pid_file.read_text() == str(os.getpid()):
+            if self._pid_file.read_text().startswith(f"{os.getpid()} "):
                 self._pid_file.unlink()
 
     @abstractmethod
