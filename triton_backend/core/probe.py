@@ -69,20 +69,20 @@ def _best_vgpu(
     if least_move > 0 and uplink != NONE:
         leave = earliest_start(tables, uplink, at_us, least_move)
     floor = leave + least_move
-    offer["start_us"] = FAR
+    offer["key_us"] = FAR
     block = topology.stage_blocks[stage]
     first = topology.stage_vgpus[stage]
     end = topology.stage_vgpus[stage + 1]
-    while first < end and offer["start_us"] > floor:
-        if tables.block_from_us[block] < offer["start_us"]:
+    while first < end and offer["key_us"] > floor:
+        if tables.block_from_us[block] < offer["key_us"]:
             for vgpu in range(first, min(first + BLOCK, end)):
-                if tables.free_from_us[vgpu] < offer["start_us"]:
+                if tables.free_from_us[vgpu] < offer["key_us"]:
                     _offer_vgpu(tables, offer, vgpu, sender, samples, leave)
-                    if offer["start_us"] <= floor:
+                    if offer["key_us"] <= floor:
                         break
         block += 1
         first += BLOCK
-    return offer["start_us"] < FAR
+    return offer["key_us"] < FAR
 
 
 @kernel
@@ -105,11 +105,15 @@ def _offer_vgpu(
             uplink = topology.vgpu_up[sender]
         moved = earliest_move(tables, uplink, downlink, leave_us, move)
     start = moved + move
-    if start >= offer["start_us"]:
+    if start >= offer["key_us"]:
         return
     latency = topology.latency_us[stage, samples]
     start = earliest_start(tables, vgpu, start, latency)
-    if start < offer["start_us"]:
+    key = start
+    if tables.counts[0]["ahead"] == 1:
+        key = _leave(tables, vgpu, samples, start + latency) - latency
+    if key < offer["key_us"]:
+        offer["key_us"] = key
         offer["vgpu"] = vgpu
         offer["uplink"] = uplink
         offer["downlink"] = downlink
@@ -117,6 +121,20 @@ def _offer_vgpu(
         offer["move_end_us"] = moved + move
         offer["start_us"] = start
         offer["end_us"] = start + latency
+
+
+@kernel
+def _leave(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
+    """First instant >= at_us at which the uplink can take the batch on; at_us on a last stage."""
+    topology = tables.topology
+    stage = topology.vgpu_stage[vgpu]
+    if topology.stage_last[stage] == 1:
+        return at_us
+    rate = min(topology.vgpu_rate[vgpu], topology.stage_rate[stage + 1])
+    move = topology.move_us[stage + 1, rate, samples]
+    if move == 0:
+        return at_us
+    return earliest_start(tables, topology.vgpu_up[vgpu], at_us, move)
 
 
 @kernel

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from triton_backend.core import feedback, queues, steps
-from triton_backend.core.compiled import FAR, NONE, Record
+from triton_backend.core.compiled import FAR, NONE
 from triton_backend.core.decisions import (
     Abort,
     Decision,
@@ -38,6 +38,8 @@ from triton_backend.core.events import (
     WorkerBack,
     WorkerLost,
 )
+from triton_backend.core.handover import hand_over
+from triton_backend.core.invariants import check_invariants
 from triton_backend.core.plan import Plan
 from triton_backend.core.policies import policy_number
 from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
@@ -113,6 +115,14 @@ class Scheduler:
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
         return tuple(self._tables.queues["requests"].tolist())
+
+    def check_invariants(self) -> None:
+        """Check that the tables do not contradict themselves.
+
+        Raises:
+            BrokenInvariantError: they do, which is our fault.
+        """
+        check_invariants(self._tables)
 
     def _adopt(self, plan: Plan) -> None:
         self._plan = plan
@@ -195,38 +205,25 @@ class Scheduler:
     def _plan_changed(self, event: PlanChanged) -> None:
         if self._batches:
             raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
-        old_plan, old = self._plan, self._tables
-        waiting = {int(old.requests[s]["sequence"]): s for s in self._requests.values()}
-        numbers = {model.name: m for m, model in enumerate(event.plan.models)}
-        self._adopt(event.plan)
         self._advance(event)
-        self._tables.counts[0]["batches"] = old.counts[0]["batches"]
-        self._requests = {}
-        for sequence in sorted(waiting):
-            request = old.requests[waiting[sequence]]
-            name = old_plan.models[int(request["model"])].name
-            self._move(request, numbers.get(name))
-        self._settle(lambda: steps.settle_all(self._tables))
-
-    def _move(self, request: Record, model: int | None) -> None:
-        """Bring a waiting request into the new plan's tables, or drop it with its model."""
-        request_id, deadline_us = int(request["id"]), int(request["deadline_us"])
-        if model is None:
+        numbers = {model.name: m for m, model in enumerate(event.plan.models)}
+        models = [numbers.get(model.name) for model in self._plan.models]
+        old = self._tables
+        self._adopt(event.plan)
+        self._tables, left_out = hand_over(old, self._tables, models)
+        for slot, reason in left_out:
+            request = old.requests[slot]
             self._decided.append(
                 Drop(
-                    request_id=request_id,
+                    request_id=int(request["id"]),
                     model=int(request["model"]),
-                    reason=DropReason.MODEL_REMOVED,
-                    deadline_us=deadline_us,
+                    reason=REASONS[reason],
+                    deadline_us=int(request["deadline_us"]),
                 )
             )
-            return
-        self._make_room()
-        slot = steps.arrive(self._tables, model, request_id, deadline_us, int(request["samples"]))
-        self._requests[request_id] = slot
-        self._tables.requests[slot]["retried"] = request["retried"]
-        self._tables.requests[slot]["arrival_us"] = request["arrival_us"]
-        self._read()
+        used = np.flatnonzero(self._tables.requests["sequence"] != NONE)
+        self._requests = {int(self._tables.requests[slot]["id"]): int(slot) for slot in used}
+        self._settle(lambda: steps.settle_all(self._tables))
 
     def _batch(self, event: StageDone | TransferDone) -> int:
         slot = self._batches.get(event.batch_id)

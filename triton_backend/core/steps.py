@@ -5,11 +5,12 @@ A step changes the tables and leaves what was decided in `Tables.out`. Steps tha
 """
 
 from triton_backend.core.compiled import FAR, NONE, Integers, kernel
-from triton_backend.core.policies import reservation
+from triton_backend.core.policies import ahead, reservation
 from triton_backend.core.queues import drop, enqueue, new_request
 from triton_backend.core.tables import (
     CANCELLED,
     MORE,
+    RESERVATION_AHEAD,
     SETTLED,
     TOO_LARGE,
     VGPU,
@@ -27,6 +28,8 @@ def settle(tables: Tables, model: int) -> int:
     if tables.counts[0]["paused"] == 1:
         tables.queues[model]["timer_us"] = FAR
         return SETTLED
+    if tables.counts[0]["policy"] == RESERVATION_AHEAD:
+        return ahead.decide(tables, model)
     return reservation.decide(tables, model)
 
 

@@ -29,6 +29,11 @@ DEADLINE = 0
 TOO_LARGE = 1
 CANCELLED = 2
 WORKER_LOST = 3
+MODEL_REMOVED = 4
+
+# Policies, in the order of `policies.POLICIES`.
+RESERVATION = 0
+RESERVATION_AHEAD = 1
 
 # What `decide` answers.
 SETTLED = 0
@@ -95,6 +100,7 @@ OFFER = np.dtype(
             "move_end_us",
             "start_us",
             "end_us",
+            "key_us",  # what vGPUs are compared by
         )
     ]
 )
@@ -112,6 +118,7 @@ COUNTS = np.dtype(
             "out",
             "paused",
             "policy",
+            "ahead",  # vGPUs are chosen with an eye on their uplinks
             "probes",
             "served",
             "dropped",
@@ -166,6 +173,7 @@ def new_tables(
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["policy"] = policy
+    counts["ahead"] = policy == RESERVATION_AHEAD
     counts["free_batch"] = counts["free_request"] = NONE
     empty = Tables(
         topology=topology,

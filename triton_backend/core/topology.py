@@ -35,6 +35,7 @@ class Topology(NamedTuple):
         move_us: [stage row, rate, n] to move n samples *into* the stage.
         answer_us: [pipeline, rate, n] to move the answer back to the gateway.
         stage_rate: fastest rate in the pool.
+        stage_last: 1 for the last stage of a pipeline.
         stage_ahead_us: least time from a dispatch to the start of the stage, any batch.
         stage_least_us: least latency of the stage, any batch.
         path_us: [pipeline, n] least time from dispatch to answer, nothing else running.
@@ -51,6 +52,7 @@ class Topology(NamedTuple):
     move_us: Integers
     answer_us: Integers
     stage_rate: Integers
+    stage_last: Integers
     stage_ahead_us: Integers
     stage_least_us: Integers
     path_us: Integers
@@ -111,6 +113,7 @@ def build_topology(plan: Plan, nic: str = "shared", *, count_io: bool = False) -
         move_us=move,
         answer_us=answer,
         stage_rate=stage_rate,
+        stage_last=_integers(np.isin(np.arange(len(stages)), pipeline_stages[1:] - 1)),
         stage_ahead_us=ahead,
         stage_least_us=least,
         path_us=path,

@@ -161,6 +161,7 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
         use["start_us"] = run["since_us"]
         use["end_us"] = now_us
         use["samples"] = run["samples"]
+        use["plan"] = cursor["plan"]
         cursor["uses"] += 1
 
 

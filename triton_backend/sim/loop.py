@@ -8,7 +8,14 @@ from triton_backend.core.compiled import FAR, NONE, kernel
 from triton_backend.core.feedback import worker_back, worker_lost
 from triton_backend.core.queues import free_request
 from triton_backend.core.steps import arrive, expire, next_timer, settle, settle_all
-from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, OUT_ROWS, SETTLED
+from triton_backend.core.tables import (
+    ABORTED,
+    DISPATCHED,
+    MODEL_REMOVED,
+    MORE,
+    OUT_ROWS,
+    SETTLED,
+)
 from triton_backend.sim.cluster import (
     end_move,
     end_stage,
@@ -28,6 +35,7 @@ from triton_backend.sim.heap import (
     WORKER_LOST,
     remove_first,
 )
+from triton_backend.sim.ticks import cycles
 from triton_backend.sim.world import DROPPED, World
 
 OVER = 0
@@ -48,7 +56,7 @@ def run(world: World) -> int:
         timer = next_timer(world.tables)
     while _has_room(world):
         kind, at = _next(world, timer)
-        if at >= cursor["stop_us"]:
+        if at >= cursor["stop_us"] or (cursor["draining"] == 1 and counts["in_flight"] == 0):
             return STOPPED
         if at == FAR:
             return OVER
@@ -57,8 +65,9 @@ def run(world: World) -> int:
         if kind == ARRIVAL:
             status = _arrive(world)
         elif kind == TIMER:
-            cursor["decisions"] += 1
+            before = cycles()
             status = expire(world.tables)
+            _count(world, before)
         else:
             status = _happen(world, at)
             if status == NOTHING:
@@ -103,10 +112,26 @@ def _arrive(world: World) -> int:
     number = cursor["arrival"]
     request = world.requests[number]
     cursor["arrival"] += 1
-    cursor["decisions"] += 1
-    model = request["model"]
+    model = world.models[request["model"]]
+    if model == NONE:
+        request["outcome"] = DROPPED
+        request["reason"] = MODEL_REMOVED
+        request["finish_us"] = request["arrival_us"]
+        return SETTLED
+    before = cycles()
     arrive(world.tables, model, number, request["deadline_us"], request["samples"])
-    return settle(world.tables, model)
+    status = settle(world.tables, model)
+    _count(world, before)
+    return status
+
+
+@kernel
+def _count(world: World, before: int) -> None:
+    """One more decision; how long it took, where there is room to note it."""
+    cursor = world.cursor[0]
+    if cursor["decisions"] < len(world.ticks):
+        world.ticks[cursor["decisions"]] = cycles() - before
+    cursor["decisions"] += 1
 
 
 @kernel
@@ -136,17 +161,21 @@ def _happen(world: World, now_us: int) -> int:
         try_stage(world, slot, now_us)
     if not deviates:
         return NOTHING
-    cursor["decisions"] += 1
-    return settle_all(world.tables)
+    before = cycles()
+    status = settle_all(world.tables)
+    _count(world, before)
+    return status
 
 
 @kernel
 def _lose(world: World, vgpu: int) -> int:
-    world.cursor[0]["decisions"] += 1
+    before = cycles()
     while worker_lost(world.tables, vgpu) == MORE:
         carry_out(world)
     carry_out(world)
-    return settle_all(world.tables)
+    status = settle_all(world.tables)
+    _count(world, before)
+    return status
 
 
 @kernel

@@ -4,14 +4,22 @@ Conservation: of every model, offered = served + late + dropped.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from triton_backend.core.cluster import Cluster
 from triton_backend.core.compiled import NONE, Records
 from triton_backend.core.plan import Plan
 from triton_backend.core.units import us_to_ms, us_to_s
 from triton_backend.sim.world import DROPPED, LATE, SERVED
+
+
+class Flush(NamedTuple):
+    """A change of plan as it happened (µs): from the first pause to the first new dispatch."""
+
+    start_us: int
+    swap_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,9 @@ class SimResult:
         utilisation: busy time of a class's GPUs / time of all GPUs of that class in the cluster.
         link_utilisation: busy time / time, per link that carried anything.
         steps: events that happened.
+        wall_seconds: of the event loop after warm-up, where a clock was handed in.
+        flush: the change of plan, where there was one; uses then number vGPUs by their `plan`.
+        goodput: `goodput.goodput_report`, where it was asked for.
     """
 
     plan: Plan
@@ -100,6 +111,7 @@ class SimResult:
     decisions: DecisionCost
     steps: int
     wall_seconds: float | None
+    flush: Flush | None = None
     goodput: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -157,13 +169,18 @@ def _model_result(name: str, rows: Records) -> ModelResult:
     )
 
 
-def utilisation(plan: Plan, busy_us: Records, span_us: int) -> dict[str, float]:
-    """Busy GPU time / all GPU time per class; a vGPU of divisor v is 1/v of a GPU."""
-    busy = {gpu_class.name: 0.0 for gpu_class in plan.cluster.gpu_classes}
+def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
+    """Busy GPU-seconds per class; a vGPU of divisor v is 1/v of a GPU."""
+    seconds = {gpu_class.name: 0.0 for gpu_class in plan.cluster.gpu_classes}
     for vgpu in plan.vgpus():
         stage = plan.models[vgpu.model].pipelines[vgpu.pipeline].stages[vgpu.stage]
-        busy[stage.gpu_class] += us_to_s(float(busy_us[vgpu.index])) / stage.vgpu_divisor
+        seconds[stage.gpu_class] += us_to_s(float(busy_us[vgpu.index])) / stage.vgpu_divisor
+    return seconds
+
+
+def utilisation(cluster: Cluster, seconds: dict[str, float], span_us: int) -> dict[str, float]:
+    """Busy GPU-seconds / GPU-seconds of all GPUs of a class in the cluster."""
     return {
-        name: seconds / (plan.cluster.gpus(name) * us_to_s(span_us)) if seconds else 0.0
-        for name, seconds in busy.items()
+        name: busy / (cluster.gpus(name) * us_to_s(span_us)) if busy else 0.0
+        for name, busy in seconds.items()
     }

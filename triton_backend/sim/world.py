@@ -42,6 +42,7 @@ USE_RECORD = np.dtype(
         ("start_us", np.int64),
         ("end_us", np.int64),
         ("samples", np.int32),
+        ("plan", np.int32),  # 0, and 1 after a change: vGPUs are numbered by the plan then in force
     ]
 )
 RUN = np.dtype(
@@ -68,14 +69,14 @@ CURSOR = np.dtype(
             "sequence",
             "uses",
             "keep_uses",
+            "plan",
             "moves_waiting",
             "factor",  # next row of `factors`
             "again",  # decide before anything else: room was made
             "stop_us",
             "decisions",
             "steps",
-            "timed",
-            "lost_time",
+            "draining",  # stop as soon as nothing is in flight
         )
     ]
 )
@@ -95,7 +96,8 @@ class World(NamedTuple):
         moves: batch slots whose next transfer waits for a link.
         busy_us: per resource, time in use so far.
         factors: what table latencies are multiplied with, in turn.
-        ticks: nanoseconds of single decisions, where they are timed.
+        models: number of each offered model in the plan in force, NONE where it has none.
+        ticks: CPU cycles of single decisions, as many as are to be timed.
     """
 
     tables: Tables
@@ -110,12 +112,15 @@ class World(NamedTuple):
     busy_us: Integers
     uses: Records
     factors: Integers
+    models: Integers
     ticks: Integers
     cursor: Records
 
 
-def new_world(tables: Tables, requests: Records, factors: Integers, *, keep_uses: bool) -> World:
-    """A world at rest before its first arrival."""
+def new_world(
+    tables: Tables, requests: Records, factors: Integers, *, keep_uses: bool, timed: int = 0
+) -> World:
+    """A world at rest before its first arrival; `timed` decisions are to be timed at most."""
     resources = len(tables.resources)
     cursor = np.zeros(1, dtype=CURSOR)
     cursor["keep_uses"] = keep_uses
@@ -132,17 +137,18 @@ def new_world(tables: Tables, requests: Records, factors: Integers, *, keep_uses
         busy_us=np.zeros(resources, dtype=np.int64),
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
-        ticks=np.zeros(0, dtype=np.int64),
+        models=np.arange(len(tables.queues)),
+        ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
     return fit(empty)
 
 
-def fit(world: World) -> World:
+def fit(world: World, spare: int = 0) -> World:
     """Arrays long enough for the tables' batch slots, with room in the heap and for uses."""
     cursor = world.cursor[0]
     slots = len(world.tables.batches)
-    events = int(cursor["events"]) + slots + 2 * OUT_ROWS
+    events = int(cursor["events"]) + slots + 2 * OUT_ROWS + spare
     uses = len(world.uses)
     if cursor["keep_uses"] and uses < cursor["uses"] + OUT_ROWS:
         uses = 2 * uses + 4 * OUT_ROWS
@@ -156,6 +162,17 @@ def fit(world: World) -> World:
         hops=hops,
         moves=_longer(world.moves, slots),
         uses=_longer(world.uses, uses),
+    )
+
+
+def with_tables(world: World, tables: Tables, models: Integers) -> World:
+    """The same world after a change of plan, while nothing is in flight."""
+    renewed = new_world(tables, world.requests, world.factors, keep_uses=False)
+    world.cursor[0]["plan"] += 1
+    # failures still to come name vGPUs of the old plan
+    world.cursor[0]["events"] = 0
+    return fit(
+        renewed._replace(uses=world.uses, models=models, ticks=world.ticks, cursor=world.cursor)
     )
 
 

@@ -2,7 +2,7 @@
 
 from triton_backend.core.errors import InputError
 
-POLICIES = ("reservation",)
+POLICIES = ("reservation", "reservation-ahead")
 
 
 def policy_number(name: str) -> int:
