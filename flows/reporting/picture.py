@@ -28,6 +28,9 @@ from flows.reporting.view import ClassView, ModelView, PipelineView, PlanView, S
 
 WIDTH = 1160.0
 LABEL, GAP, BOX_MOST = 128.0, 118.0, 460.0
+ROOMY, TIGHT_GAP = 3, 76.0  # more stages than ROOMY stand closer
+NARROW_BOX, TINY_BOX = 250.0, 170.0  # and their boxes say less
+WORTH_READING = 8  # letters of a name
 HEAD, BOX, BUDGET, BETWEEN = 34.0, 74.0, 22.0, 14.0
 BAND_GAP = 18.0
 UNIT, UNIT_HEIGHT, UNIT_ROWS = 16.0, 9.0, 2  # a vGPU's rectangle; a whole GPU is UNIT wide
@@ -86,12 +89,18 @@ def _class_bar(
             continue
         tip = f"{names[number]}: {words.number(gpus)} {gpu_class.name}"
         parts.append(rect(x, y, gpus * scale, height, fill=model_colour(number), title=tip, rx=2))
-        label = words.shorten(names[number], fits(gpus * scale - 44, 11))
-        content = f"{words.number(gpus)}  {label}" if gpus * scale > 110 else words.number(gpus)  # noqa: PLR2004 - below, a name cut to a few letters says nothing
-        if text_width(content, 11) < gpus * scale:
-            parts.append(text(x + 6, y + height - 5, content, size=11, fill="#fff"))
+        content = _class_label(words.number(gpus), names[number], gpus * scale - 12)
+        parts.append(text(x + 6, y + height - 5, content, size=11, fill="#fff"))
         x += gpus * scale
     return parts
+
+
+def _class_label(count: str, name: str, width: float) -> str:
+    """The count and as much of the name as is worth reading; less where there is less room."""
+    room = fits(width, 11) - len(count) - 2
+    if room >= WORTH_READING:
+        return f"{count}  {words.shorten(name, room)}"
+    return count if text_width(count, 11) <= width + 4 else ""
 
 
 def _band(model: ModelView, y: float, colours: Mapping[str, tuple[str, str]]) -> str:
@@ -120,7 +129,8 @@ def _lane(
 ) -> str:
     count = len(pipeline.stages)
     room = WIDTH - LABEL - 16
-    width = min(BOX_MOST, (room - (count - 1) * GAP) / count)
+    gap = GAP if count <= ROOMY else TIGHT_GAP
+    width = min(BOX_MOST, (room - (count - 1) * gap) / count)
     share = pipeline.rate_rps / model.rate_rps if model.rate_rps else 0
     thickness = 1.5 + 8 * share
     centre = y + BOX / 2
@@ -131,14 +141,14 @@ def _lane(
         _arrow(LABEL - 30, LABEL - 3, centre, thickness, model_colour(model.number)),
     ]
     for stage in pipeline.stages:
-        x = LABEL + stage.number * (width + GAP)
+        x = LABEL + stage.number * (width + gap)
         pool = f"{model.number}.{pipeline.number}.{stage.number}"
         parts.append(_pool(stage, (x, y, width), colours[stage.gpu_class], pool))
         if stage.number + 1 < count:
-            start, end = x + width + 3, x + width + GAP - 3
+            start, end = x + width + 3, x + width + gap - 3
             parts.append(_arrow(start, end, centre, thickness, model_colour(model.number)))
             middle = (start + end) / 2 - 4
-            sample = f"{words.size(stage.boundary_bytes)}/sample"
+            sample = words.size(stage.boundary_bytes) + ("/sample" if gap == GAP else "")
             parts += [
                 text(middle, centre - 10, sample, size=10.5, fill=SOFT, text_anchor="middle"),
                 text(
@@ -176,7 +186,9 @@ def _pool(
     fill, border = colours
     name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
     blocks = words.blocks(*stage.blocks)
-    used = 1 / (1 + stage.slack)
+    if width < TINY_BOX:
+        blocks = blocks.split()[1]
+    used = min(1 / (1 + stage.slack), 1.0)
     detail = f"{words.milliseconds(stage.latency_ms)} a batch · {words.rate(stage.rate_rps)}"
     tip = f"{name}, {blocks}: {detail}, {words.percent(stage.slack)} above the pipeline's rate"
     parts = [
@@ -185,11 +197,11 @@ def _pool(
         text(x + 10, y + 18, name, size=13, font_weight=650),
         text(x + width - 10, y + 18, blocks, size=11.5, fill=SOFT, text_anchor="end"),
         *_units(stage, x + 10, y + 26, width - 20, border),
-        text(x + 10, y + BOX - 11, detail, size=11, fill=INK),
+        text(x + 10, y + BOX - 11, _short(detail, width), size=11),
         text(
             x + width - 10,
             y + BOX - 11,
-            f"slack {words.percent(stage.slack)}",
+            _slack(stage.slack, width),
             size=11,
             fill=SOFT,
             text_anchor="end",
@@ -199,6 +211,19 @@ def _pool(
         rect(x + 1, y + BOX - 5, (width - 2) * used, 4, fill=border, rx=2, data_load=pool),
     ]
     return element("g", "".join(parts), data_pool=pool)
+
+
+def _short(detail: str, width: float) -> str:
+    """As much of "run time a batch · rate" as a box of that width takes."""
+    if width < TINY_BOX:
+        return detail.partition(" a batch")[0]
+    return detail.replace(" a batch", "") if width < NARROW_BOX else detail
+
+
+def _slack(slack: float, width: float) -> str:
+    if width >= NARROW_BOX:
+        return f"slack {words.percent(slack)}"
+    return ("+" if slack >= 0 else "") + words.percent(slack, 0)
 
 
 def _units(stage: StageView, x: float, y: float, width: float, colour: str) -> list[str]:
@@ -230,12 +255,13 @@ def _budget(
 ) -> str:
     """How the SLO is spent: gathering, run times, transfers, what is left."""
     left, width, height = LABEL, WIDTH - LABEL - 16, 7.0
-    scale = width / max(model.slo_ms, pipeline.latency_ms)
     spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
     for stage in pipeline.stages:
         label = f"stage {stage.number + 1} on {stage.gpu_class}"
         spans.append((label, stage.latency_ms, colours[stage.gpu_class][1]))
         spans.append((f"transfer to stage {stage.number + 2}", stage.transfer_ms, FAINT))
+    spent_ms = sum(duration_ms for _, duration_ms, _ in spans)
+    scale = width / max(model.slo_ms, spent_ms)
     parts = [rect(left, y, width, height, fill="#eef1f5", rx=2)]
     x = left
     for label, duration_ms, colour in spans:

@@ -17,7 +17,7 @@ CLASS_COLOURS = (
     ("#e6eefb", "#6f94cf"), ("#fdf0df", "#dba25a"), ("#e4f4ea", "#6cb38a"),
     ("#f3e8f7", "#a985bd"), ("#f9e7e7", "#d08c8c"), ("#e4f3f5", "#6db0ba"),
 )  # fmt: skip
-CHARACTER_EM = 0.56  # mean width of a character of a sans-serif face
+CHARACTER_EM = 0.6  # mean width of a character of a sans-serif face
 
 
 def model_colour(number: int) -> str:
