@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from flows.commands import models, online, operations, planning, simulation, warehouse
+from flows.commands import models, online, operations, planning, rollouts, simulation, warehouse
 from triton_backend.core.errors import InputError, PoolPipeError
 
 FAILURE = 1
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (operations, models, planning, simulation, online, warehouse):
+for group in (operations, models, planning, simulation, online, rollouts, warehouse):
     group.add_to(app)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
-from flows.commands.output import print_json, progress, show, table
+from flows.commands.output import cell, print_json, progress, show, table
 
 if TYPE_CHECKING:
     from triton_backend.core.plan import Plan
@@ -98,7 +98,8 @@ def status(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    show(table(("", "state"), [(name, _in_words(value)) for name, value in found.items()]))
+    for name, value in found.items():
+        show(f"{name}: {_in_words(value)}")
 
 
 def _in_words(value: Any) -> str:
@@ -106,7 +107,7 @@ def _in_words(value: Any) -> str:
         return ", ".join(f"{name} {_in_words(part)}" for name, part in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(_in_words, value)) or "-"
-    return str(value)
+    return cell(value)
 
 
 def stop(*, as_json: AsJson = False) -> None:
@@ -156,6 +157,7 @@ def load(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Send open-loop load to the live endpoint and measure attainment and latency."""
+    from flows.clock import now_utc
     from flows.commands.stored import keep_run
     from flows.files import read_plan
     from flows.release.admin import read_state
@@ -166,7 +168,7 @@ def load(
     if url is None:
         running = read_state(state.serve)
         url = running.grpc_url if protocol == "grpc" else running.http_url
-    kept = records or state.reports / "load.npz"
+    kept = records or state.reports / f"load-{now_utc():%Y%m%dT%H%M%S%f}.npz"
     kept.parent.mkdir(parents=True, exist_ok=True)
     more = {
         "arrivals": arrivals,
@@ -196,6 +198,8 @@ def load(
     )
     stated = more | {"url": url, "protocol": protocol, "records": str(kept.resolve())}
     run_id = keep_run(warehouse, "load", served, (_plain(stated), found))
+    if run_id is None and records is None:
+        kept.unlink(missing_ok=True)
     if as_json:
         print_json(found | ({} if run_id is None else {"run_id": run_id}))
         return

@@ -19,6 +19,7 @@ def add_to(app: typer.Typer) -> None:
         epilog=example("poolpipe quickstart", "poolpipe quickstart --model net.onnx --slo-ms 80")
     )(quickstart)
     app.command(epilog=example("poolpipe report simulate-1f2e3d4c -o report.html"))(report)
+    app.command(epilog=example("poolpipe ui --port 8080"))(ui)
     app.command(epilog=example("poolpipe devices --cluster-file cluster.yaml"))(devices)
 
 
@@ -118,6 +119,25 @@ def report(
         print_json({"run_id": run_id, "report": page.resolve()})
         return
     show(str(page))
+
+
+def ui(
+    *,
+    address: options.Address = "127.0.0.1",
+    port: options.Port = 8080,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Serve a small page over the running system, until interrupted."""
+    from flows.reporting.ui.server import run_page
+    from flows.state import project_state
+
+    show(f"http://{address}:{port}/ until Ctrl-C")
+    run_page(
+        project_state().serve / "state.json",
+        address=address,
+        port=port,
+        warehouse=warehouse if warehouse.exists() else None,
+    )
 
 
 def devices(

@@ -17,7 +17,7 @@ from flows.steps.workspace import Workspace
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from warehouse.plans import read_plan
-from warehouse.runs import read_run
+from warehouse.runs import read_run, set_report
 
 
 def page_of(work: Workspace, run_id: str, output: Path | None) -> Path:
@@ -34,9 +34,12 @@ def page_of(work: Workspace, run_id: str, output: Path | None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if run["kind"] == "quickstart":
             return _copy(run, target)
-        return write_report(_data(run, plan), target)
+        write_report(_data(run, plan), target)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror}") from error
+    with work.open() as warehouse:
+        set_report(warehouse, run_id, str(target.resolve()))
+    return target
 
 
 def _copy(run: Mapping[str, Any], target: Path) -> Path:

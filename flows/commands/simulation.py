@@ -14,8 +14,8 @@ from flows.commands.output import print_json, progress, show, table
 if TYPE_CHECKING:
     from triton_backend.core.plan import Plan
     from triton_backend.sim.arrivals import Arrivals
+    from triton_backend.sim.options import SimOptions
     from triton_backend.sim.results import SimResult
-    from triton_backend.sim.run import SimOptions
 
 
 def add_to(app: typer.Typer) -> None:
@@ -103,7 +103,7 @@ def simulate(
 def _options(
     given: Mapping[str, Any], drawn: Mapping[str, Any], reference: "Plan | None"
 ) -> "SimOptions":
-    from triton_backend.sim.run import SimOptions
+    from triton_backend.sim.options import SimOptions
 
     models = given["models"]
     rest = {name: value for name, value in given.items() if name != "models"}
@@ -157,19 +157,14 @@ def simulate_again(plan: "Plan", stated: Mapping[str, Any]) -> "SimResult":
 
 def _run(plan: "Plan", asked: "SimOptions", attainment: float | None) -> "SimResult":
     from flows.clock import Stopwatch
-    from triton_backend.sim.run import find_goodput, simulate
+    from triton_backend.sim.goodput import goodput_report
+    from triton_backend.sim.run import simulate
 
     watch = Stopwatch()
     result = simulate(plan, asked, clock_ns=lambda: round(watch.seconds() * 1e9))
     if attainment is None:
         return result
-    names = asked.models or tuple(model.name for model in plan.models)
-    alone = {
-        name: find_goodput(plan, replace(asked, models=(name,)), attainment).to_dict()
-        for name in names
-    }
-    joint = None if asked.models else find_goodput(plan, asked, attainment).to_dict()
-    return replace(result, goodput=({"joint": joint} if joint else {}) | {"models": alone})
+    return replace(result, goodput=goodput_report(plan, asked, attainment))
 
 
 def _print(result: "SimResult") -> None:
@@ -201,5 +196,4 @@ def _print(result: "SimResult") -> None:
 
 
 def _found(result: "SimResult") -> list[tuple[str, dict[str, float]]]:
-    joint = result.goodput.get("joint")
-    return ([("all together", joint)] if joint else []) + list(result.goodput["models"].items())
+    return [("all together", result.goodput["joint"]), *result.goodput["models"].items()]

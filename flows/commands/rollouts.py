@@ -1,0 +1,216 @@
+"""Commands that change what is being served: rollout, replan."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands import options
+from flows.commands.options import (
+    WAREHOUSE,
+    AsJson,
+    ClusterFile,
+    WarehouseFile,
+    WorkloadFile,
+    example,
+)
+from flows.commands.output import note, print_json, progress, say, show, table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    app.command(
+        epilog=example(
+            "poolpipe rollout plan.json --bake-seconds 60 --reason 'new SLO'",
+            "poolpipe rollout --rollback",
+            "poolpipe rollout --status",
+        )
+    )(rollout)
+    app.command(
+        epilog=example(
+            "poolpipe replan --cluster cluster.yaml --workload workload.yaml --advisory",
+            "poolpipe replan --cluster cluster.yaml --workload workload.yaml"
+            " --backtest counts.csv.gz --map f1=resnet --period-hours 1 --chart backtest.png",
+        )
+    )(replan)
+
+
+def rollout(
+    plan: Annotated[
+        str | None, typer.Argument(help="A plan.json, or the id of a stored plan.")
+    ] = None,
+    *,
+    bake_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Watch the new plan so long; on breach it goes.")
+    ] = 30.0,
+    attainment_target: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Attainment under which it goes.")
+    ] = 0.95,
+    reason: Annotated[str, typer.Option(help="Why, for the history.")] = "requested",
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show the rollouts so far, and do nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Bring a plan into force on the running system, guarded, without losing a request."""
+    from flows.steps.rollout import DONE, RolloutOptions, roll_back, roll_out
+    from flows.steps.workspace import workspace
+    from triton_backend.core.errors import InputError
+
+    if [plan is not None, rollback, status].count(True) != 1:
+        raise InputError("rollout", "takes a plan, --rollback or --status, one of them")
+    if status:
+        _history(warehouse, as_json=as_json)
+        return
+    from flows.commands.stored import find_plan
+
+    asked = RolloutOptions(
+        bake_seconds=bake_seconds, attainment_target=attainment_target, reason=reason
+    )
+    work, tell = workspace(warehouse), say(quiet=as_json)
+    if plan is None:
+        done = roll_back(work, asked, tell)
+    else:
+        done = roll_out(work, find_plan(plan, warehouse), asked, tell)
+    if as_json:
+        names = ("rollout_id", "plan_id", "state", "outcome")
+        print_json({name: getattr(done, name) for name in names})
+    else:
+        show(f"{done.state}: {done.outcome}; plan {done.plan_id} is in force")
+    if done.state != DONE:
+        raise typer.Exit(1)
+
+
+def _history(warehouse: Path, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from warehouse.db import open_warehouse
+    from warehouse.operations import list_rollouts
+
+    with open_warehouse(warehouse, read_only=True) as store:
+        rows = [asdict(rollout) for rollout in list_rollouts(store)]
+    if as_json:
+        print_json({"rollouts": rows})
+        return
+    names = (
+        "rollout_id",
+        "plan_id",
+        "former_plan_id",
+        "state",
+        "requested_by",
+        "started_at",
+        "reason",
+        "outcome",
+    )
+    show(table(names, [[row[name] for name in names] for row in rows]))
+
+
+def replan(
+    *,
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    history_hours: Annotated[
+        float, typer.Option(min=0.1, help="How far to look back on measured rates.")
+    ] = 24.0,
+    quantile: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Of the rates, to plan for.")
+    ] = 0.99,
+    headroom: Annotated[float, typer.Option(min=0.01, help="Factor on top of it.")] = 1.1,
+    goodput_gain: Annotated[
+        float, typer.Option(min=0.0, help="Least gain in goodput worth a rollout.")
+    ] = 0.02,
+    gpu_gain: Annotated[
+        float, typer.Option(min=0.0, help="Least saving of GPUs worth a rollout.")
+    ] = 0.05,
+    max_partitions: options.MaxPartitions = 2,
+    slo_margin: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.4,
+    bake_seconds: Annotated[float, typer.Option(min=0.0)] = 30.0,
+    advisory: Annotated[
+        bool, typer.Option("--advisory", help="Everything but the rollout.")
+    ] = False,
+    backtest: Annotated[
+        Path | None,
+        typer.Option(help="A table of counts per interval: what replanning would have done."),
+    ] = None,
+    trace_interval: options.TraceInterval = 60.0,
+    trace_names: options.TraceNames = None,
+    peak: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=RPS", help="Scale the table so that this is its peak."),
+    ] = None,
+    period_hours: Annotated[float, typer.Option(min=0.01, help="Replan so often.")] = 1.0,
+    warm_up_hours: Annotated[
+        float, typer.Option(min=0.01, help="Hours of the table before the first plan.")
+    ] = 24.0,
+    chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Plan for what comes, from what was measured; roll out where it is worth it."""
+    parameters: dict[str, Any] = {
+        "warehouse": warehouse,
+        "cluster": cluster,
+        "workload": workload,
+        "history_hours": history_hours,
+        "quantile": quantile,
+        "headroom": headroom,
+        "goodput_gain": goodput_gain,
+        "gpu_gain": gpu_gain,
+        "max_partitions": max_partitions,
+        "slo_margin": slo_margin,
+        "bake_seconds": bake_seconds,
+        "advisory": advisory,
+    }
+    if backtest is None:
+        _replan_now(parameters, as_json=as_json)
+        return
+    from flows.commands.backtesting import BacktestOptions, draw, run_backtest
+
+    asked = BacktestOptions(
+        table=backtest,
+        interval_s=round(trace_interval or 60),
+        series={model: column for column, model in options.pairs("--map", trace_names).items()},
+        peak_rps=options.rates("--peak", peak),
+        period_s=round(period_hours * 3600),
+        warm_up_s=round(warm_up_hours * 3600),
+    )
+    with progress("backtesting") as report:
+        found, history = run_backtest(parameters, asked, report)
+    if chart is not None:
+        draw(found, history, chart)
+    if as_json:
+        print_json(found.to_dict() | ({} if chart is None else {"chart": chart}))
+        return
+    show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(found.to_dict())]))
+
+
+def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (name, ", ".join(value) if isinstance(value, list) else value)
+        for name, value in document.items()
+    ]
+
+
+def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
+    """The flow of the nightly deployment, in this process."""
+    from flows.prefect_home import prepare_prefect
+    from flows.state import project_state
+
+    prepare_prefect(project_state().prefect)
+    from flows.parameters import ReplanParameters
+    from flows.replan import replan_flow
+
+    note("replanning; the first step starts Prefect")
+    found = replan_flow(ReplanParameters(**parameters))
+    if as_json:
+        print_json(found)
+        return
+    rates = ", ".join(f"{name} {rate:.1f} rps" for name, rate in found["forecast_rps"].items())
+    show(f"forecast: {rates}; shares moved by {found['share_shift']:.1%}")
+    verdict = "worth a rollout" if found["roll_out"] else "not worth a rollout"
+    show(f"plan {found['plan_id']} is {verdict}: {found['reason']}")
+    show(f"outcome: {found['outcome']}")
