@@ -1,0 +1,155 @@
+"""A real gateway with two pools of one vGPU each, both on the first GPU, under Poisson load."""
+
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.profiling.copies import Copies
+from flows.profiling.measure import MeasureLimits
+from flows.profiling.statistics import summarise
+from flows.release.admin import ServerPorts, start, stop
+from flows.release.render import ServeOptions, render_repository
+from flows.splitting.extracting import extract_stage
+from flows.splitting.model import SplitModel
+from flows.steps.loading import LoadRequest, run_load
+from scripts.gpu.paths import CLASS, TensorrtPath
+from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.core.tensors import total_bytes_per_sample
+from triton_backend.core.workload import ModelDemand, Workload
+from triton_backend.engines.mps import MpsDaemon
+
+DIVISOR = 2
+BATCH = 8
+SLO_OVER_LATENCY = 5
+LOAD_FACTOR = 0.8
+LOAD_SECONDS = 10.0
+NIC_GBPS = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStage:
+    """One stage on half a GPU: its engine and its latency by batch."""
+
+    blocks: tuple[int, int]
+    artifact: str
+    latency_us_by_batch: tuple[int, ...]
+
+
+def serve_two_pools(
+    path: TensorrtPath, split: SplitModel, work: Path
+) -> tuple[float, dict[str, Any]]:
+    """Attainment at 0.8 of the planned rate, and what else was seen.
+
+    Raises:
+        PoolPipeError: MPS, the server or the load generator does not work here.
+    """
+    middle = split.blocks // 2
+    stages = _measure(path, split, [(0, middle), (middle, split.blocks)], work)
+    plan = _plan(split, stages)
+    folder = work / "serve"
+    render_repository(folder, plan, ServeOptions(artifacts=work))
+    (work / "plan.json").write_text(json.dumps(plan.to_dict()) + "\n")
+    ports = ServerPorts(http=_free_port(), grpc=_free_port(), metrics=_free_port())
+    start(folder, ports)
+    try:
+        found = run_load(
+            LoadRequest(
+                plan=work / "plan.json",
+                url=f"127.0.0.1:{ports.grpc}",
+                duration_s=LOAD_SECONDS,
+                load_factor=LOAD_FACTOR,
+            )
+        )
+    finally:
+        stop(folder)
+    seen = found["models"][split.name]
+    planned = {"planned_rps": plan.models[0].throughput_rps, "slo_us": plan.models[0].slo_us}
+    return float(seen["attainment"]), {**planned, **seen}
+
+
+def _measure(
+    path: TensorrtPath, split: SplitModel, blocks: list[tuple[int, int]], work: Path
+) -> list[MeasuredStage]:
+    """Latency of each stage on one of two vGPUs while the other is busy too."""
+    daemon = MpsDaemon.in_folder(work / "mps", ())
+    folders = [path.artifact(extract_stage(split, *pair)) for pair in blocks]
+    limits = {
+        name: getattr(MeasureLimits(), name)
+        for name in ("warm_up", "min_runs", "max_runs", "max_seconds", "interval")
+    }
+    daemon.start()
+    try:
+        with Copies(daemon.environment("0", DIVISOR)) as copies:
+            latencies: list[tuple[int, ...]] = []
+            for folder in folders:
+                copies.load(folder, DIVISOR)
+                means = [summarise(copies.measure(b, limits)).mean_us for b in range(1, BATCH + 1)]
+                latencies.append(tuple(int(np.ceil(us)) for us in np.maximum.accumulate(means)))
+    finally:
+        daemon.stop()
+    return [
+        MeasuredStage(blocks=pair, artifact=folder.name, latency_us_by_batch=table)
+        for pair, folder, table in zip(blocks, folders, latencies, strict=True)
+    ]
+
+
+def _plan(split: SplitModel, measured: list[MeasuredStage]) -> Plan:
+    """Two pools of one vGPU each on one GPU, written by hand: what is served is given here."""
+    boundary = split.stage_outputs(measured[0].blocks[1])
+    sizes = (total_bytes_per_sample(boundary), 0)
+    stages = tuple(
+        Stage(
+            blocks=stage.blocks,
+            gpu_class=CLASS,
+            vgpu_divisor=DIVISOR,
+            vgpus=1,
+            latency_us=stage.latency_us_by_batch[-1],
+            latency_us_by_batch=stage.latency_us_by_batch,
+            boundary_bytes_per_sample=sizes[number],
+            boundary=boundary if number == 0 else (),
+            transfer_us=0,
+            artifact=stage.artifact,
+            placement=(PlacementRun(node=0, gpu=0, slot=number, gpus=1),),
+        )
+        for number, stage in enumerate(measured)
+    )
+    rate_rps = BATCH / max(stage.latency_us for stage in stages) * 1e6
+    latency_us = sum(stage.latency_us for stage in stages)
+    slo_us = SLO_OVER_LATENCY * latency_us
+    model = ModelPlan(
+        name=split.name,
+        slo_us=slo_us,
+        throughput_rps=rate_rps,
+        inputs=split.inputs,
+        outputs=split.outputs,
+        pipelines=(
+            Pipeline(batch=BATCH, throughput_rps=rate_rps, latency_us=latency_us, stages=stages),
+        ),
+    )
+    return Plan(
+        plan_id="gpu-check",
+        planner="by hand",
+        options={},
+        objective=Objective(name="throughput", value=rate_rps, upper_bound=rate_rps, gap=0.0),
+        solver="none",
+        solve_seconds=0.0,
+        cluster=Cluster(
+            name="one GPU",
+            gpu_classes=(GpuClass(name=CLASS, vgpu_divisors=(1, DIVISOR)),),
+            nodes=(NodeGroup(count=1, gpu_class=CLASS, gpus=1, nic_gbps=NIC_GBPS),),
+        ),
+        workload=Workload(models=(ModelDemand(name=split.name, slo_us=slo_us, weight=1.0),)),
+        gpus_used={CLASS: 1},
+        models=(model,),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
