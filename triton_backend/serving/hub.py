@@ -33,7 +33,8 @@ from triton_backend.serving.wire import (
 MAX_PENDING_BYTES = 8 << 20
 _READ_BYTES = 1 << 17
 _CONNECT_SECONDS = 2.0
-_PAYLOAD_PATIENCE_MS = 5_000
+_PAYLOAD_PATIENCE_SECONDS = 5.0
+_WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
@@ -89,12 +90,13 @@ class Connection:
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
         self._taken = 0
+        self._least_bytes = 1
         self._header: Header | None = None
         self._body = b""
         self._payload: deque[memoryview] = deque()
         self.closed = False
         sock.settimeout(0)
-        with contextlib.suppress(OSError):
+        if sock.family == socket.AF_UNIX:  # a size set by hand would end TCP's own tuning
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
 
     def fileno(self) -> int:
@@ -122,19 +124,18 @@ class Connection:
             pieces = deque([*self._pending, memoryview(data), *(p.cast("B") for p in payload)])
             self._pending.clear()
             self._pending_bytes = 0
-            waiter = select.poll()
-            waiter.register(self._socket, select.POLLOUT)
-            while pieces and not self.closed:
-                try:
-                    sent = self._socket.sendmsg(list(pieces)[:64])
-                except BlockingIOError:
-                    if not waiter.poll(_PAYLOAD_PATIENCE_MS):
-                        return False
-                    continue
-                except OSError:
-                    return False
-                _advance(pieces, sent)
-            return not pieces
+            if self.closed:
+                return False
+            # One blocking call is far cheaper than a poll for every piece the peer has taken.
+            self._socket.settimeout(_PAYLOAD_PATIENCE_SECONDS)
+            try:
+                while pieces:
+                    _advance(pieces, self._socket.sendmsg(list(pieces)[:64]))
+            except OSError:
+                return False
+            finally:
+                self._socket.settimeout(0)
+            return True
 
     def _queue(self, rest: memoryview) -> bool:
         self._pending_bytes += len(rest)
@@ -235,14 +236,25 @@ class Connection:
                 raise FrameError(f"payload of {header.payload_bytes} bytes does not fit")
             self._body = body
             self._payload = deque(piece for piece in target if len(piece))
+            self._wake_at(header.payload_bytes)
             return
         self._header = None
         owner.on_frame(self, header, body)
 
     def _finish_payload(self, owner: Owner) -> None:
-        if not self._payload and self._header is not None:
+        if self._payload:
+            self._wake_at(sum(len(piece) for piece in self._payload))
+        elif self._header is not None:
+            self._wake_at(1)
             header, self._header = self._header, None
             owner.on_frame(self, header, self._body)
+
+    def _wake_at(self, missing_bytes: int) -> None:
+        """Be told only when so much is there: fewer, larger reads of a large payload."""
+        least = min(missing_bytes, _WAKE_AT_BYTES)
+        if least != self._least_bytes:
+            self._least_bytes = least
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def close(self) -> None:
         """Close the socket; harmless when it is closed."""
