@@ -37,6 +37,7 @@ _LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
+_ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
@@ -97,6 +98,17 @@ def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
         bound=max(proven, best.score),
         trace=trace,
     )
+
+
+def _spread(
+    columns: Columns, rows: NDArray[np.int64], vgpus: NDArray[np.int64] | None
+) -> NDArray[np.int64] | None:
+    """vGPU counts of some configurations as counts over all of them."""
+    if vgpus is None:
+        return None
+    whole = np.zeros(columns.types.shape, dtype=np.int64)
+    whole[rows] = vgpus
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +204,14 @@ class _Run:
         while nodes > 0:
             cutoff = self.best.score + self._step()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
-            if answer is None or answer.status == "infeasible":
+            if answer is None:
                 self.trace.status = "optimal"
                 return min(ceiling, cutoff)
             self.trace.status = answer.status
+            # a solver that stops by itself has shown that nothing beats its answer or the cutoff
             ceiling = min(ceiling, max(answer.bound, cutoff))
-            improved = False
-            if answer.values is not None:
-                whole = np.zeros(self.columns.types.shape, dtype=np.int64)
-                whole[rows] = answer.values
-                improved = self._offer(whole)
-            if self._settled(ceiling):
+            improved = self._offer(_spread(self.columns, rows, answer.values))
+            if answer.status in _ENDED or self._settled(ceiling):
                 self.trace.status = "optimal"
                 return ceiling
             if self._out_of_time():

@@ -107,9 +107,10 @@ def _with_highs(program: Program, limits: Limits) -> Answer:
     info = highs.getInfo()
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     status = highs.modelStatusToString(highs.getModelStatus())
+    infeasible = highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible
     return Answer(
         values=np.array(highs.getSolution().col_value) if found else None,
-        bound=float(info.mip_dual_bound),
+        bound=-np.inf if infeasible else float(info.mip_dual_bound),
         status=status.lower(),
         nodes=int(info.mip_node_count),
     )
@@ -155,7 +156,7 @@ def _gurobi_answer(model: Any, x: Any, limits: Limits) -> Answer:
     names = {2: "optimal", 3: "infeasible", 4: "infeasible", 6: "infeasible"}
     names |= {8: "solution limit reached", 9: "time limit reached"}
     status = names.get(model.Status, f"gurobi status {model.Status}")
-    bound = limits.cutoff if status == "infeasible" else float(model.ObjBound)
+    bound = -np.inf if status == "infeasible" else float(model.ObjBound)
     return Answer(
         values=np.array(x.X) if model.SolCount else None,
         bound=bound,
