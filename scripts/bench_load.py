@@ -47,7 +47,11 @@ async def serve_grpc(ready: Connection) -> None:
         del request, context
         return answer
 
-    server = grpc.aio.server()
+    # Refuse nothing: by default a gRPC server cancels requests when some 3,000 wait unread.
+    most = 1_000_000
+    options = [("grpc.server.max_pending_requests", most)]
+    options.append(("grpc.server.max_pending_requests_hard_limit", most))
+    server = grpc.aio.server(options=options)
     methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
     service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
     server.add_generic_rpc_handlers((service,))
@@ -117,6 +121,8 @@ def main() -> int:
         f"{options.protocol}: offered {model['offered'] / summary['wall_seconds']:.0f} requests/s"
     )
     print(f"answered {model['served'] + model['late']}, failed {model['failed']}")
+    for text, count in summary["messages"].items():
+        print(f"{count} x {text}")
     print(f"send lag ms {summary['send_lag_ms']}; latency ms {model['latency_ms']}")
     return 0
 
