@@ -13,6 +13,10 @@ class VirtualClock:
         """The instant reached so far."""
         return self.at_us
 
+    def wall_us(self) -> int:
+        """The same: here the world began with the clock."""
+        return self.at_us
+
     def thread_cpu_us(self) -> int:
         """Whatever `cpu_us` was set to."""
         return self.cpu_us

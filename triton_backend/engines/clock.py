@@ -19,6 +19,10 @@ class Clock(Protocol):
         """The instant, in microseconds."""
         ...
 
+    def wall_us(self) -> int:
+        """The same instant as people count it: microseconds since 1970 in UTC. It may jump."""
+        ...
+
     def thread_cpu_us(self) -> int:
         """CPU time the calling thread has had so far, in microseconds."""
         ...
@@ -34,6 +38,10 @@ class SystemClock:
     def now_us(self) -> int:
         """The instant, in microseconds since the host started."""
         return time.monotonic_ns() // NS_PER_US
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970 in UTC."""
+        return time.time_ns() // NS_PER_US
 
     def thread_cpu_us(self) -> int:
         """CPU time of the calling thread, in microseconds."""

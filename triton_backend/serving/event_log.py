@@ -1,9 +1,10 @@
 """The gateway's event file: JSON lines of everything the core was told and answered.
 
 A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`, and
-`Plan` for a header that names the plan and generation the lines after it belong to. Files roll at
-`ROLL_BYTES`, the oldest beyond `KEEP_FILES` are deleted, and a full disk stops the log, never the
-gateway. `read_events` gives a log back for a replay through the core.
+`Plan` for a header that names the plan and generation the lines after it belong to. Instants are
+the host's monotonic clock in µs; a header also says what the wall clock showed at its own.
+Files roll at `ROLL_BYTES`, the oldest beyond `KEEP_FILES` are deleted, and a full disk stops the
+log, never the gateway. `read_events` gives a log back for a replay through the core.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import IO, Any
 from triton_backend.core import decisions, events
 from triton_backend.core.decisions import Decision, Dispatch
 from triton_backend.core.events import Event
+from triton_backend.engines.clock import Clock
 from triton_backend.serving.settings import Deployment
 
 ROLL_BYTES = 64 << 20
@@ -26,8 +28,10 @@ _LOG = logging.getLogger(__name__)
 class EventLog:
     """Appends lines; buffered until `flush`."""
 
-    def __init__(self, folder: Path, *, now_us: int) -> None:
+    def __init__(self, folder: Path, clock: Clock) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        now_us = clock.now_us()
+        self._clock = clock
         self._folder = folder
         self._start_us = now_us
         self._roll = 0
@@ -43,6 +47,7 @@ class EventLog:
                 {
                     "t": "Plan",
                     "now_us": now_us,
+                    "wall_us": self._clock.wall_us() - self._clock.now_us() + now_us,
                     "rollout": rollout,
                     "generation": deployment.generation,
                     "plan_id": deployment.plan.plan_id,

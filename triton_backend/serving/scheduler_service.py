@@ -49,7 +49,7 @@ class SchedulerService:
         self._clock = clock
         warm_up(deployment.plan, policy=settings.policy, nic=settings.nic)
         now_us = clock.now_us()
-        self._log = EventLog(settings.folder / "events", now_us=now_us)
+        self._log = EventLog(settings.folder / "events", clock)
         self._log.header(deployment, now_us, rollout=False)
         self.gateway = Gateway(
             deployment, epoch=now_us // 1_000_000, now_us=now_us, watch=self._watch
