@@ -27,7 +27,9 @@ def doubled(inputs: dict[str, NDArray[np.float32]], timeout_us: int | None) -> N
 
 
 @contextlib.asynccontextmanager
-async def grpc_sink(reply: Reply = doubled) -> AsyncGenerator[str]:
+async def grpc_sink(
+    reply: Reply = doubled, credentials: grpc.ServerCredentials | None = None
+) -> AsyncGenerator[str]:
     """A gRPC endpoint with models of input `x` [-1, 4] and output `y`; gives its address."""
 
     async def infer(request: Any, context: Any) -> object:
@@ -72,7 +74,10 @@ async def grpc_sink(reply: Reply = doubled) -> AsyncGenerator[str]:
     server = grpc.aio.server()
     service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
     server.add_generic_rpc_handlers((service,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

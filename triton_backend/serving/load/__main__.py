@@ -19,7 +19,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Plan
 from triton_backend.core.units import ms_to_us, s_to_us
 from triton_backend.serving.load.client import Client
-from triton_backend.serving.load.client_grpc import GrpcClient
+from triton_backend.serving.load.client_grpc import GrpcClient, Tls
 from triton_backend.serving.load.client_http import HttpClient
 from triton_backend.serving.load.drive import Drive, ModelLoad, run_precisely
 from triton_backend.serving.load.options import (
@@ -60,8 +60,7 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     plan = _plan(options.plan)
     offer = _offer(options, plan)
     schedule = make_schedule(offer, duration_s=options.duration, seed=options.seed)
-    make = GrpcClient if options.protocol == "grpc" else HttpClient
-    client: Client = make(options.url, connect_s=options.connect_s)
+    client = _client(options)
     try:
         await client.connect()
         loads = [await _model_load(client, plan.model(name), options) for name in schedule.models]
@@ -94,6 +93,17 @@ async def _until_stopped(drive: Drive) -> tuple[LoadRun, bool]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def _client(options: argparse.Namespace) -> Client:
+    tls = None
+    if options.ca is not None:
+        tls = Tls(authority=options.ca, certificate=options.cert, key=options.key)
+    if options.protocol == "grpc":
+        return GrpcClient(options.url, connect_s=options.connect_s, tls=tls)
+    if tls is not None:
+        raise InputError("--ca", "TLS is for gRPC; Triton speaks plain HTTP")
+    return HttpClient(options.url, connect_s=options.connect_s)
 
 
 def _plan(path: Path) -> Plan:

@@ -5,6 +5,8 @@ it, so a call costs the event loop little more than gRPC's own work.
 """
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -30,17 +32,50 @@ DATATYPES = {np.dtype(kind): name for name, kind in NUMPY_TYPES.items() if name 
 pb: Any = service_pb2  # generated at import time: no names a type checker could see
 
 
-class GrpcClient:
-    """A gRPC endpoint `host:port`; see `client.Client`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What a TLS connection needs: the authority to trust, and our own pair for mutual TLS."""
 
-    def __init__(self, address: str, *, connect_s: float = 10.0) -> None:
+    authority: Path
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files.
+
+        Raises:
+            InputError: one cannot be read, or of the pair only one is given.
+        """
+        if (self.certificate is None) != (self.key is None):
+            raise InputError("--cert and --key", "are given together or not at all")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.authority),
+            certificate_chain=_read(self.certificate),
+            private_key=_read(self.key),
+        )
+
+
+def _read(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror}") from error
+
+
+class GrpcClient:
+    """A gRPC endpoint `host:port`, over TLS where `tls` is given; see `client.Client`."""
+
+    def __init__(self, address: str, *, connect_s: float = 10.0, tls: Tls | None = None) -> None:
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ]
         self._address = address
         self._connect_s = connect_s
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
         self._infer = self._channel.unary_unary(f"{SERVICE}/ModelInfer")
         self._metadata = self._channel.unary_unary(
             f"{SERVICE}/ModelMetadata",
