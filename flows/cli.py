@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Serve models under latency SLOs on pools of unequal GPUs.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for group in (operations, models, planning, simulation, online, rollouts, warehouse):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,7 +26,12 @@ Names = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this group."""
     app.command(epilog=example("poolpipe split resnet50.onnx --name resnet --blocks 10"))(split)
-    app.command(epilog=example("poolpipe build resnet --cluster cluster.yaml"))(build)
+    app.command(
+        epilog=example(
+            "poolpipe build resnet --cluster cluster.yaml",
+            "poolpipe build resnet --cluster gpus.yaml --runtime tensorrt --precision fp16",
+        )
+    )(build)
     app.command(epilog=example("poolpipe profile resnet --cluster cluster.yaml"))(profile)
     profiles.command("import", epilog=example("poolpipe profiles import tables/"))(import_tables)
     profiles.command("export", epilog=example("poolpipe profiles export tables/"))(export_tables)
@@ -39,12 +44,14 @@ def split(
     name: Annotated[
         str | None, typer.Option(help="What to call the model; the file's name without it.")
     ] = None,
-    blocks: Annotated[int, typer.Option(min=1, help="Blocks wanted.")] = 10,
-    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch it is checked at.")] = 8,
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks wanted.")] = 10,
+    max_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Largest batch it is checked at.")
+    ] = 8,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Find blocks and boundaries of a model, check them, and store them."""
+    """Cut a model into blocks, check the cuts, and store them."""
     from flows.steps.prepare import split_step
     from flows.steps.workspace import workspace
 
@@ -91,14 +98,45 @@ def build(
     names: Names = None,
     *,
     cluster: ClusterFile,
+    runtime: Annotated[
+        Literal["onnxruntime", "tensorrt"],
+        typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
+    ] = "onnxruntime",
+    precision: Annotated[
+        Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
+    ] = "fp32",
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="tensorrt: batch sizes; 1, 2, 4, 8, 16."),
+    ] = None,
+    library: Annotated[
+        Literal["tensorrt", "tensorrt-rtx"] | None,
+        typer.Option(help="tensorrt: which one; the first installed without it."),
+    ] = None,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Build what the cluster's classes run of every block, and of whole models."""
+    """Build what GPU classes run of every block and whole model."""
     from flows.steps.prepare import build_step, read_split
     from flows.steps.workspace import workspace
 
-    work, classes = workspace(warehouse), _classes(cluster)
+    work = workspace(warehouse)
+    if runtime == "tensorrt":
+        from flows.commands.engines import EngineChoices, build_engines_of
+
+        choices = EngineChoices(
+            batches=tuple(sorted(set(batch))) if batch else None,
+            precision=precision,
+            library=library,
+            capabilities=options.pairs("--capability", capability),
+        )
+        build_engines_of(work, _names(work, names), cluster, choices, as_json=as_json)
+        return
+    classes = _classes(cluster)
     built: dict[str, dict[str, dict[tuple[int, int], BuiltArtifact]]] = {}
     with progress("building") as report:
         for name in _names(work, names):
@@ -132,15 +170,19 @@ def profile(
     *,
     cluster: ClusterFile,
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Batch sizes; all up to the split's without it.")
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch sizes; all up to the split's without it."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, help="Most seconds for one cell, warm-up apart.")
+        float, typer.Option(metavar="N", min=0.01, help="Most seconds for one cell, warm-up apart.")
     ] = 0.5,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Measure every block on every class, vGPU divisor and batch that was not measured yet."""
+    """Measure every block that was not measured yet.
+
+    On every class of the cluster, vGPU divisor and batch; an interruption loses one cell.
+    """
     from flows.profiling.measure import MeasureLimits
     from flows.steps.prepare import profile_step, read_split
     from flows.steps.workspace import workspace

@@ -35,16 +35,20 @@ def serve(
     policy: options.Policy = "reservation",
     nic: options.Nic = "shared",
     noise: Annotated[
-        float, typer.Option(min=0.0, help="Of emulated stages: coefficient of variation.")
+        float,
+        typer.Option(metavar="N", min=0.0, help="Of emulated stages: coefficient of variation."),
     ] = 0.0,
     time_stretch: Annotated[
-        float, typer.Option(min=0.001, help="Emulated time runs so much slower.")
+        float, typer.Option(metavar="N", min=0.001, help="Emulated time runs so much slower.")
     ] = 1.0,
     seed: options.Seed = 0,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Serve a plan on Triton, in the background, until `poolpipe stop`."""
+    """Serve a plan on Triton, in the background.
+
+    Until `poolpipe stop`.
+    """
     from flows.commands.stored import find_plan
     from flows.release.admin import ServerPorts, start
     from flows.release.render import ServeOptions, render_repository
@@ -111,7 +115,7 @@ def _in_words(value: Any) -> str:
 
 
 def stop(*, as_json: AsJson = False) -> None:
-    """End what is being served from this project, and whatever is left of it."""
+    """End what is being served, and whatever is left of it."""
     from flows.release import admin
     from flows.state import project_state
 
@@ -137,7 +141,7 @@ def load(
     reference_plan: options.ReferencePlan = None,
     model: options.Models = None,
     duration: options.Duration = 30.0,
-    samples: Annotated[int, typer.Option(min=1, help="Samples in each request.")] = 1,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in each request.")] = 1,
     deadline_ms: Annotated[
         float | None, typer.Option(help="Send this deadline with every request, not the SLO.")
     ] = None,
@@ -156,7 +160,10 @@ def load(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Send open-loop load to the live endpoint and measure attainment and latency."""
+    """Send open-loop load to the live endpoint.
+
+    Attainment and latency are measured from the intended send times.
+    """
     from flows.clock import now_utc
     from flows.commands.stored import keep_run
     from flows.files import read_plan
@@ -204,6 +211,8 @@ def load(
         print_json(found | ({} if run_id is None else {"run_id": run_id}))
         return
     _print(found)
+    for text, count in found.get("messages", {}).items():
+        show(f"{count} x {text}")
     show(f"stored as {run_id}" if run_id else "not stored")
 
 

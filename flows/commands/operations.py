@@ -43,7 +43,8 @@ def quickstart(
         bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
     ] = False,
     load_factor: Annotated[
-        float, typer.Option(min=0.01, help="Share of the planned rate that is offered.")
+        float,
+        typer.Option(metavar="N", min=0.01, help="Share of the planned rate that is offered."),
     ] = 0.5,
     duration: options.Duration = 20.0,
     address: options.Address = "127.0.0.1",
@@ -54,7 +55,11 @@ def quickstart(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Split, build, profile, plan, simulate, roll out on Triton, load and report, in one go."""
+    """Everything in one go, from models to a report.
+
+    Split, build, profile, plan, simulate, roll out on Triton, load, report; what an earlier run
+    left is reused, and everything started is stopped at the end.
+    """
     work = _flow_workspace(warehouse)
     from flows.quickstart import QuickstartOptions
     from flows.quickstart import quickstart as run
@@ -127,7 +132,7 @@ def ui(
     port: options.Port = 8080,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Serve a small page over the running system, until interrupted."""
+    """Serve a small page over the running system."""
     from flows.reporting.ui.server import run_page
     from flows.state import project_state
 
@@ -146,7 +151,7 @@ def devices(
         Path | None, typer.Option(help="Write the cluster.yaml that they suggest here.")
     ] = None,
     nic_gbps: Annotated[
-        float | None, typer.Option(min=0.001, help="Rate of this node's link, in it.")
+        float | None, typer.Option(metavar="N", min=0.001, help="Rate of this node's link, in it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

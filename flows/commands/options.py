@@ -10,44 +10,51 @@ from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
 WAREHOUSE = Path(WAREHOUSE_DEFAULT)
 
 WarehouseFile = Annotated[
-    Path, typer.Option("--warehouse", envvar=WAREHOUSE_VARIABLE, help="The DuckDB file.")
+    Path,
+    typer.Option("--warehouse", metavar="FILE", envvar=WAREHOUSE_VARIABLE, help="The DuckDB file."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
 ]
 PlanFile = Annotated[
-    str, typer.Option("--plan", help="A plan.json, or the id of a plan in the warehouse.")
+    str,
+    typer.Option(
+        "--plan", metavar="PLAN", help="A plan.json, or the id of a plan in the warehouse."
+    ),
 ]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml.")]
-WorkloadFile = Annotated[Path, typer.Option("--workload", help="workload.yaml.")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="cluster.yaml.")]
+WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="workload.yaml.")]
 
 Planner = Annotated[str, typer.Option(metavar="pool|no-partitioning|dart-r")]
 Objective = Annotated[str, typer.Option(metavar="throughput|cost|power")]
-MaxPartitions = Annotated[int, typer.Option(min=1, help="Most stages of a pipeline.")]
+MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stages of a pipeline.")]
 Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
 TimeLimit = Annotated[
     float | None,
     typer.Option(min=0.1, metavar="S", help="Seconds for the integer programs."),
 ]
 
-Policy = Annotated[str, typer.Option(help="Dispatch policy, by name.")]
+Policy = Annotated[str, typer.Option(metavar="NAME", help="Dispatch policy, by name.")]
 Nic = Annotated[str, typer.Option(metavar="shared|isolated", help="Whose a node's links are.")]
-Seed = Annotated[int, typer.Option(min=0)]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of every random draw.")]
 Duration = Annotated[float, typer.Option(min=0.001, metavar="S", help="Seconds of load.")]
 LoadFactor = Annotated[
     float | None,
-    typer.Option(min=0.0001, help="Times the planned rates of the reference plan."),
+    typer.Option(min=0.0001, metavar="X", help="Times the planned rates of the reference plan."),
 ]
 Rate = Annotated[
     float | None,
     typer.Option(min=0.0001, metavar="RPS", help="Requests per second over all models instead."),
 ]
 ReferencePlan = Annotated[
-    Path | None, typer.Option(help="Plan whose rates are scaled; the plan itself without it.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Plan whose rates are scaled; the plan itself without it."),
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", help="Load this model alone (may be given several times)."),
+    typer.Option(
+        "--model", metavar="NAME", help="Load this model alone (may be given several times)."
+    ),
 ]
 ArrivalsFrom = Annotated[
     str,
@@ -55,7 +62,9 @@ ArrivalsFrom = Annotated[
         "--arrivals", metavar="poisson|gamma|deterministic|FILE", help="A process or a trace."
     ),
 ]
-Shape = Annotated[float, typer.Option(min=0.0001, help="Of gamma arrivals; below 1 is bursty.")]
+Shape = Annotated[
+    float, typer.Option(min=0.0001, metavar="X", help="Of gamma arrivals; below 1 is bursty.")
+]
 TraceTime = Annotated[
     str, typer.Option(metavar="COLUMN", help="Time column of a trace, in seconds.")
 ]
@@ -69,13 +78,16 @@ TraceNames = Annotated[
     typer.Option("--map", metavar="SERIES=MODEL", help="A name in the trace, and the plan's."),
 ]
 
-Port = Annotated[int, typer.Option(min=1, max=65_535)]
-Address = Annotated[str, typer.Option(help="Where to listen; loopback unless told otherwise.")]
+Port = Annotated[int, typer.Option(min=1, max=65_535, metavar="PORT")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST", help="Where to listen; loopback unless told otherwise.")
+]
 
 
 def example(*lines: str) -> str:
-    """The end of a help page: one command a user can copy, or several."""
-    return "\n\n".join(("Example:", *lines))
+    """The end of a help page: one command a user can copy, or several, each on a line."""
+    # The backspace tells the formatter to leave these lines as they are.
+    return "\n".join(("\b", "Example:", *(f"  {line}" for line in lines)))
 
 
 def pairs(option: str, texts: list[str] | None) -> dict[str, str]:

@@ -62,7 +62,10 @@ def plan(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Decide which GPUs serve which blocks of which model; store and show the plan."""
+    """Decide which GPUs serve which blocks of which model.
+
+    The plan is verified, stored and shown.
+    """
     from flows.commands.stored import find_plan
     from flows.files import read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
@@ -140,7 +143,10 @@ def verify(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Derive every number of a plan again, without the solver; exit 1 where one does not hold."""
+    """Derive every number of a plan again, without the solver.
+
+    Exits with 1 and the first difference where one does not hold.
+    """
     from flows.commands.stored import find_plan
     from flows.planning.verify import verify_plan
     from flows.steps.planning import load_profiles

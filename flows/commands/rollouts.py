@@ -41,10 +41,11 @@ def rollout(
     ] = None,
     *,
     bake_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Watch the new plan so long; on breach it goes.")
+        float,
+        typer.Option(metavar="N", min=0.0, help="Watch the new plan so long; on breach it goes."),
     ] = 30.0,
     attainment_target: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Attainment under which it goes.")
+        float, typer.Option(metavar="N", min=0.01, max=1.0, help="Attainment under which it goes.")
     ] = 0.95,
     reason: Annotated[str, typer.Option(help="Why, for the history.")] = "requested",
     rollback: Annotated[
@@ -56,7 +57,10 @@ def rollout(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Bring a plan into force on the running system, guarded, without losing a request."""
+    """Bring a plan into force on the running system.
+
+    Checked before and watched after; on breach the former plan comes back.
+    """
     from flows.steps.rollout import DONE, RolloutOptions, roll_back, roll_out
     from flows.steps.workspace import workspace
     from triton_backend.core.errors import InputError
@@ -114,21 +118,23 @@ def replan(
     cluster: ClusterFile,
     workload: WorkloadFile,
     history_hours: Annotated[
-        float, typer.Option(min=0.1, help="How far to look back on measured rates.")
+        float, typer.Option(metavar="N", min=0.1, help="How far to look back on measured rates.")
     ] = 24.0,
     quantile: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Of the rates, to plan for.")
+        float, typer.Option(metavar="N", min=0.01, max=1.0, help="Of the rates, to plan for.")
     ] = 0.99,
-    headroom: Annotated[float, typer.Option(min=0.01, help="Factor on top of it.")] = 1.1,
+    headroom: Annotated[
+        float, typer.Option(metavar="N", min=0.01, help="Factor on top of it.")
+    ] = 1.1,
     goodput_gain: Annotated[
-        float, typer.Option(min=0.0, help="Least gain in goodput worth a rollout.")
+        float, typer.Option(metavar="N", min=0.0, help="Least gain in goodput worth a rollout.")
     ] = 0.02,
     gpu_gain: Annotated[
-        float, typer.Option(min=0.0, help="Least saving of GPUs worth a rollout.")
+        float, typer.Option(metavar="N", min=0.0, help="Least saving of GPUs worth a rollout.")
     ] = 0.05,
     max_partitions: options.MaxPartitions = 2,
-    slo_margin: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.4,
-    bake_seconds: Annotated[float, typer.Option(min=0.0)] = 30.0,
+    slo_margin: Annotated[float, typer.Option(metavar="N", min=0.0, max=0.99)] = 0.4,
+    bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0)] = 30.0,
     advisory: Annotated[
         bool, typer.Option("--advisory", help="Everything but the rollout.")
     ] = False,
@@ -142,15 +148,20 @@ def replan(
         list[str] | None,
         typer.Option(metavar="MODEL=RPS", help="Scale the table so that this is its peak."),
     ] = None,
-    period_hours: Annotated[float, typer.Option(min=0.01, help="Replan so often.")] = 1.0,
+    period_hours: Annotated[
+        float, typer.Option(metavar="N", min=0.01, help="Replan so often.")
+    ] = 1.0,
     warm_up_hours: Annotated[
-        float, typer.Option(min=0.01, help="Hours of the table before the first plan.")
+        float, typer.Option(metavar="N", min=0.01, help="Hours of the table before the first plan.")
     ] = 24.0,
     chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Plan for what comes, from what was measured; roll out where it is worth it."""
+    """Plan for what comes, from what was measured.
+
+    The plan is rolled out where it gains enough; else it is said why the old one stays.
+    """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,
         "cluster": cluster,

@@ -46,11 +46,14 @@ def simulate(
     duration: options.Duration = 30.0,
     seed: options.Seed = 0,
     noise: Annotated[
-        float, typer.Option(min=0.0, help="Coefficient of variation of a stage's run time.")
+        float,
+        typer.Option(metavar="N", min=0.0, help="Coefficient of variation of a stage's run time."),
     ] = 0.0,
     find_goodput: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Search the highest load with this attainment."),
+        typer.Option(
+            metavar="N", min=0.0, max=1.0, help="Search the highest load with this attainment."
+        ),
     ] = None,
     trace_time: options.TraceTime = "arrival_s",
     trace_model: options.TraceModel = None,
@@ -59,7 +62,10 @@ def simulate(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Run a plan through the scheduler that also serves, with virtual time."""
+    """Run a plan against load, in virtual time.
+
+    The scheduler is the one that serves.
+    """
     from flows.commands.stored import find_plan, keep_run
     from flows.files import read_plan
 
