@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.building.keys import artifact_key
+from flows.building.tensorrt_network import require_supported
 from flows.building.tensorrt_stage import stage_hash
 from triton_backend.core.errors import InputError
 from triton_backend.engines.base import MANIFEST_NAME
@@ -237,6 +238,7 @@ def build_engines(
     for index, request in enumerate(requests):
         try:
             capability = compute_capability(request.gpu_class, chosen.compute_capabilities)
+            require_supported(library, capability)
             key = engine_key(request, library, capability, chosen)
         except InputError as error:
             done[index] = EngineFailure(

@@ -217,20 +217,32 @@ def _configure(
     return config, cache
 
 
-def _target(library: Library, config: Any, capability: str) -> None:
-    """Name the card to build for; the data-centre library builds for the card it runs on."""
-    if not hasattr(config, "set_compute_capability"):
-        return
-    kinds = library.module.ComputeCapability
-    wanted = "SM" + capability.replace(".", "")
-    if not hasattr(kinds, wanted):
+def require_supported(library: Library, capability: str) -> None:
+    """Check that the library builds for a card.
+
+    Raises:
+        InputError: it does not; the message lists what it builds for.
+    """
+    kinds = getattr(library.module, "ComputeCapability", None)
+    if kinds is not None and not hasattr(kinds, _kind_name(capability)):
         known = sorted(k for k in vars(kinds) if k.startswith("SM"))
         raise InputError(
             f"compute capability {capability}",
             f"{library.name} {library.version} builds for {', '.join(known)} only",
         )
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(getattr(kinds, wanted), 0)
+
+
+def _kind_name(capability: str) -> str:
+    return "SM" + capability.replace(".", "")
+
+
+def _target(library: Library, config: Any, capability: str) -> None:
+    """Name the card to build for; the data-centre library builds for the card it runs on."""
+    if hasattr(config, "set_compute_capability"):
+        require_supported(library, capability)
+        config.num_compute_capabilities = 1
+        kind = getattr(library.module.ComputeCapability, _kind_name(capability))
+        config.set_compute_capability(kind, 0)
 
 
 def _build_error(where: str, keeper: LogKeeper) -> StageError:
