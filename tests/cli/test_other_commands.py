@@ -158,3 +158,50 @@ def test_an_interrupted_command_ends_cleanly(number: signal.Signals, code: int) 
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleaned\n", "")
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "takes a plan, --rollback or --status, one of them"),
+        (("plan.json", "--rollback"), "one of them"),
+        (("plan.json",), "nothing is being served from here"),
+        (("--rollback",), "no finished rollout to go back from"),
+        (("none.json",), "none.json: no such file"),
+    ],
+)
+def test_a_rollout_that_cannot_be_is_refused(
+    arguments: tuple[str, ...], reason: str, poolpipe: Command
+) -> None:
+    ran = poolpipe("rollout", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_history_of_rollouts_begins_empty(poolpipe: Command) -> None:
+    assert poolpipe("rollout", "--status", "--json").document == {"rollouts": []}
+
+
+@pytest.mark.usefixtures("profiled")
+def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
+    minutes = [30 + 20 * (minute // 30 % 2) for minute in range(180)]
+    rows = "".join(f"{minute},{count}\n" for minute, count in enumerate(minutes))
+    Path("counts.csv").write_text("minute,f1\n" + rows)
+    ran = poolpipe(
+        "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml", "--json",
+        "--backtest", "counts.csv", "--map", "f1=net", "--warm-up-hours", "1",
+        "--period-hours", "1", "--chart", "chart.png",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert (ran.document["periods"], ran.document["models"]) == (2, ["net"])
+    assert 0 < ran.document["served_fraction"] <= 1
+    assert Path("chart.png").stat().st_size > 1000
+    refused = poolpipe(
+        "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml",
+        "--backtest", "counts.csv",
+    )  # fmt: skip
+    assert refused.code == 2
+    assert "has no column 'net'; it has minute, f1" in refused.err
