@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from triton_backend.core.errors import InputError, PoolPipeError
 
 STOP_SECONDS = 20.0
@@ -86,3 +88,10 @@ def run_load(request: LoadRequest) -> dict[str, Any]:
             f"the load generator ended with {process.returncode}: {(err or '')[-500:]}"
         )
     return json.loads(out)
+
+
+def span_of_load(records: Path) -> tuple[int, int]:
+    """First and last instant of a load run on the host's monotonic clock, from its records (µs)."""
+    with np.load(records, allow_pickle=False) as saved:
+        start_us = int(saved["started_monotonic_us"])
+        return start_us, start_us + int(saved["records"]["done_us"].max(initial=0))

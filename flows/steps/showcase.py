@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import now_utc
-from flows.reporting.data import BlockRow, Outcomes, ReportData, Step, Uses
+from flows.reporting.data import BlockRow, Outcomes, ReportData, Step
 from flows.reporting.html import write_report
+from flows.reporting.runs import outcomes_of_simulation, uses_of_events
 from flows.splitting.graph import read_layers
 from flows.splitting.loading import load_skeleton
 from flows.splitting.model import SplitModel
+from flows.steps.loading import span_of_load
 from flows.steps.machine import machine, versions
-from flows.steps.measured import read_uses, span_of_load
 from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
 from triton_backend.sim.results import SimResult
@@ -73,31 +74,20 @@ def _row(shown: Shown, name: str) -> dict[str, Any]:
 
 
 def _report(shown: Shown, run_id: str) -> ReportData:
-    simulated = shown.simulated.uses
-    measured = read_uses(shown.events, span_of_load(shown.records))
+    start_us, end_us = span_of_load(shown.records)
+    uses = uses_of_events(shown.events, shown.plan.plan_id, from_us=start_us, to_us=end_us)
     return ReportData(
         title=f"PoolPipe quickstart {run_id.rpartition('-')[2]}",
         plan=shown.plan,
         created=f"{now_utc():%Y-%m-%d %H:%M} UTC",
-        measured=Outcomes.from_load(shown.measured, shown.records, uses=measured),
-        simulated=Outcomes.from_simulation(
-            shown.simulated.to_dict(),
-            _latencies(shown.simulated),
-            uses=Uses(**{n: simulated[n].astype("int64") for n in Uses.__slots__}),
-        ),
+        measured=Outcomes.from_load(shown.measured, shown.records, uses=uses),
+        simulated=outcomes_of_simulation(shown.simulated),
         steps=shown.steps,
         blocks={split.name: _blocks(split) for split in shown.splits},
         machine=machine(),
         versions=versions(),
         notes=(STAND_IN,),
     )
-
-
-def _latencies(result: SimResult) -> dict[str, Any]:
-    rows = result.requests
-    answered = rows[rows["outcome"] < 3]  # noqa: PLR2004 - served and late, not dropped
-    latency_ms = (answered["finish_us"] - answered["arrival_us"]) / 1e3
-    return {m.name: latency_ms[answered["model"] == i] for i, m in enumerate(result.models)}
 
 
 def _blocks(split: SplitModel) -> list[BlockRow]:

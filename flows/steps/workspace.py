@@ -1,10 +1,13 @@
 """Where a step reads and writes: the project's state folder and its warehouse."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.state import ProjectState, project_state, warehouse_path
-from warehouse.db import Warehouse, open_warehouse
+from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
+
+RETRY_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,10 +15,13 @@ class Workspace:
     """State folder and warehouse of one project.
 
     The warehouse is opened for each piece of work and closed after it: DuckDB has one writer.
+    Whoever comes second waits up to `patience_seconds`, so that a rollout does not fail because
+    statistics are just being read in.
     """
 
     state: ProjectState
     warehouse: Path
+    patience_seconds: float = 30.0
 
     def open(self, *, read_only: bool = False) -> Warehouse:
         """The warehouse; close it soon.
@@ -23,6 +29,11 @@ class Workspace:
         Raises:
             InputError: as `open_warehouse`.
         """
+        for _ in range(int(self.patience_seconds / RETRY_SECONDS)):
+            try:
+                return open_warehouse(self.warehouse, read_only=read_only)
+            except WarehouseInUseError:
+                time.sleep(RETRY_SECONDS)
         return open_warehouse(self.warehouse, read_only=read_only)
 
 

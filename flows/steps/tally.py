@@ -1,0 +1,333 @@
+"""Minutes of models and vGPUs, counted line by line from what the gateway's core was told.
+
+Every request counts in the minute it arrived in, under the plan in force then, whatever became of
+it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
+batch's stage counts in the minute it ended in. Rows are totals of a minute so far, never
+differences, so that saying one again does no harm.
+
+Here: counting. Not here: files, positions in them, and the warehouse (`ingest`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from triton_backend.core.plan import Plan
+from triton_backend.core.units import US_PER_S
+from warehouse.operations import DropMinute, ModelMinute, VGpuMinute
+
+MINUTE_US = 60 * US_PER_S
+# An outcome that is not told so long after the deadline never will be: its end was not logged.
+GIVE_UP_US = 10 * MINUTE_US
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What a line begins with decides whether it is worth parsing.
+KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Abort", "Plan")
+
+
+class Header(NamedTuple):
+    """Which plan the lines after it belong to, and which wall clock instant is `now_us`."""
+
+    plan_id: str
+    generation: int
+    now_us: int
+    wall_us: int
+
+
+class Request(NamedTuple):
+    """An arrival without an outcome; `minute` counts from 1970."""
+
+    arrival_us: int
+    deadline_us: int
+    model: str
+    plan_id: str
+    minute: int
+
+
+class VGpuFacts(NamedTuple):
+    """What the plan says of one vGPU."""
+
+    model: str
+    stage: int
+    gpu_class: str
+    divisor: int
+    latency_us_by_batch: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ModelCounts:
+    """One model, plan and minute."""
+
+    offered: int = 0
+    served: int = 0
+    late: int = 0
+    dropped: int = 0
+    failed: int = 0
+    batches: int = 0
+    samples: int = 0
+    latency_sum_us: int = 0
+
+
+@dataclass(slots=True)
+class VGpuCounts:
+    """One vGPU, plan and minute, with what the plan says of it."""
+
+    facts: VGpuFacts
+    batches: int = 0
+    busy_us: int = 0
+    profiled_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Minutes as the warehouse stores them."""
+
+    models: tuple[ModelMinute, ...]
+    vgpus: tuple[VGpuMinute, ...]
+    drops: tuple[DropMinute, ...]
+
+
+PlanFinder = Callable[[Header], Plan | None]
+ModelKey = tuple[str, str, int]  # plan, model, minute
+VGpuKey = tuple[str, int, int]  # plan, vGPU, minute
+DropKey = tuple[str, int, str]  # model, minute, reason
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one life of one gateway.
+
+    Attributes:
+        instance: the life's name in the warehouse.
+        skipped: lines that could not be used: torn ones, and those of a plan nobody knows.
+    """
+
+    find_plan: PlanFinder
+    instance: str = ""
+    header: Header | None = None
+    skipped: int = 0
+    now_us: int = 0
+    names: tuple[str, ...] = ()
+    facts: tuple[VGpuFacts, ...] = ()
+    requests: dict[int, Request] = field(default_factory=dict[int, Request])
+    # batch id: requests, vGPUs of its path, samples
+    batches: dict[int, tuple[list[int], list[int], int]] = field(
+        default_factory=dict[int, tuple[list[int], list[int], int]]
+    )
+    models: dict[ModelKey, ModelCounts] = field(default_factory=dict[ModelKey, ModelCounts])
+    vgpus: dict[VGpuKey, VGpuCounts] = field(default_factory=dict[VGpuKey, VGpuCounts])
+    drops: dict[DropKey, int] = field(default_factory=dict[DropKey, int])
+
+    def take(self, item: Mapping[str, Any]) -> None:
+        """One parsed line."""
+        kind = item["t"]
+        if kind == "Plan":
+            self._plan(item)
+        elif self.header is None or not self.names:
+            self.skipped += 1
+        elif kind == "Arrival":
+            self._arrival(item)
+        elif kind == "Dispatch":
+            vgpus = [hop["vgpu"] for hop in item["hops"]]
+            self.batches[item["batch_id"]] = (item["request_ids"], vgpus, item["samples"])
+        elif kind == "StageDone":
+            self._stage_done(item)
+        elif kind == "Drop":
+            self._drop(item)
+        elif kind == "Abort":
+            self.batches.pop(item["batch_id"], None)
+
+    def _plan(self, item: Mapping[str, Any]) -> None:
+        # One anchor for a whole life: a wall clock that is set back must not say minutes anew.
+        anchor = self.header or Header("", 0, item["now_us"], item["wall_us"])
+        self.instance = self.instance or _instance(anchor.wall_us)
+        self.now_us = item["now_us"]
+        self.batches.clear()  # their ids begin anew; nothing is in flight
+        self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
+
+    def use(self, header: Header) -> None:
+        """From here on under this plan."""
+        self.header = header
+        plan = self.find_plan(header)
+        self.names = () if plan is None else tuple(model.name for model in plan.models)
+        self.facts = () if plan is None else vgpu_facts(plan)
+
+    def _arrival(self, item: Mapping[str, Any]) -> None:
+        self.now_us = item["now_us"]
+        request = Request(
+            item["now_us"],
+            item["deadline_us"],
+            self.names[item["model"]],
+            self._header.plan_id,
+            self._minute(item["now_us"]),
+        )
+        self.requests[item["request_id"]] = request
+        self._model(request).offered += 1
+
+    def _stage_done(self, item: Mapping[str, Any]) -> None:
+        batch = self.batches.get(item["batch_id"])
+        if batch is None:
+            return
+        self.now_us = item["now_us"]
+        ids, path, samples = batch
+        busy_us = item["end_us"] - item["start_us"]
+        if busy_us > 0:  # no time at all: the gateway says so of a batch that failed
+            self._busy(path[item["stage"]], item["end_us"], busy_us, samples)
+        if item["stage"] == len(path) - 1:
+            del self.batches[item["batch_id"]]
+            self._end(ids, item["end_us"], failed=busy_us <= 0)
+            self._batch(path[-1], item["end_us"], samples)
+
+    def _busy(self, vgpu: int, end_us: int, busy_us: int, samples: int) -> None:
+        key = (self._header.plan_id, vgpu, self._minute(end_us))
+        counts = self.vgpus.get(key)
+        if counts is None:
+            counts = self.vgpus[key] = VGpuCounts(self.facts[vgpu])
+        table = counts.facts.latency_us_by_batch
+        counts.batches += 1
+        counts.busy_us += busy_us
+        counts.profiled_us += table[min(samples, len(table)) - 1]
+
+    def _batch(self, vgpu: int, end_us: int, samples: int) -> None:
+        key = (self._header.plan_id, self.facts[vgpu].model, self._minute(end_us))
+        counts = self.models.setdefault(key, ModelCounts())
+        counts.batches += 1
+        counts.samples += samples
+
+    def _end(self, ids: list[int], end_us: int, *, failed: bool) -> None:
+        for request_id in ids:
+            request = self.requests.pop(request_id, None)
+            if request is None:
+                continue
+            counts = self._model(request)
+            if failed:
+                counts.failed += 1
+                continue
+            counts.latency_sum_us += end_us - request.arrival_us
+            if end_us <= request.deadline_us:
+                counts.served += 1
+            else:
+                counts.late += 1
+
+    def _drop(self, item: Mapping[str, Any]) -> None:
+        request = self.requests.pop(item["request_id"], None)
+        if request is None:
+            return
+        self._model(request).dropped += 1
+        key = (request.model, request.minute, item["reason"])
+        self.drops[key] = self.drops.get(key, 0) + 1
+
+    @property
+    def _header(self) -> Header:
+        assert self.header is not None
+        return self.header
+
+    def _minute(self, instant_us: int) -> int:
+        return (instant_us - self._header.now_us + self._header.wall_us) // MINUTE_US
+
+    def _model(self, request: Request) -> ModelCounts:
+        key = (request.plan_id, request.model, request.minute)
+        counts = self.models.get(key)
+        if counts is None:
+            counts = self.models[key] = ModelCounts()
+        return counts
+
+    def lost(self) -> None:
+        """The gateway ended: what was open has failed."""
+        for request in self.requests.values():
+            self._model(request).failed += 1
+        self.requests.clear()
+        self.batches.clear()
+
+    def take_rows(self) -> Rows:
+        """The minutes counted since they were last taken; those that have ended are forgotten."""
+        for request_id, request in list(self.requests.items()):
+            if request.deadline_us + GIVE_UP_US < self.now_us:
+                self._model(request).failed += 1
+                del self.requests[request_id]
+        rows = Rows(
+            models=tuple(self._model_row(key) for key in sorted(self.models)),
+            vgpus=tuple(self._vgpu_row(key) for key in sorted(self.vgpus)),
+            drops=tuple(self._drop_row(key) for key in sorted(self.drops)),
+        )
+        if self.header is not None:
+            self._forget_before(self._oldest_open_minute())
+        return rows
+
+    def _oldest_open_minute(self) -> int:
+        return min([self._minute(self.now_us), *(r.minute for r in self.requests.values())])
+
+    def _forget_before(self, minute: int) -> None:
+        # A stage's end may be told a little after the next minute began.
+        self.models = {k: v for k, v in self.models.items() if k[2] >= minute - 1}
+        self.vgpus = {k: v for k, v in self.vgpus.items() if k[2] >= minute - 1}
+        self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute - 1}
+
+    def _model_row(self, key: ModelKey) -> ModelMinute:
+        plan_id, model, minute = key
+        counts = self.models[key]
+        return ModelMinute(
+            instance=self.instance,
+            model=model,
+            minute=instant_of(minute),
+            plan_id=plan_id,
+            offered=counts.offered,
+            served=counts.served,
+            late=counts.late,
+            dropped=counts.dropped,
+            failed=counts.failed,
+            batches=counts.batches,
+            samples=counts.samples,
+            latency_sum_us=counts.latency_sum_us,
+        )
+
+    def _vgpu_row(self, key: VGpuKey) -> VGpuMinute:
+        plan_id, vgpu, minute = key
+        counts = self.vgpus[key]
+        return VGpuMinute(
+            instance=self.instance,
+            plan_id=plan_id,
+            vgpu=vgpu,
+            model=counts.facts.model,
+            stage=counts.facts.stage,
+            gpu_class=counts.facts.gpu_class,
+            vgpu_divisor=counts.facts.divisor,
+            minute=instant_of(minute),
+            batches=counts.batches,
+            busy_us=counts.busy_us,
+            profiled_us=counts.profiled_us,
+        )
+
+    def _drop_row(self, key: DropKey) -> DropMinute:
+        model, minute, reason = key
+        return DropMinute(
+            instance=self.instance,
+            model=model,
+            minute=instant_of(minute),
+            reason=reason,
+            dropped=self.drops[key],
+        )
+
+
+def _instance(wall_us: int) -> str:
+    return (EPOCH + timedelta(microseconds=wall_us)).isoformat()
+
+
+def instant_of(minute: int) -> datetime:
+    """When a minute began."""
+    return EPOCH + timedelta(minutes=minute)
+
+
+def vgpu_facts(plan: Plan) -> tuple[VGpuFacts, ...]:
+    """What a plan says of its vGPUs, by their number."""
+    return tuple(
+        VGpuFacts(
+            plan.models[v.model].name,
+            v.stage,
+            stage.gpu_class,
+            stage.vgpu_divisor,
+            stage.latency_us_by_batch,
+        )
+        for v in plan.vgpus()
+        for stage in (plan.models[v.model].pipelines[v.pipeline].stages[v.stage],)
+    )
