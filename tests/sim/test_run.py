@@ -8,10 +8,9 @@ import pytest
 from tests.fakes.plans import Pool, make_plan, two_stages
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
-from triton_backend.core.policies import POLICIES
 from triton_backend.sim.arrivals import Deterministic, Gamma, Instant
 from triton_backend.sim.failures import Failure
-from triton_backend.sim.options import PlanChange, SimOptions, rates_of
+from triton_backend.sim.options import REACTIVE, SIMULATED, PlanChange, SimOptions, rates_of
 from triton_backend.sim.results import SimResult
 from triton_backend.sim.run import simulate
 from triton_backend.sim.world import DROPPED, LATE, SERVED
@@ -33,7 +32,7 @@ def outcomes(result: SimResult) -> tuple[int, int, int]:
     return served, late, dropped
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SIMULATED)
 @pytest.mark.parametrize("load_factor", [0.3, 0.95, 1.5])
 def test_every_request_has_one_outcome(policy: str, load_factor: float) -> None:
     result = simulate(
@@ -57,6 +56,21 @@ def test_no_accepted_request_is_late_when_latencies_are_exact(
         result = simulate(two_models(), options)
         assert outcomes(result)[1] == 0
         assert outcomes(result)[0] > 0
+
+
+def test_without_reservations_a_stage_still_runs_one_batch_at_a_time() -> None:
+    result = simulate(two_models(), SimOptions(policy=REACTIVE, load_factor=0.9, duration_s=3))
+    for vgpu in np.unique(result.uses["vgpu"]):
+        rows = np.sort(result.uses[result.uses["vgpu"] == vgpu], order="start_us")
+        assert (rows["start_us"][1:] >= rows["end_us"][:-1]).all()
+
+
+def test_reactive_batching_knows_no_failures() -> None:
+    with pytest.raises(InputError, match="failures"):
+        simulate(
+            two_stages(),
+            SimOptions(policy=REACTIVE, failures=(Failure(start_s=0, vgpu=0),)),
+        )
 
 
 def test_what_runs_is_what_was_reserved() -> None:

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
+from triton_backend.core.policies import POLICIES
 from triton_backend.sim.arrivals import POISSON, Arrivals
 from triton_backend.sim.failures import Failure
+
+REACTIVE = "reactive"
+SIMULATED = (*POLICIES, REACTIVE)  # every policy a simulation can run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class SimOptions:
     """What to simulate.
 
     Attributes:
-        policy: name of the dispatch policy.
+        policy: name of the dispatch policy, one of `SIMULATED`.
         arrivals: the process, or a trace.
         load_factor: share of the reference plan's throughput that is offered.
         rate_rps: requests/s over all models instead, shared as the reference plan's throughput.
@@ -51,6 +55,8 @@ class SimOptions:
     keep_uses: bool = True
 
     def __post_init__(self) -> None:
+        if self.policy not in SIMULATED:
+            raise InputError("policy", f"{self.policy!r} is none of {', '.join(SIMULATED)}")
         for name in ("load_factor", "rate_rps", "latency_noise_cv"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_backend.core.compiled import FAR, NONE, Integers
+from triton_backend.core.errors import InputError
 from triton_backend.core.handover import hand_over
 from triton_backend.core.invariants import check_invariants
 from triton_backend.core.plan import Plan
@@ -18,7 +19,8 @@ from triton_backend.sim.arrivals import Offer, offered_requests
 from triton_backend.sim.cluster import NOISE_ONE
 from triton_backend.sim.failures import schedule_failures
 from triton_backend.sim.loop import FULL, run
-from triton_backend.sim.options import PlanChange, SimOptions, rates_of
+from triton_backend.sim.options import REACTIVE, PlanChange, SimOptions, rates_of
+from triton_backend.sim.reactive import new_pools, run_pools
 from triton_backend.sim.results import (
     DecisionCost,
     Flush,
@@ -59,6 +61,8 @@ def simulate(
         BrokenInvariantError: the scheduler's tables contradict themselves (our fault).
     """
     options = options or SimOptions()
+    if options.policy == REACTIVE:
+        return _simulate_reactive(plan, options, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
@@ -72,17 +76,54 @@ def simulate(
     return _result(plan, options, now, wall_seconds, cycle_us)
 
 
-def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
-    """The world of a run before its first event."""
-    offer = Offer(
+def _simulate_reactive(
+    plan: Plan, options: SimOptions, clock_ns: Callable[[], int] | None
+) -> SimResult:
+    if options.failures or options.change is not None:
+        raise InputError("policy", f"{REACTIVE!r} knows neither failures nor changes of plan")
+    topology = build_topology(plan, options.nic, count_io=options.count_io)
+    requests = offered_requests(plan, _offer(plan, options))
+    factors = _factors(options.latency_noise_cv, options.seed)
+    run_pools(new_pools(plan, topology, requests[:0], factors))  # compiled before anything is timed
+    pools = new_pools(plan, topology, requests, factors)
+    start_ns = clock_ns() if clock_ns else 0
+    run_pools(pools)
+    wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
+    state = pools.state[0]
+    span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
+    links = pools.busy_us[len(topology.vgpu_stage) :]
+    return SimResult(
+        plan=plan,
+        policy=options.policy,
+        seed=options.seed,
+        duration_s=options.duration_s,
+        requests=requests,
+        uses=pools.uses[: int(state["uses"])],
+        models=model_results(plan, requests),
+        utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
+        link_utilisation=tuple((links[links > 0] / span_us).tolist()),
+        decisions=DecisionCost(
+            count=int(state["steps"]), mean_us=None, p99_us=None, probes_per_dispatch=None
+        ),
+        steps=int(state["steps"]),
+        wall_seconds=wall_seconds,
+    )
+
+
+def _offer(plan: Plan, options: SimOptions) -> Offer:
+    return Offer(
         arrivals=options.arrivals,
         rates_rps=rates_of(plan, options),
         duration_us=s_to_us(options.duration_s),
         seed=options.seed,
     )
+
+
+def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
+    """The world of a run before its first event."""
     world = new_world(
         _tables(plan, options),
-        offered_requests(plan, offer),
+        offered_requests(plan, _offer(plan, options)),
         _factors(options.latency_noise_cv, options.seed),
         keep_uses=options.keep_uses,
         timed=timed,
