@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import now_utc
-from flows.commands.simulation import simulate_again
+from flows.commands.simulating import run_simulation
 from flows.reporting.data import Outcomes, ReportData
 from flows.reporting.html import write_report
 from flows.reporting.runs import outcomes_of_simulation
@@ -57,7 +57,7 @@ def _data(run: Mapping[str, Any], plan: Plan | None) -> ReportData:
         raise InputError(f"run {run['run_id']!r}", f"a {run['kind']} has no page")
     measured = simulated = None
     if run["kind"] == "simulate":
-        simulated = outcomes_of_simulation(simulate_again(plan, run["options"]))
+        simulated = outcomes_of_simulation(run_simulation(plan, run["options"]))
     else:
         records = Path(run["options"]["records"])
         measured = Outcomes.from_load(run["result"], records if records.is_file() else None)

@@ -1,7 +1,5 @@
 """The command `simulate`: a plan against offered load, in virtual time."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +10,6 @@ from flows.commands.options import WAREHOUSE, AsJson, PlanFile, WarehouseFile, e
 from flows.commands.output import print_json, progress, show, table
 
 if TYPE_CHECKING:
-    from triton_backend.core.plan import Plan
-    from triton_backend.sim.arrivals import Arrivals
-    from triton_backend.sim.options import SimOptions
     from triton_backend.sim.results import SimResult
 
 
@@ -55,6 +50,14 @@ def simulate(
             metavar="N", min=0.0, max=1.0, help="Search the highest load with this attainment."
         ),
     ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE[:GPU]@FROM-TO", help="Gone for so long; also vgpu:3@5-10."),
+    ] = None,
+    change_to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A plan that takes over in the middle.")
+    ] = None,
+    change_at: Annotated[float, typer.Option(metavar="S", min=0.0, help="When it does.")] = 10.0,
     trace_time: options.TraceTime = "arrival_s",
     trace_model: options.TraceModel = None,
     trace_interval: options.TraceInterval = None,
@@ -66,39 +69,38 @@ def simulate(
 
     The scheduler is the one that serves.
     """
+    from flows.commands.simulating import run_simulation
     from flows.commands.stored import find_plan, keep_run
-    from flows.files import read_plan
 
-    given = {
-        "policy": policy,
-        "load_factor": 1.0 if load_factor is None else load_factor,
-        "rate_rps": rate,
-        "models": model,
-        "nic": nic,
-        "count_io": count_io,
-        "duration_s": duration,
-        "seed": seed,
-        "latency_noise_cv": noise,
-    }
-    drawn = {
-        "arrivals": arrivals,
-        "shape": shape,
-        "time_column": trace_time,
-        "model_column": trace_model,
-        "interval_s": trace_interval,
-        "names": options.pairs("--map", trace_names),
-    }
-    reference = None if reference_plan is None else read_plan(reference_plan)
-    asked = _options(given, drawn, reference)
-    with progress("simulating"):
-        result = _run(find_plan(plan, warehouse), asked, find_goodput)
-    out = result.to_dict()
     stated = {
-        "run": given,
-        "drawn": drawn,
-        "reference": None if reference is None else reference.to_dict(),
+        "run": {
+            "policy": policy,
+            "load_factor": 1.0 if load_factor is None else load_factor,
+            "rate_rps": rate,
+            "nic": nic,
+            "count_io": count_io,
+            "duration_s": duration,
+            "seed": seed,
+            "latency_noise_cv": noise,
+        },
+        "models": model,
+        "drawn": {
+            "arrivals": arrivals,
+            "shape": shape,
+            "time_column": trace_time,
+            "model_column": trace_model,
+            "interval_s": trace_interval,
+            "names": options.pairs("--map", trace_names),
+        },
+        "failures": fail or [],
+        "reference": _document(reference_plan),
+        "change": change_to and {"at_s": change_at, "plan": _document(change_to)},
     }
-    run_id = keep_run(warehouse, "simulate", result.plan, (stated, out))
+    found = find_plan(plan, warehouse)
+    with progress("simulating"):
+        result = run_simulation(found, stated, find_goodput)
+    out = result.to_dict()
+    run_id = keep_run(warehouse, "simulate", found, (stated, out))
     if as_json:
         print_json(out | ({} if run_id is None else {"run_id": run_id}))
         return
@@ -106,71 +108,10 @@ def simulate(
     show(f"stored as {run_id}" if run_id else "not stored")
 
 
-def _options(
-    given: Mapping[str, Any], drawn: Mapping[str, Any], reference: "Plan | None"
-) -> "SimOptions":
-    from triton_backend.sim.options import SimOptions
+def _document(plan: Path | None) -> dict[str, Any] | None:
+    from flows.files import read_plan
 
-    models = given["models"]
-    rest = {name: value for name, value in given.items() if name != "models"}
-    return SimOptions(
-        models=None if models is None else tuple(models),
-        reference=reference,
-        arrivals=_arrivals(drawn),
-        **rest,
-    )
-
-
-def _arrivals(drawn: Mapping[str, Any]) -> "Arrivals":
-    from triton_backend.core.units import s_to_us
-    from triton_backend.sim.arrivals import (
-        POISSON,
-        Deterministic,
-        Gamma,
-        TraceFormat,
-        read_arrivals,
-    )
-
-    processes = {
-        "poisson": POISSON,
-        "gamma": Gamma(shape=drawn["shape"]),
-        "deterministic": Deterministic(),
-    }
-    if drawn["arrivals"] in processes:
-        return processes[drawn["arrivals"]]
-    interval_s = drawn["interval_s"]
-    trace = TraceFormat(
-        time_column=drawn["time_column"],
-        model_column=drawn["model_column"],
-        names=drawn["names"] or None,
-        interval_us=None if interval_s is None else s_to_us(interval_s),
-    )
-    return read_arrivals(Path(drawn["arrivals"]), trace)
-
-
-def simulate_again(plan: "Plan", stated: Mapping[str, Any]) -> "SimResult":
-    """The same simulation from its stored options; equal to the bit.
-
-    Raises:
-        InputError: its trace is gone.
-    """
-    from triton_backend.core.plan import Plan
-    from triton_backend.sim.run import simulate
-
-    reference = None if stated["reference"] is None else Plan.from_dict(stated["reference"])
-    return simulate(plan, _options(stated["run"], stated["drawn"], reference))
-
-
-def _run(plan: "Plan", asked: "SimOptions", attainment: float | None) -> "SimResult":
-    from flows.clock import Stopwatch
-    from triton_backend.sim.goodput import goodput_report
-    from triton_backend.sim.run import simulate
-
-    watch = Stopwatch()
-    result = simulate(plan, asked, clock_ns=lambda: round(watch.seconds() * 1e9))
-    if attainment is None:
-        return result
-    return replace(result, goodput=goodput_report(plan, asked, attainment))
+    return None if plan is None else read_plan(plan).to_dict()
 
 
 def _print(result: "SimResult") -> None:

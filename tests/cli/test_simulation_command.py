@@ -67,6 +67,10 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--arrivals", "plan.json"), "no column 'arrival_s'"),
         (("--reference-plan", "none.json"), "none.json: no such file"),
         (("--map", "code"), "is not NAME=VALUE"),
+        (("--fail", "fast"), "'fast' is none of NODE@5-10"),
+        (("--fail", "attic@0-1"), "no node named 'attic'"),
+        (("--fail", "fast-0@2-1"), "lasts from 2.0 s to 1.0 s"),
+        (("--change-to", "none.json"), "none.json: no such file"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
@@ -96,3 +100,13 @@ def test_a_simulation_needs_no_warehouse(poolpipe: Command) -> None:
     assert ran.code == 0
     assert "run_id" not in ran.document
     assert not Path("none.duckdb").exists()
+
+
+def test_failures_and_a_change_of_plan_are_simulated(poolpipe: Command) -> None:
+    whole = poolpipe(*SIMULATE, "--json").document
+    gone = [f"--fail={node}@0-" for node in ("fast-0", "fast-1", "slow-0", "slow-1")]
+    less = poolpipe(*SIMULATE, *gone, "--fail", "slow-2:0@0-", "--json").document
+    assert less["attainment"] < whole["attainment"]
+    changed = poolpipe(*SIMULATE, "--change-to", "plan.json", "--change-at", "1", "--json")
+    assert changed.code == 0
+    assert poolpipe("report", changed.document["run_id"]).code == 0
