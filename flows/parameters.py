@@ -72,6 +72,10 @@ class ReplanParameters(Parameters):
 class IngestParameters(Parameters):
     """Of `ingest-stats`."""
 
+    folder: Path | None = Field(
+        default=None, description="Serve folder whose event files are read; the project's own."
+    )
+
 
 class PruneParameters(Parameters):
     """Of `prune`."""

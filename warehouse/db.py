@@ -35,6 +35,10 @@ OFFLINE: dict[str, str | bool | int | float | list[str]] = {
 _JSON_TYPES = {"JSON": "VARCHAR", "TIMESTAMP WITH TIME ZONE": "VARCHAR"}
 
 
+class WarehouseInUseError(InputError):
+    """Another process writes to it, or reads what should be written; trying again helps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Warehouse:
     """An open warehouse. Use it as a context manager, or call `close`.
@@ -108,7 +112,8 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     """Open (and unless `read_only`, create or bring up to date) a warehouse.
 
     Raises:
-        InputError: not writable, locked by another process, no warehouse, or of a newer schema.
+        InputError: not writable, no warehouse, or of a newer schema.
+        WarehouseInUseError: locked by another process.
     """
     path = Path(path)
     where = str(path)
@@ -125,7 +130,8 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     try:
         connection = duckdb.connect(where, read_only=read_only, config=OFFLINE)
     except duckdb.Error as error:
-        raise InputError(where, _reason(error)) from error
+        kind = WarehouseInUseError if _LOCK_HOLDER.search(str(error)) else InputError
+        raise kind(where, _reason(error)) from error
     try:
         connection.execute("SET TimeZone = 'UTC'")
         migrate(connection, path, existed=existed, read_only=read_only)

@@ -61,10 +61,14 @@ class DropMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFile:
-    """What one file of the gateway says; `digest` is of its content."""
+    """What one file of the gateway says; `digest` is of its content.
+
+    `cursor` (source, JSON text) is kept with the rows, for whoever reads on from there.
+    """
 
     path: str
     digest: str
+    cursor: tuple[str, str] | None = None
     models: Sequence[ModelMinute] = ()
     vgpus: Sequence[VGpuMinute] = ()
     drops: Sequence[DropMinute] = ()
@@ -89,7 +93,17 @@ def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) ->
             "ingested_at": now,
         }
         warehouse.insert("ingested_files", [record])
+        if file.cursor is not None:
+            source, document = file.cursor
+            row = {"source": source, "document": document, "changed_at": now}
+            warehouse.insert("ingest_cursors", [row], replace=True)
     return True
+
+
+def read_cursor(warehouse: Warehouse, source: str) -> str | None:
+    """The cursor kept last for a source of statistics."""
+    rows = warehouse.rows("SELECT document FROM ingest_cursors WHERE source = ?", [source])
+    return None if not rows else str(rows[0]["document"])
 
 
 def rates_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
