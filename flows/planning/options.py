@@ -29,7 +29,7 @@ class PlanOptions:
             makes plans repeatable.
         node_limit: most branch-and-bound nodes of an integer program; None sets it by size.
         relative_gap: proof at which the search ends.
-        max_columns: most configurations handed to the integer program.
+        max_columns: most configurations handed to an integer program; None sets it by stages.
         allowed_classes: GPU classes a model may use, by model; models not named may use all.
         excluded_classes: GPU classes a model must not use, by model; `*` speaks for all models.
         minimum_rps: rate that a model must keep at least (requests/s), by model.
@@ -48,7 +48,7 @@ class PlanOptions:
     time_limit_s: float | None = None
     node_limit: int | None = None
     relative_gap: float = 1e-4
-    max_columns: int = 240
+    max_columns: int | None = None
     allowed_classes: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, tuple[str, ...]]
     )

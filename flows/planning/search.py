@@ -31,12 +31,16 @@ from flows.planning.solve import Answer, Limits, solve_integer
 from flows.planning.tighten import tighten
 from triton_backend.core.errors import InfeasibleError
 
-_SKETCH_COLUMNS = 60  # cheapest configurations of the first integer program
+_SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
+_COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
+_SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
 _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
 _LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
+_FAR = 0.01  # a relative gap beyond which the node budget is extended, once
+_EXTENSION = 4  # by this many times
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
@@ -141,20 +145,19 @@ class _Run:
         self.trace.seconds["screen"] = self.watch.restart()
         proven = self.bound.score
         kept = 0
-        for most in (min(_SKETCH_COLUMNS, self.options.max_columns), self.options.max_columns):
-            if self._settled(proven):
-                break
+        for most in self._sizes():
             open_rows = rows[loss[rows] < self.bound.score - self.best.score]
             size = min(most, self._fitting(open_rows))
             chosen, left_out = open_rows[:size], open_rows[size:]
             kept = len(chosen)
+            last = most == self._most_columns() or not len(left_out)
             ceiling = -np.inf
             if len(left_out):
                 ceiling = self.bound.score - float(loss[left_out[0]])
-            inside = self._integer(np.sort(chosen))
+            inside = self._integer(np.sort(chosen), thorough=last)
             proven = min(proven, max(inside, ceiling, self.best.score))
-            self._note(len(left_out), proven, last=most == self.options.max_columns)
-            if not len(left_out):
+            if last or self._settled(proven) or self._out_of_time():
+                self._note(len(left_out), proven)
                 break
         self.trace.configurations = {
             "enumerated": self.columns.enumerated,
@@ -163,12 +166,30 @@ class _Run:
         }
         return proven
 
-    def _note(self, left_out: int, proven: float, *, last: bool) -> None:
-        if left_out and last and not self._settled(proven):
+    def _sizes(self) -> list[int]:
+        """How many configurations each integer program may have, the last one the most."""
+        if self._settled(self.bound.score):
+            return []
+        most = self._most_columns()
+        return [size for size in _SKETCHES if 2 * size <= most] + [most]
+
+    def _most_columns(self) -> int:
+        if self.options.max_columns is not None:
+            return self.options.max_columns
+        return _COLUMNS if self.options.max_partitions <= _SHORT else _COLUMNS_DEEP
+
+    def _note(self, left_out: int, proven: float) -> None:
+        if left_out and not self._settled(proven):
             self.trace.notes.append(
                 f"{left_out} configurations that the exact screen left open were set aside; "
                 "the gap covers them through the relaxation's bound"
             )
+        if self.trace.status == "time limit reached":
+            self.trace.notes.append("time limit hit: this is the best plan found, with its gap")
+
+    def _far(self, proven: float) -> bool:
+        """Whether the proof is so weak that more effort is due."""
+        return proven - self.best.score > _FAR * abs(self.best.score)
 
     def _settled(self, proven: float) -> bool:
         """Whether the best plan is proven within the relative gap."""
@@ -189,10 +210,11 @@ class _Run:
             return True
         return False
 
-    def _integer(self, rows: NDArray[np.int64]) -> float:
-        """Look for better plans over some configurations, in ever longer attempts.
+    def _integer(self, rows: NDArray[np.int64], *, thorough: bool) -> float:
+        """Look for better plans over some configurations.
 
         After each success the GPUs of models are narrowed anew, which often is the whole proof.
+        Without success, `thorough` makes ever longer attempts; else that is the end.
 
         Returns:
             what no plan over these configurations exceeds.
@@ -201,6 +223,7 @@ class _Run:
         ceiling = self.bound.score
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
+        extended = self.options.node_limit is not None or self.options.max_partitions <= _SHORT
         while nodes > 0:
             cutoff = self.best.score + self._step()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
@@ -217,7 +240,12 @@ class _Run:
             if self._out_of_time():
                 self.trace.status = "time limit reached"
                 return ceiling
+            if not (improved or thorough):
+                break
             nodes -= max(answer.nodes, 1)
+            if nodes <= 0 and self._far(ceiling) and not extended:
+                extended = True
+                nodes += _EXTENSION * self._node_budget(columns)
             attempt = attempt if improved else attempt * _LONGER
         return ceiling
 

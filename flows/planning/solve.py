@@ -136,7 +136,7 @@ def _with_gurobi(program: Program, limits: Limits) -> tuple[Answer | None, str]:
             model.addMConstr(matrix, x, "<", program.row_upper)
             _limit_gurobi(model, limits)
             model.optimize()
-            return _gurobi_answer(model, x, limits), ""
+            return _gurobi_answer(model, x), ""
     except gurobipy.GurobiError as error:
         return None, f"Gurobi refused {variables} variables and {rows} rows: {error}"
 
@@ -152,7 +152,7 @@ def _limit_gurobi(model: Any, limits: Limits) -> None:
         model.Params.TimeLimit = limits.seconds
 
 
-def _gurobi_answer(model: Any, x: Any, limits: Limits) -> Answer:
+def _gurobi_answer(model: Any, x: Any) -> Answer:
     names = {2: "optimal", 3: "infeasible", 4: "infeasible", 6: "infeasible"}
     names |= {8: "solution limit reached", 9: "time limit reached"}
     status = names.get(model.Status, f"gurobi status {model.Status}")
