@@ -1,0 +1,244 @@
+"""The gateway told things by hand: no socket, no clock."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.release.render import ServeOptions
+from tests.serving.plans import BATCH, SLO_US, plan, two_stage
+from tests.serving.system import deploy
+from triton_backend.core.decisions import DropReason
+from triton_backend.core.errors import InputError
+from triton_backend.serving.driver import DROP_REASONS, Front, Gateway, Letter, State, Worker
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.wire import (
+    HEADER_BYTES,
+    ArrivalBody,
+    DispatchBody,
+    DropBody,
+    Kind,
+    TimesBody,
+    parse_header,
+    unpack_dispatch,
+    unpack_drop,
+)
+
+PAIR = Front("pair")
+EPOCH = 7
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return deploy(tmp_path, plan(two_stage()), ServeOptions())
+
+
+@pytest.fixture
+def gateway(deployment: Deployment) -> Gateway:
+    made = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+    for vgpu in range(3):
+        made.worker_up(Worker(1, vgpu), 0)
+    made.letters()
+    return made
+
+
+def arrive(gateway: Gateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
+    for number in numbers:
+        gateway.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
+
+
+def kinds(letters: list[Letter]) -> list[Kind]:
+    return [parse_header(letter.data).kind for letter in letters]
+
+
+def dispatches(letters: list[Letter]) -> list[tuple[int, DispatchBody]]:
+    return [
+        (parse_header(letter.data).batch_id, unpack_dispatch(letter.data[HEADER_BYTES:]))
+        for letter in letters
+        if parse_header(letter.data).kind is Kind.DISPATCH
+    ]
+
+
+def drops(letters: list[Letter]) -> list[DropBody]:
+    return [
+        unpack_drop(letter.data[HEADER_BYTES:])
+        for letter in letters
+        if parse_header(letter.data).kind is Kind.DROP
+    ]
+
+
+def finish(gateway: Gateway, batch: int, body: DispatchBody, now_us: int) -> None:
+    for stage, hop in enumerate(body.hops):
+        if stage:
+            gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+        gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+
+
+def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    assert batch >> 32 == EPOCH
+    assert (body.samples, body.requests) == (BATCH, (1, 2, 3, 4))
+    assert [hop.vgpu for hop in body.hops] == [0, 1]
+    assert gateway.in_flight == 1
+    finish(gateway, batch, body, 50_000)
+    assert gateway.in_flight == 0
+    assert gateway.status()["counters"]["stage_runs"] == {"pair/FAST/0": 1, "pair/SLOW/1": 1}
+
+
+def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: Gateway) -> None:
+    arrive(gateway, 1)
+    assert not gateway.letters()
+    ring_us = gateway.timer_us
+    assert ring_us is not None
+    assert ring_us < 10 + SLO_US - gateway.deployment.settings.guard_us(SLO_US)
+    gateway.timer(ring_us)
+    ((_, body),) = dispatches(gateway.letters())
+    assert body.requests == (1,)
+
+
+def test_the_same_request_told_twice_counts_once(gateway: Gateway) -> None:
+    arrive(gateway, 1, 1, 2, 3)
+    assert not gateway.letters()
+    assert dict(gateway.waiting()) == {"pair": 3}
+
+
+def test_a_model_that_is_not_planned_is_refused(gateway: Gateway) -> None:
+    gateway.arrival(Front("other"), ArrivalBody(1, SLO_US, 1), 10)
+    (letter,) = gateway.letters()
+    (drop,) = drops([letter])
+    assert letter.to == Front("other")
+    assert DROP_REASONS[drop.reason] is DropReason.MODEL_REMOVED
+
+
+def test_a_lost_front_takes_its_queue_along(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2)
+    gateway.front_lost(PAIR, 20)
+    assert dict(gateway.waiting()) == {"pair": 0}
+    reasons = {DROP_REASONS[drop.reason] for drop in drops(gateway.letters())}
+    assert reasons == {DropReason.CANCELLED}
+
+
+def test_a_lost_worker_aborts_its_batch_and_the_requests_run_elsewhere(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    lost = body.hops[1].vgpu
+    gateway.worker_lost(Worker(1, lost), 20)
+    letters = gateway.letters()
+    assert kinds(letters).index(Kind.ABORT) < kinds(letters).index(Kind.DISPATCH)
+    assert Worker(1, body.hops[0].vgpu) in {letter.to for letter in letters}
+    ((again, new_body),) = dispatches(letters)
+    assert again != batch
+    assert new_body.requests == body.requests
+    assert lost not in {hop.vgpu for hop in new_body.hops}
+    finish(gateway, batch, body, 40_000)
+    assert gateway.in_flight == 1
+    finish(gateway, again, new_body, 50_000)
+    assert gateway.in_flight == 0
+
+
+def test_a_batch_that_cannot_be_run_frees_all_it_reserved(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, _),) = dispatches(gateway.letters())
+    gateway.batch_failed(batch, 1, 30)
+    assert gateway.in_flight == 1
+    gateway.batch_failed(batch, 0, 30)
+    assert gateway.in_flight == 0
+    assert gateway.status()["counters"]["batches_failed"] == 1
+
+
+@pytest.mark.parametrize("stage", [-1, 0, 1, 2, 99])
+@pytest.mark.parametrize("batch", [0, (EPOCH << 32) + 5, -1])
+def test_reports_about_unknown_batches_change_nothing(
+    gateway: Gateway, stage: int, batch: int
+) -> None:
+    before = gateway.status()
+    for told in (gateway.stage_done, gateway.transfer_done):
+        told(batch, stage, TimesBody(0, 0, 0), 20)
+    gateway.batch_failed(batch, stage, 20)
+    gateway.worker_lost(Worker(9, 0), 20)
+    gateway.cancel(PAIR, 99, 20)
+    assert gateway.status() == before
+
+
+def test_stages_cannot_be_skipped_or_told_by_another_worker(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    gateway.stage_done(batch, 1, TimesBody(body.hops[1].vgpu, 20, 20), 20)
+    gateway.stage_done(batch, 0, TimesBody(2, 20, 20), 20)
+    assert not gateway.status()["counters"]["stage_runs"]
+    finish(gateway, batch, body, 50_000)
+    assert gateway.in_flight == 0
+
+
+def rollout(gateway: Gateway, tmp_path: Path, *, up: bool = True) -> Deployment:
+    new = deploy(tmp_path, replace(gateway.deployment.plan, plan_id="next"), generation=2)
+    gateway.prepare(new)
+    if up:
+        for vgpu in range(3):
+            gateway.worker_up(Worker(2, vgpu), 20)
+    return new
+
+
+def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    new = rollout(gateway, tmp_path, up=False)
+    assert kinds(gateway.letters()) == [Kind.PLAN]
+    for told, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
+        told()
+        with pytest.raises(InputError, match=refusal):
+            gateway.swap(30)
+    gateway.flush(40)
+    arrive(gateway, 5, 6, 7, 8, now_us=41)
+    assert gateway.state is State.FLUSHING
+    finish(gateway, batch, body, 50_000)
+    assert gateway.state is State.FLUSHED
+    assert not dispatches(gateway.letters())
+    gateway.swap(60_000)
+    ((_, later),) = dispatches(gateway.letters())
+    assert later.requests == (5, 6, 7, 8)
+    assert gateway.status()["generation"] == new.generation
+
+
+def _ups(gateway: Gateway) -> Callable[[], None]:
+    def told() -> None:
+        for vgpu in range(3):
+            gateway.worker_up(Worker(2, vgpu), 20)
+
+    return told
+
+
+def test_an_abort_dispatches_what_waited_under_the_old_plan(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    rollout(gateway, tmp_path)
+    gateway.flush(30)
+    arrive(gateway, 1, 2, 3, 4, now_us=31)
+    gateway.letters()
+    gateway.abort(40)
+    ((_, body),) = dispatches(gateway.letters())
+    assert body.requests == (1, 2, 3, 4)
+    assert gateway.status()["prepared"] is None
+
+
+def test_instants_that_go_back_are_told_as_the_last_one(gateway: Gateway) -> None:
+    arrive(gateway, 1, now_us=1000)
+    arrive(gateway, 2, now_us=500)
+    assert dict(gateway.waiting()) == {"pair": 2}
+
+
+def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None:
+    slots = gateway.deployment.worker_slots(0)
+    for number in range(BATCH * (slots + 2)):
+        gateway.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
+    sent = dispatches(gateway.letters())
+    assert len(sent) == slots
+    assert len({body.hops[0].slot for _, body in sent}) == slots
+    assert gateway.in_flight == slots + 2
+    batch, body = sent[0]
+    finish(gateway, batch, body, 20)
+    assert len(dispatches(gateway.letters())) == 1

@@ -1,0 +1,205 @@
+"""What watches and counts: health board, node, metrics, event files, supervisor's parts."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.release.render import ServeOptions
+from tests.serving.plans import plan, two_stage
+from tests.serving.system import deploy, wait_for
+from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
+from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer, WorkerLost
+from triton_backend.engines.clock import SystemClock
+from triton_backend.serving import event_log, server
+from triton_backend.serving.event_log import EventLog, read_events, to_line
+from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
+from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
+from triton_backend.serving.memory import remove_segments
+from triton_backend.serving.metrics import METRICS, Publisher, front_values, node_values
+from triton_backend.serving.node import Node
+from triton_backend.serving.settings import Deployment
+
+ITEMS = (
+    Arrival(now_us=1, request_id=2, model=0, deadline_us=3, samples=4),
+    Cancel(now_us=1, request_id=2),
+    StageDone(now_us=9, batch_id=1, stage=0, start_us=5, end_us=7),
+    WorkerLost(now_us=9, vgpu=3),
+    Timer(now_us=10),
+    Pause(now_us=10),
+    Dispatch(
+        batch_id=1,
+        model=0,
+        pipeline=0,
+        request_ids=(2, 5),
+        samples=4,
+        hops=(Hop(vgpu=0, transfer_start_us=1, transfer_end_us=1, start_us=2, end_us=3),),
+    ),
+    Drop(request_id=2, model=0, reason=DropReason.DEADLINE, deadline_us=3, queue_position=1),
+    Drop(request_id=2, model=0, reason=DropReason.DEADLINE, deadline_us=3, best_finish_us=9),
+    Abort(batch_id=1),
+    SetTimer(at_us=77),
+)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = deploy(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    made.settings.socket_folder.mkdir(mode=0o700)
+    yield made
+    remove_segments(made.settings.segment_prefix)
+
+
+def test_every_event_and_decision_comes_back_from_its_line() -> None:
+    lines = [to_line(item) for item in ITEMS]
+    assert all(
+        json.loads(line)["t"] == type(i).__name__ for line, i in zip(lines, ITEMS, strict=True)
+    )
+    assert tuple(read_events(lines)) == ITEMS
+
+
+def test_event_files_roll_and_the_oldest_go(
+    tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "ROLL_BYTES", 10)
+    monkeypatch.setattr(event_log, "KEEP_FILES", 3)
+    log = EventLog(tmp_path / "events", SystemClock())
+    log.header(deployment, 1, rollout=False)
+    for item in ITEMS:
+        log.write(item)
+        log.flush()
+    log.close()
+    files = sorted((tmp_path / "events").iterdir())
+    assert len(files) == 3
+    assert files[-1].read_text() == to_line(ITEMS[-1]) + "\n"
+
+
+def test_a_log_that_cannot_be_written_ends_and_harms_nobody(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events", SystemClock())
+    (tmp_path / "events").rmdir()
+    for item in ITEMS:
+        log.write(item)
+        log.flush()
+    log.close()
+
+
+def test_workers_that_are_silent_or_never_end_are_told_from_busy_ones(
+    deployment: Deployment,
+) -> None:
+    board = HealthBoard.open(deployment, "FAST")
+    now_us = 10**9
+    assert board.complaint(0, now_us) is None
+    board.rows[0, 0] = now_us
+    board.busy(0, now_us, 5_000)
+    assert board.complaint(0, now_us + SILENT_US) is None
+    assert "no heartbeat" in (board.complaint(0, now_us + SILENT_US + 1) or "")
+    board.rows[0, 0] = later = now_us + HUNG_AT_LEAST_US + 5_001
+    assert "busy for" in (board.complaint(0, later) or "")
+    board.idle(0)
+    assert board.complaint(0, later) is None
+
+
+def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: Deployment) -> None:
+    node = Node(deployment, "SLOW", SystemClock())
+    node.start()
+
+    def pids() -> list[Any]:
+        return [worker["pid"] for worker in node.status()["workers"]]
+
+    def listening() -> bool:
+        places = (deployment.worker_address(vgpu, same_host=True) for vgpu in (1, 2))
+        return all(Path(place.removeprefix("unix:")).exists() for place in places)
+
+    wait_for(listening)
+    first = pids()
+    os.kill(first[0], signal.SIGKILL)
+    wait_for(lambda: pids()[0] not in {None, first[0]})
+    assert pids()[1] == first[1]
+    assert node.status()["workers"][0]["last_end"] == "exit code -9"
+    values = node_values(node.status())
+    assert set(values.values()) == {1}
+    left = pids()
+    node.stop()
+    assert not [pid for pid in left if pid and Path(f"/proc/{pid}").exists()]
+    assert not remove_segments(deployment.settings.segment_prefix)
+
+
+class Family:
+    """A metric family that notes what is done to it."""
+
+    def __init__(self, name: str, done: list[tuple[str, dict[str, str], str, float]]) -> None:
+        self._name = name
+        self._done = done
+
+    def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802  # Triton's name
+        done, name = self._done, self._name
+
+        class Metric:
+            def set(self, value: float) -> None:
+                done.append((name, labels, "set", value))
+
+            def increment(self, value: float) -> None:
+                done.append((name, labels, "increment", value))
+
+        return Metric()
+
+
+def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    queue = ("poolpipe_queue_requests", (("model", "m"),))
+    served = ("poolpipe_requests_served", (("model", "m"),))
+    publisher.publish({queue: 3, served: 10})
+    publisher.publish({queue: 3, served: 14})
+    publisher.publish({served: 14})
+    assert done == [
+        ("poolpipe_queue_requests", {"model": "m"}, "set", 3),
+        ("poolpipe_requests_served", {"model": "m"}, "increment", 10),
+        ("poolpipe_requests_served", {"model": "m"}, "increment", 4),
+        ("poolpipe_queue_requests", {"model": "m"}, "set", 0.0),
+    ]
+
+
+def test_latency_buckets_are_cumulative() -> None:
+    counters = FrontCounters()
+    for latency_us, late in ((1_500, False), (40_000, False), (9_000_000, True)):
+        counters.answered(latency_us, late)
+    values = front_values("m", counters)
+    buckets = {
+        dict(labels)["le"]: value for (name, labels), value in values.items() if "bucket" in name
+    }
+    assert (buckets["1"], buckets["2"], buckets["50"], buckets["+Inf"]) == (0, 1, 2, 3)
+    assert len(buckets) == len(LATENCY_BOUNDS_MS) + 1
+    assert all(name in METRICS for name, _ in values)
+
+
+def test_the_server_is_started_closed_to_strangers(deployment: Deployment) -> None:
+    ports = server.Ports(address="127.0.0.1", http=1, grpc=2, metrics=3)
+    command = server.server_command(deployment.settings, ports)
+    token = deployment.settings.token
+    for option in (
+        f"--http-restricted-api=model-repository:{server.TOKEN_HEADER}={token}",
+        f"--grpc-restricted-protocol=model-repository:{server.TOKEN_HEADER}={token}",
+        "--grpc-address=127.0.0.1",
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",
+    ):
+        assert option in command
+    backend = deployment.settings.folder / "backends" / "python"
+    assert {path.name for path in backend.iterdir()} == {
+        "libtriton_python.so",
+        "triton_python_backend_utils.py",
+        "triton_python_backend_stub",
+    }
+    assert all(path.exists() for path in backend.iterdir())
+
+
+def test_the_command_line_of_the_server_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server.main(["start", f"--folder={tmp_path}"]) == 2
+    assert "not a settings file" in capsys.readouterr().err
