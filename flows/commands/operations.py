@@ -19,6 +19,7 @@ def add_to(app: typer.Typer) -> None:
         epilog=example("poolpipe quickstart", "poolpipe quickstart --model net.onnx --slo-ms 80")
     )(quickstart)
     app.command(epilog=example("poolpipe report simulate-1f2e3d4c -o report.html"))(report)
+    app.command(epilog=example("poolpipe ingest"))(ingest)
     app.command(epilog=example("poolpipe ui --port 8080"))(ui)
     app.command(epilog=example("poolpipe devices --cluster-file cluster.yaml"))(devices)
 
@@ -124,6 +125,27 @@ def report(
         print_json({"run_id": run_id, "report": page.resolve()})
         return
     show(str(page))
+
+
+def ingest(
+    *,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A serve folder; this project's own.")
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Take what the gateway logged since last time into the warehouse."""
+    from flows.steps.ingest import ingest as take
+    from flows.steps.workspace import workspace
+
+    with progress("reading event files"):
+        found = take(workspace(warehouse), folder)
+    if as_json:
+        names = ("bytes_read", "minutes", "skipped")
+        print_json({name: getattr(found, name) for name in names})
+        return
+    show(f"{found.bytes_read:,} bytes read, {found.minutes} minutes, {found.skipped} lines skipped")
 
 
 def ui(
