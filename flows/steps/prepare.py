@@ -178,7 +178,7 @@ def profile_step(
         measured = measure_cells(
             targets,
             done=done,
-            store=lambda cell: _store(warehouse, split.key, cell),
+            store=lambda cell: store_cell(warehouse, split.key, cell),
             progress=progress,
             limits=limits,
         )
@@ -217,7 +217,8 @@ def _targets(
     ]
 
 
-def _store(warehouse: Warehouse, model_key: str, cell: MeasuredCell) -> None:
+def store_cell(warehouse: Warehouse, model_key: str, cell: MeasuredCell) -> None:
+    """Store one cell, which is complete in itself."""
     record = CellRecord(
         block=cell.key.block,
         gpu_class=cell.key.gpu_class,

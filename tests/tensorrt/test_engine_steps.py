@@ -7,12 +7,16 @@ import pytest
 
 from flows.building.tensorrt import EngineSettings
 from flows.cli import run
+from flows.profiling.gpu import ProfiledGpu
 from flows.steps.engines import EngineOptions, attach_engines, batches_up_to
+from flows.steps.gpu_profile import GpuClassToProfile, gpu_profile_step
+from flows.steps.prepare import read_split
 from flows.steps.workspace import workspace
 from tests.serving import plans
 from tests.tensorrt import models
 from triton_backend.core.errors import InputError
 from triton_backend.engines.base import Artifact
+from triton_backend.engines.mps import MpsDaemon
 
 CLUSTER = """
 gpu_classes: {L4-test: {}, V100: {}, near-cpu: {runtime: {cores: [0]}}}
@@ -91,3 +95,16 @@ def test_batches_are_powers_of_two_and_the_largest() -> None:
 def test_no_such_precision() -> None:
     with pytest.raises(InputError, match="'int4' is none of fp32, fp16"):
         EngineOptions(precision="int4")
+
+
+@pytest.mark.usefixtures("project")
+def test_profiling_engines_needs_a_gpu_and_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    work = workspace(Path("poolpipe.duckdb"))
+    split = read_split(work, "tiny")
+    gpu = ProfiledGpu(name="none", daemon=MpsDaemon.in_folder(Path("mps"), ()))
+    options = EngineOptions(batches=(1, 2), settings=EngineSettings(library="tensorrt-rtx"))
+    with pytest.raises(InputError, match="GPU: "):
+        gpu_profile_step(work, split, GpuClassToProfile(name="L4-test", gpu=gpu), options)
+    with pytest.raises(InputError, match=r"class 'V100': .*compute capability 7\.0"):
+        gpu_profile_step(work, split, GpuClassToProfile(name="V100", gpu=gpu), options)
