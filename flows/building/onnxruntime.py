@@ -1,4 +1,4 @@
-"""Artifacts of the CPU runtime: the stage's ONNX file beside the class's cores, threads, stretch.
+"""Artifacts of onnxruntime: the stage's ONNX file beside the class's cores, threads, stretch.
 
 onnxruntime optimises when it loads, for the machine it is on; nothing is compiled here. The file is
 linked, not copied, where the file system allows it.
@@ -16,6 +16,7 @@ from flows.device_class import DeviceClass
 from triton_backend.core.errors import InputError
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.engines.base import Artifact
+from triton_backend.engines.onnxruntime import CUDA, DEVICE_OPTION
 
 RUNTIME = "onnxruntime"
 DATA_SUFFIX = ".data"
@@ -45,10 +46,6 @@ def build_stage(
     Raises:
         InputError: no such stage file.
     """
-    if not stage.is_file():
-        raise InputError(str(stage), "no such stage file")
-    data = stage.with_name(stage.name + DATA_SUFFIX)
-    files = [file for file in (stage, data) if file.is_file()]
     artifact = Artifact(
         runtime=RUNTIME,
         gpu_class=device_class.name,
@@ -58,15 +55,49 @@ def build_stage(
         files={"model": stage.name},
         options=device_class.to_options(),
     )
+    return _publish(stage, artifact, root)
+
+
+def build_cuda_stage(
+    stage: Path,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    gpu_class: str,
+    max_batch: int,
+    root: Path,
+) -> BuiltArtifact:
+    """As `build_stage`, for onnxruntime's CUDA provider on a GPU class.
+
+    Raises:
+        InputError: no such stage file.
+    """
+    artifact = Artifact(
+        runtime=RUNTIME,
+        gpu_class=gpu_class,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        max_batch=max_batch,
+        files={"model": stage.name},
+        options={DEVICE_OPTION: CUDA},
+    )
+    return _publish(stage, artifact, root)
+
+
+def _publish(stage: Path, artifact: Artifact, root: Path) -> BuiltArtifact:
+    if not stage.is_file():
+        raise InputError(str(stage), "no such stage file")
+    data = stage.with_name(stage.name + DATA_SUFFIX)
+    files = [file for file in (stage, data) if file.is_file()]
     key = artifact_key(
         {
             "recipe": RECIPE,
             "stage": [file_digest(file) for file in files],
             "runtime": RUNTIME,
             "version": onnxruntime.__version__,
-            "class": [device_class.name, device_class.to_options()],
-            "tensors": [spec.to_dict() for spec in (*inputs, *outputs)],
-            "max_batch": max_batch,
+            "class": [artifact.gpu_class, dict(artifact.options)],
+            "tensors": [spec.to_dict() for spec in (*artifact.inputs, *artifact.outputs)],
+            "max_batch": artifact.max_batch,
         }
     )
 

@@ -1,4 +1,4 @@
-"""The CPU runtime: one stage in onnxruntime, on stated cores, threads and stretch.
+"""One stage in onnxruntime: on stated CPU cores, threads and stretch, or on a GPU by CUDA.
 
 A CPU "GPU class" is a runtime configuration. Its stretch k emulates a slower class: a run computes
 its true results and then waits until it has lasted k times its true time. One of v vGPUs is one of
@@ -22,10 +22,12 @@ from triton_backend.engines.clock import Clock
 
 ERRORS_ONLY = 3
 MODEL_FILE = "model"
+DEVICE_OPTION, CUDA = "device", "cuda"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
 class OnnxRuntime:
-    """One stage loaded into onnxruntime on the CPU. Pins the calling thread until closed."""
+    """One stage loaded into onnxruntime. Pins the calling thread to a CPU class until closed."""
 
     def __init__(
         self, folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock
@@ -34,7 +36,10 @@ class OnnxRuntime:
         self.outputs = artifact.outputs
         self._clock = clock
         self._threads = int(artifact.options.get("threads", 1))
-        self._factor = float(artifact.options.get("stretch", 1.0)) * vgpu_divisor
+        on_gpu = artifact.options.get(DEVICE_OPTION) == CUDA
+        # A part of a GPU is made by CUDA MPS, and is as slow as it really is.
+        share = 1 if on_gpu else vgpu_divisor
+        self._factor = float(artifact.options.get("stretch", 1.0)) * share
         self._given = {spec.name: spec for spec in self.inputs}
         # onnxruntime does not copy an input that is also an output into a bound buffer.
         self._forwarded = tuple(spec for spec in self.outputs if spec.name in self._given)
@@ -136,8 +141,25 @@ def _open(folder: Path, artifact: Artifact, threads: int) -> onnxruntime.Inferen
     path = folder / artifact.files.get(MODEL_FILE, "")
     if not path.is_file():
         raise InputError(str(folder), f"its model file {path.name!r} is missing")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if artifact.options.get(DEVICE_OPTION) == CUDA:
+        _require_cuda(path)
+        providers.insert(0, (CUDA_PROVIDER, {"use_tf32": "0"}))
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # onnxruntime's own exceptions share no public base class
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(str(path), f"onnxruntime cannot load it: {reason}") from error
+    if len(providers) > 1 and CUDA_PROVIDER not in session.get_providers():
+        raise InputError(str(path), "onnxruntime's CUDA provider did not load; is there a GPU?")
+    return session
+
+
+def _require_cuda(path: Path) -> None:
+    """Without the provider onnxruntime would run on the CPU and say nothing."""
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        raise InputError(
+            str(path),
+            f"is for a GPU, and onnxruntime {onnxruntime.__version__} here has no CUDA provider:"
+            " install onnxruntime-gpu in its place",
+        )

@@ -52,4 +52,5 @@ class NodeGpus:
         )
         if artifact is None or root is None:
             return False
-        return Artifact.read(root / artifact).runtime in GPU_RUNTIMES
+        read = Artifact.read(root / artifact)
+        return read.runtime in GPU_RUNTIMES or read.options.get("device") == "cuda"
