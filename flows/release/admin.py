@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from flows.release.access import LOOPBACK, Tls
 from flows.release.render import CONTROL_MODEL
 from triton_backend.core.errors import InputError, PoolPipeError
 
@@ -37,12 +38,14 @@ class ServerError(PoolPipeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPorts:
-    """Where the server shall listen."""
+    """Where the server shall listen; `address` is that of inference."""
 
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
+    metrics_address: str = LOOPBACK
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ class ServerState:
     @property
     def http_url(self) -> str:
         """Host and port of KServe over HTTP."""
-        return f"{self.data['address']}:{self.data['ports']['http']}"
+        return f"{self.data['http_address']}:{self.data['ports']['http']}"
 
     @property
     def grpc_url(self) -> str:
         """Host and port of KServe over gRPC."""
-        return f"{self.data['address']}:{self.data['ports']['grpc']}"
+        return f"{self.data['grpc_address']}:{self.data['ports']['grpc']}"
 
     @property
     def metrics_url(self) -> str:
@@ -136,9 +139,20 @@ def read_state(folder: Path) -> ServerState:
 
 
 def start(
-    folder: Path, ports: ServerPorts, progress: Callable[[str], None] = lambda _: None
+    folder: Path,
+    ports: ServerPorts,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    wait_for_workers: bool = True,
 ) -> ServerState:
     """Start the rendered repository in `folder` and wait until every worker is ready.
+
+    Args:
+        folder: the serve folder.
+        ports: where the server shall listen.
+        progress: told what is being waited for.
+        wait_for_workers: False returns as soon as the server is ready: on a host that has nodes
+            only, and on the gateway's before the other hosts are started.
 
     Raises:
         InputError: something is served from here already, or a port is in use.
@@ -151,7 +165,7 @@ def start(
     begin = log_path.stat().st_size if log_path.exists() else 0
     child = _spawn(folder, ports, log_path)
     try:
-        return _wait_started(folder, child, progress)
+        return _wait_started(folder, child, progress, wait_for_workers=wait_for_workers)
     except BaseException as error:
         stop(folder)
         child.end()
@@ -195,6 +209,8 @@ def _spawn(folder: Path, ports: ServerPorts, log_path: Path) -> _Child:
         "start",
         f"--folder={folder}",
         f"--address={ports.address}",
+        f"--metrics-address={ports.metrics_address}",
+        *(() if ports.tls is None else ports.tls.arguments()),
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
@@ -219,7 +235,9 @@ def _import_path() -> str:
     return ":".join(filter(None, [source, os.environ.get("PYTHONPATH")]))
 
 
-def _wait_started(folder: Path, child: _Child, progress: Callable[[str], None]) -> ServerState:
+def _wait_started(
+    folder: Path, child: _Child, progress: Callable[[str], None], *, wait_for_workers: bool
+) -> ServerState:
     last = ""
     for _ in range(START_POLLS):
         if child.poll() is not None:
@@ -227,6 +245,8 @@ def _wait_started(folder: Path, child: _Child, progress: Callable[[str], None]) 
         text = "starting the server"
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)
+            if state.data["ready"] and not wait_for_workers:
+                return state
             if state.data["ready"]:
                 workers = state.control("status")["workers"]
                 if workers["up"] == workers["total"]:

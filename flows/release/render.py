@@ -59,24 +59,37 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:
     instance = secrets.token_hex(4)
     stages = [s for m in plan.models for p in m.pipelines for s in p.stages]
     emulated = all(stage.artifact is None for stage in stages)
+    _write_settings(
+        folder,
+        {
+            "system": instance,
+            "instance": instance,
+            "token": secrets.token_urlsafe(24),
+            "artifacts": None if options.artifacts is None else str(options.artifacts.resolve()),
+            "policy": options.policy,
+            "nic": options.nic,
+            "emulate_links": emulated if options.emulate_links is None else options.emulate_links,
+            "noise": options.noise,
+            "seed": options.seed,
+            "time_stretch": options.time_stretch,
+            "guard_fraction": options.guard_fraction,
+            "hosts": dict(options.hosts),
+            "gateway_host": options.gateway_host,
+            "base_port": options.base_port,
+        },
+    )
+
+
+def _write_settings(folder: Path, variables: Mapping[str, Any]) -> None:
+    """`settings.json`, mode 0600, with what is this host's own."""
     text = _render(
         "settings.json.j2",
-        instance=instance,
-        folder=str(folder.resolve()),
-        socket_folder=str(Path(tempfile.gettempdir()) / f"poolpipe-{instance}"),
-        token=secrets.token_urlsafe(24),
-        python=sys.executable,
-        artifacts=None if options.artifacts is None else str(options.artifacts.resolve()),
-        policy=options.policy,
-        nic=options.nic,
-        emulate_links=emulated if options.emulate_links is None else options.emulate_links,
-        noise=options.noise,
-        seed=options.seed,
-        time_stretch=options.time_stretch,
-        guard_fraction=options.guard_fraction,
-        hosts=dict(options.hosts),
-        gateway_host=options.gateway_host,
-        base_port=options.base_port,
+        **{
+            **variables,
+            "folder": str(folder.resolve()),
+            "socket_folder": str(Path(tempfile.gettempdir()) / f"poolpipe-{variables['instance']}"),
+            "python": sys.executable,
+        },
     )
     path = folder / "settings.json"
     path.unlink(missing_ok=True)
@@ -95,9 +108,47 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
         check_name(model.name)
     render_settings(folder, plan, options)
     plan = render_generation(folder, plan, FIRST_GENERATION)
+    for node in options.hosts:
+        remove_model(folder, node_model(node, FIRST_GENERATION))
     render_control(folder, FIRST_GENERATION)
     for model in plan.models:
         render_front(folder, model, FIRST_GENERATION)
+
+
+def render_host(
+    folder: Path, gateway_settings: Mapping[str, Any], plan: Plan, host: str, artifacts: Path | None
+) -> list[str]:
+    """The serve folder of another host: the node models of the nodes that run at its address.
+
+    Args:
+        folder: on that host.
+        gateway_settings: the gateway's `settings.json`, as it was rendered with `hosts`.
+        plan: the plan that the gateway serves.
+        host: address of this host, as in `hosts`.
+        artifacts: root of the artifacts on this host.
+
+    Returns:
+        names of the node models.
+
+    Raises:
+        InputError: no node with vGPUs of the plan runs at that address.
+    """
+    hosts: Mapping[str, str] = gateway_settings["hosts"]
+    nodes = [node for node in used_nodes(plan) if hosts.get(node) == host]
+    if not nodes:
+        raise InputError(f"host {host!r}", f"no node of plan {plan.plan_id} runs there: {hosts}")
+    for name in ("repository", "generations", "pids", "backends"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {
+        "instance": secrets.token_hex(4),
+        "artifacts": None if artifacts is None else str(artifacts.resolve()),
+    }
+    _write_settings(folder, {**gateway_settings, **own})
+    render_generation(folder, plan, FIRST_GENERATION)
+    for node in set(used_nodes(plan)) - set(nodes):
+        remove_model(folder, node_model(node, FIRST_GENERATION))
+    return [node_model(node, FIRST_GENERATION) for node in nodes]
 
 
 def render_generation(folder: Path, plan: Plan, generation: int) -> Plan:

@@ -251,9 +251,11 @@ class Gateway:
         number = batch - self._epoch
         known = self._batches.get(number)
         if known is not None and 0 < stage < len(known.path) and stage >= known.done:
+            now_us = self._at(now_us)
+            times = _past(times, now_us)
             self._tell(
                 TransferDone(
-                    now_us=self._at(now_us),
+                    now_us=now_us,
                     batch_id=number,
                     stage=stage,
                     start_us=times.start_us,
@@ -271,9 +273,11 @@ class Gateway:
         self._slots[times.vgpu].give(known.path[stage][1])
         stage_us = times.end_us - times.start_us
         self.counters.busy(self.deployment, times.vgpu, stage_us)
+        now_us = self._at(now_us)
+        times = _past(times, now_us)
         self._tell(
             StageDone(
-                now_us=self._at(now_us),
+                now_us=now_us,
                 batch_id=number,
                 stage=stage,
                 start_us=times.start_us,
@@ -488,6 +492,12 @@ class Gateway:
         """Queue length of every model of the plan."""
         names = (model.name for model in self.deployment.plan.models)
         return zip(names, self._core.queue_lengths(), strict=True)
+
+
+def _past(times: TimesBody, now_us: int) -> TimesBody:
+    """Times of another host may be a little ahead of ours; nothing ended after it was told."""
+    end_us = min(times.end_us, now_us)
+    return TimesBody(times.vgpu, min(times.start_us, end_us), end_us)
 
 
 def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:

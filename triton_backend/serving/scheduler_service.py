@@ -147,7 +147,7 @@ class SchedulerService:
 
     def _beat(self) -> None:
         self._log.flush()
-        data = frame(Kind.BEAT, pack_json({"state": str(self.gateway.state)}))
+        data = frame(Kind.BEAT, pack_json({"now_us": self._clock.now_us()}))
         for connection in self._hub.connections:
             connection.send(data)
 

@@ -32,7 +32,8 @@ class ServeSettings:
     """One running system.
 
     Attributes:
-        instance: prefix of all it leaves outside its folder (shared memory, sockets).
+        system: the same on all hosts; frames of another system are refused.
+        instance: prefix of all this host leaves outside its folder (shared memory, sockets).
         folder: state file, model repository, generations, logs and event files.
         socket_folder: Unix sockets (short, because their paths may have 107 bytes).
         python: interpreter that workers run under.
@@ -50,6 +51,7 @@ class ServeSettings:
         base_port: first of the TCP ports used when there are several hosts.
     """
 
+    system: str
     instance: str
     folder: Path
     socket_folder: Path
@@ -150,7 +152,7 @@ class Deployment:
     @cached_property
     def tag(self) -> int:
         """64 bits that every frame of this generation carries."""
-        text = f"{self.settings.instance}/{self.generation}/{self.plan.plan_id}"
+        text = f"{self.settings.system}/{self.generation}/{self.plan.plan_id}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     @cached_property

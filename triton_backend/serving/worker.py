@@ -24,6 +24,7 @@ from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.units import transfer_us
 from triton_backend.engines.base import NUMPY_DTYPES, Runtime
 from triton_backend.engines.clock import Clock, SystemClock
+from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Connection, Hub
 from triton_backend.serving.links import Links
@@ -94,7 +95,9 @@ class StageWorker:
         self._links = self._open_links()
         self._scheduler: Connection | None = None
         self._jobs: dict[int, _Job] = {}
+        self._gateway_time = GatewayTime(clock)
         self._stopping = False
+        self._reported = False
         self._scratch = _Scratch(self._segment.layout.batch)
 
     def _open_links(self) -> Links | None:
@@ -118,28 +121,37 @@ class StageWorker:
     def run(self) -> None:
         """Serve until stopped."""
         while not self._stopping:
-            if self._scheduler is None and not self._jobs:
-                self._connect()
+            self._report()
             job = self._next_job()
-            now_us = self._clock.now_us()
+            now_us = self._gateway_time.now_us()
             if job is not None and job.due_us <= now_us:
                 self._hub.poll(0)
                 job = self._next_job()
                 if job is not None and job.due_us <= now_us:
                     self._execute(job)
                 continue
-            self._hub.alarm.set(None if job is None else job.due_us)
-            self._hub.poll(RECONNECT_SECONDS if self._scheduler is None else None)
+            self._hub.alarm.set(None if job is None else self._gateway_time.local_us(job.due_us))
+            self._hub.poll(None if self._reported else RECONNECT_SECONDS)
         self._outbound.close()
         self._hub.close()
         self._segment.remove()
         self._runtime.close()
 
-    def _connect(self) -> None:
-        """Report to the scheduler; only when idle, because it takes a reporter for idle."""
-        self._scheduler = self._hub.connect(self._settings.scheduler_address_from(self._node))
+    def _report(self) -> None:
+        """Say HELLO to the scheduler.
+
+        Only when idle, because it takes a reporter for idle; from another host, only when its beats
+        have told what time it is there.
+        """
+        if self._reported or self._jobs:
+            return
+        if self._scheduler is None:
+            self._scheduler = self._hub.connect(self._settings.scheduler_address_from(self._node))
         if self._scheduler is None:
             return
+        if self._node in self._settings.hosts and not self._gateway_time.known:
+            return
+        self._reported = True
         hello = {
             "role": "worker",
             "generation": self._deployment.generation,
@@ -152,7 +164,7 @@ class StageWorker:
         """The due batch reserved first, else the batch that is due first."""
         if not self._jobs:
             return None
-        now_us = self._clock.now_us()
+        now_us = self._gateway_time.now_us()
         due = [job for job in self._jobs.values() if job.due_us <= now_us]
         if due:
             return min(due, key=lambda job: (job.hop.start_us, job.batch_id))
@@ -176,7 +188,7 @@ class StageWorker:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
             case Kind.BEAT:
-                pass
+                self._hear_beat(unpack_json(body))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
@@ -196,7 +208,13 @@ class StageWorker:
             _LOG.warning("%s: %s", connection.name, reason)
         if connection is self._scheduler:
             self._scheduler = None
+            self._reported = False
+            self._gateway_time.forget()
         self._outbound.forget(connection)
+
+    def _hear_beat(self, data: dict[str, Any]) -> None:
+        if self._node in self._settings.hosts:
+            self._gateway_time.hear(int(data["now_us"]))
 
     # Batches
 
@@ -249,8 +267,10 @@ class StageWorker:
         if road is None:
             self._fail(job, f"the way on from stage {stage} is gone")
             return
-        start_us = self._clock.now_us()
-        self._board.busy(self._vgpu, start_us, self._stage.latency_us_by_batch[body.samples - 1])
+        start_us = self._gateway_time.now_us()
+        self._board.busy(
+            self._vgpu, self._clock.now_us(), self._stage.latency_us_by_batch[body.samples - 1]
+        )
         try:
             self._compute(job, road.views(slot, body.samples))
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
@@ -259,7 +279,7 @@ class StageWorker:
             return
         finally:
             self._board.idle(self._vgpu)
-        end_us = self._clock.now_us()
+        end_us = self._gateway_time.now_us()
         # Told before the next worker can tell of its transfer.
         self._tell_times(Kind.STAGE_DONE, job, start_us, end_us)
         if last:
