@@ -1,8 +1,9 @@
-"""`poolpipe build --runtime tensorrt`: engines for the GPU classes of a cluster."""
+"""`--runtime tensorrt` of `build` and `profile`: engines for the GPU classes of a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +12,8 @@ from flows.commands.output import note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
     from flows.building.tensorrt import BuildReport
+    from flows.profiling.measure import MeasureLimits
+    from flows.steps.engines import EngineOptions
     from flows.steps.workspace import Workspace
 
 FAILURE = 1
@@ -36,16 +39,10 @@ def build_engines_of(
     work: "Workspace", names: list[str], cluster: Path, choices: EngineChoices, *, as_json: bool
 ) -> None:
     """Build engines of every block and of whole models; exit 1 where one could not be built."""
-    from flows.building.tensorrt import DEFAULT_BATCHES, EngineSettings
-    from flows.steps.engines import EngineOptions, engine_step
+    from flows.steps.engines import engine_step
     from flows.steps.prepare import read_split
 
-    classes = _gpu_classes(cluster)
-    options = EngineOptions(
-        batches=choices.batches or DEFAULT_BATCHES,
-        precision=choices.precision,
-        settings=EngineSettings(library=choices.library, compute_capabilities=choices.capabilities),
-    )
+    classes, options = _gpu_classes(cluster), _engine_options(choices)
     reports: dict[str, BuildReport] = {}
     with progress("building") as say_more:
         for name in names:
@@ -96,3 +93,62 @@ def _gpu_classes(cluster: Path) -> list[str]:
         if name in on_cpu:
             note(f"class {name} runs on CPUs, left out")
     return found
+
+
+def _engine_options(choices: EngineChoices) -> "EngineOptions":
+    from flows.building.tensorrt import DEFAULT_BATCHES, EngineSettings
+    from flows.steps.engines import EngineOptions
+
+    settings = EngineSettings(library=choices.library, compute_capabilities=choices.capabilities)
+    return EngineOptions(
+        batches=choices.batches or DEFAULT_BATCHES, precision=choices.precision, settings=settings
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuChoices:
+    """Which GPU of this machine stands for which class, and when a cell is measured enough."""
+
+    gpus: Mapping[str, str]
+    limits: "MeasureLimits"
+
+
+def profile_engines_of(
+    work: "Workspace",
+    names: list[str],
+    cluster: Path,
+    choices: tuple[EngineChoices, GpuChoices],
+    *,
+    as_json: bool,
+) -> None:
+    """Build what is missing and measure every block on the GPUs named."""
+    from flows.files import read_cluster
+    from flows.profiling.gpu import ProfiledGpu
+    from flows.steps.gpu_profile import GpuClassToProfile, gpu_profile_step
+    from flows.steps.prepare import read_split
+    from triton_backend.core.errors import InputError
+    from triton_backend.engines.mps import MpsDaemon
+
+    if not choices[1].gpus:
+        raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
+    known, options = read_cluster(cluster), _engine_options(choices[0])
+    rows: list[tuple[str, str, int]] = []
+    with progress("profiling") as say_more, TemporaryDirectory(prefix="mps-") as folder:
+        for gpu_class, gpu in choices[1].gpus.items():
+            wanted = GpuClassToProfile(
+                name=gpu_class,
+                gpu=ProfiledGpu(name=gpu, daemon=MpsDaemon.in_folder(Path(folder), ())),
+                divisors=known.gpu_class(gpu_class).vgpu_divisors,
+            )
+            for name in names:
+                say_more(f"measuring {name} on {gpu_class}")
+                _, measured = gpu_profile_step(
+                    work, read_split(work, name), wanted, options, limits=choices[1].limits
+                )
+                rows.append((name, gpu_class, measured.cells))
+                if measured.left_out is not None:
+                    note(f"parts of {gpu_class} left out: {measured.left_out}")
+    if as_json:
+        print_json([{"model": m, "gpu_class": c, "cells_measured": n} for m, c, n in rows])
+        return
+    show(table(("model", "class", "cells measured"), rows))

@@ -12,6 +12,7 @@ from flows.commands.output import cell, note, notes, print_json, progress, show,
 
 if TYPE_CHECKING:
     from flows.building.keys import BuiltArtifact
+    from flows.commands.engines import EngineChoices
     from flows.profiling.measure import CellKey
     from flows.steps.prepare import ClassToProfile, Prepared
     from flows.steps.workspace import Workspace
@@ -20,6 +21,22 @@ profiles = typer.Typer(help="Tables of latencies and boundaries, in and out.")
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
+]
+
+Runtime = Annotated[
+    Literal["onnxruntime", "tensorrt"],
+    typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
+]
+Precision = Annotated[
+    Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
+]
+Library = Annotated[
+    Literal["tensorrt", "tensorrt-rtx"] | None,
+    typer.Option(help="tensorrt: which one; the first installed without it."),
+]
+Capability = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
 ]
 
 
@@ -32,7 +49,12 @@ def add_to(app: typer.Typer) -> None:
             "poolpipe build resnet --cluster gpus.yaml --runtime tensorrt --precision fp16",
         )
     )(build)
-    app.command(epilog=example("poolpipe profile resnet --cluster cluster.yaml"))(profile)
+    app.command(
+        epilog=example(
+            "poolpipe profile resnet --cluster cluster.yaml",
+            "poolpipe profile resnet --cluster gpus.yaml --runtime tensorrt --gpu L4=0",
+        )
+    )(profile)
     profiles.command("import", epilog=example("poolpipe profiles import tables/"))(import_tables)
     profiles.command("export", epilog=example("poolpipe profiles export tables/"))(export_tables)
     app.add_typer(profiles, name="profiles")
@@ -98,25 +120,13 @@ def build(
     names: Names = None,
     *,
     cluster: ClusterFile,
-    runtime: Annotated[
-        Literal["onnxruntime", "tensorrt"],
-        typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
-    ] = "onnxruntime",
-    precision: Annotated[
-        Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
-    ] = "fp32",
+    runtime: Runtime = "onnxruntime",
+    precision: Precision = "fp32",
     batch: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", min=1, help="tensorrt: batch sizes; 1, 2, 4, 8, 16."),
+        list[int] | None, typer.Option(min=1, help="tensorrt: batch sizes; 1, 2, 4, 8, 16.")
     ] = None,
-    library: Annotated[
-        Literal["tensorrt", "tensorrt-rtx"] | None,
-        typer.Option(help="tensorrt: which one; the first installed without it."),
-    ] = None,
-    capability: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
-    ] = None,
+    library: Library = None,
+    capability: Capability = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -126,14 +136,9 @@ def build(
 
     work = workspace(warehouse)
     if runtime == "tensorrt":
-        from flows.commands.engines import EngineChoices, build_engines_of
+        from flows.commands.engines import build_engines_of
 
-        choices = EngineChoices(
-            batches=tuple(sorted(set(batch))) if batch else None,
-            precision=precision,
-            library=library,
-            capabilities=options.pairs("--capability", capability),
-        )
+        choices = _engine_choices(batch, precision, library, capability)
         build_engines_of(work, _names(work, names), cluster, choices, as_json=as_json)
         return
     classes = _classes(cluster)
@@ -151,6 +156,19 @@ def build(
         for gpu_class, stages in by_class.items()
     ]
     show(table(("model", "class", "artifacts", "of them reused"), rows))
+
+
+def _engine_choices(
+    batch: list[int] | None, precision: str, library: str | None, capability: list[str] | None
+) -> "EngineChoices":
+    from flows.commands.engines import EngineChoices
+
+    return EngineChoices(
+        batches=tuple(sorted(set(batch))) if batch else None,
+        precision=precision,
+        library=library,
+        capabilities=options.pairs("--capability", capability),
+    )
 
 
 def _keys(
@@ -176,6 +194,14 @@ def profile(
     seconds: Annotated[
         float, typer.Option(metavar="N", min=0.01, help="Most seconds for one cell, warm-up apart.")
     ] = 0.5,
+    runtime: Runtime = "onnxruntime",
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=GPU", help="tensorrt: index or uuid of a GPU of a class."),
+    ] = None,
+    precision: Precision = "fp32",
+    library: Library = None,
+    capability: Capability = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -187,8 +213,15 @@ def profile(
     from flows.steps.prepare import profile_step, read_split
     from flows.steps.workspace import workspace
 
-    work, classes = workspace(warehouse), _classes(cluster)
-    limits = MeasureLimits(max_seconds=seconds)
+    work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
+    if runtime == "tensorrt":
+        from flows.commands.engines import GpuChoices, profile_engines_of
+
+        engines = _engine_choices(batch, precision, library, capability)
+        gpus = GpuChoices(gpus=options.pairs("--gpu", gpu), limits=limits)
+        profile_engines_of(work, _names(work, names), cluster, (engines, gpus), as_json=as_json)
+        return
+    classes = _classes(cluster)
     with progress("profiling") as report:
 
         def on_cell(at: int, of: int, key: "CellKey") -> None:
