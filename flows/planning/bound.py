@@ -6,8 +6,10 @@
     capacity_k: Σ_c usage_ck · x_c - u_k ≤ 0          for every GPU class k   (dual gpu_k)
     x ≥ 0,  0 ≤ u_k ≤ gpus_k;  z ≥ 0, or z = 1 where cost or power are minimised
 
-x_c is the rate of configuration c, u_k the GPUs of class k in use. It is solved by column
-generation: a master program over few configurations, all others priced with one matrix product.
+x_c is the rate of configuration c, u_k the GPUs of class k in use. Where rates are prescribed,
+GPUs that do not exist may be borrowed at a price beyond any other, so that a master program over
+few configurations never fails for want of the right one; in the end none may be left. It is solved
+by column generation: a master program over few configurations, all others priced with one matrix product.
 The bound returned is recomputed from the prices by weak duality, so that it holds for every
 configuration whatever the solver's tolerances were.
 """
@@ -27,6 +29,8 @@ from triton_backend.core.errors import InfeasibleError, InvariantError
 _MAX_ROUNDS = 200
 _PRICE_TOLERANCE = 1e-9
 _FRESH_PER_MODEL = 4
+_BORROWING = 1e6  # score that a borrowed GPU costs
+_BORROWED = 1e-7  # GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,10 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
         if not len(fresh):
             break
         chosen = np.concatenate([chosen, fresh])
-    else:
+    else:  # pragma: no cover - each round adds configurations, and there are finitely many
         raise InvariantError(f"column generation did not end in {_MAX_ROUNDS} rounds")
+    if _prescribed(goal) and values[len(chosen) :][: len(problem.gpus)].max() > _BORROWED:
+        _raise_out_of_reach(problem, columns, goal)
     rates = np.zeros(len(columns))
     rates[chosen] = values[: len(chosen)]
     return _certified(problem, goal, members, paid, duals, rates)
@@ -126,9 +132,7 @@ def _solve_master(
     program = master_program(problem, columns, goal)
     answer = solve_linear(program)
     if answer is None:
-        raise InfeasibleError(
-            "workload", "the rates asked for are out of reach of the cluster's GPUs"
-        )
+        raise InvariantError("the master program of the relaxation has no solution")
     values, row_duals = answer
     count = len(problem.models)
     duals = np.maximum(row_duals, 0.0)
@@ -147,6 +151,12 @@ def master_program(problem: Problem, columns: Columns, goal: Goal) -> Program:
     count = len(columns)
     build = ProgramBuilder()
     x = build.variables("x", count)
+    lent = build.variables(
+        "borrowed",
+        len(problem.gpus),
+        upper=np.inf if _prescribed(goal) else 0.0,
+        cost=-_BORROWING * max(1.0, float(goal.price.max()), 1.0 / float(goal.weight.min())),
+    )
     used = build.variables("u", len(problem.gpus), upper=problem.gpus, cost=-goal.price)
     z = build.variables(
         "z", 1, lower=1.0 if goal.fixed else 0.0, upper=1.0 if goal.fixed else np.inf,
@@ -166,7 +176,31 @@ def master_program(problem: Problem, columns: Columns, goal: Goal) -> Program:
     row, k = np.nonzero(columns.usage)
     build.entries(capacity[k], x[row], columns.usage[row, k])
     build.entries(capacity, used, -1.0)
+    build.entries(capacity, lent, -1.0)
     return build.build()
+
+
+def _prescribed(goal: Goal) -> bool:
+    """Whether some rate has to be reached, so that there may be no solution."""
+    return goal.fixed or bool(np.any(goal.minimum_rps > 0))
+
+
+def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
+    asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
+    free = Goal(
+        weight=np.maximum(asked, 1e-9 * asked.max()),
+        minimum_rps=np.zeros_like(asked),
+        price=np.zeros_like(goal.price),
+        fixed=False,
+    )
+    share = solve_bound(problem, columns, free).score
+    rates = ", ".join(
+        f"{model.name} {rate:g}" for model, rate in zip(problem.models, asked, strict=True) if rate
+    )
+    raise InfeasibleError(
+        "workload",
+        f"the cluster reaches at most {share:.1%} of the rates asked for (requests/s: {rates})",
+    )
 
 
 def _certified(

@@ -189,10 +189,14 @@ class _Run:
 
     def _far(self, proven: float) -> bool:
         """Whether the proof is so weak that more effort is due."""
+        if self.best.vgpus is None:
+            return True
         return proven - self.best.score > _FAR * abs(self.best.score)
 
     def _settled(self, proven: float) -> bool:
         """Whether the best plan is proven within the relative gap."""
+        if self.best.vgpus is None:
+            return False  # no score yet, so no gap
         return proven - self.best.score <= self.options.relative_gap * abs(self.best.score)
 
     def _offer(self, vgpus: NDArray[np.int64] | None) -> bool:
@@ -294,4 +298,6 @@ class _Run:
 
     def _step(self) -> float:
         """The least improvement that is looked for."""
+        if self.best.vgpus is None:
+            return 0.0
         return max(self.options.relative_gap * _STEP, _LEAST_STEP) * abs(self.best.score)

@@ -15,6 +15,7 @@ from triton_backend.core.units import us_to_ms
 _RELATIVE = 1e-9
 _BITS = 8
 _MICROSECONDS = 1e6
+_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w"}
 
 
 def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) -> list[str]:
@@ -22,8 +23,9 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
 
     Without profiles, the plan's own latency tables and boundary bytes are taken as given.
     """
-    found: list[str] = []
-    found += _models_match(plan)
+    found = [*_models_match(plan), *_options_known(plan)]
+    if found:
+        return found
     for model in plan.models:
         profile = None if profiles is None else profiles.get(model.name)
         if profiles is not None and profile is None:
@@ -36,6 +38,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += _objective(plan)
     found += _gpus(plan)
     found += _placement(plan)
+    found += _nics(plan)
     return found
 
 
@@ -50,6 +53,14 @@ def _models_match(plan: Plan) -> Iterator[str]:
     asked = [(m.name, m.slo_us) for m in plan.workload.models]
     if planned != asked:
         yield f"models and SLOs {planned} are not those of the workload {asked}"
+
+
+def _options_known(plan: Plan) -> Iterator[str]:
+    for name in ("slo_margin", "max_partitions"):
+        if not isinstance(plan.options.get(name), int | float):
+            yield f"options: {name} is {plan.options.get(name)!r}, not a number"
+    if plan.objective.name not in _PRICES:
+        yield f"objective: {plan.objective.name!r} is none of {', '.join(_PRICES)}"
 
 
 def _margin(plan: Plan, model: str) -> float:
@@ -83,6 +94,9 @@ def _pipeline(
             f"takes {us_to_ms(latency):.3f} ms and gathers {us_to_ms(gathering):.3f} ms, "
             f"SLO less margin allow {us_to_ms(allowed):.3f} ms"
         )
+    if any(s.latency_us < 1 for s in stages):
+        yield "a stage takes no time"
+        return
     rate = min(
         stage.vgpus * _stage_rate(plan, pipeline, number) for number, stage in enumerate(stages)
     )
@@ -157,7 +171,7 @@ def _objective(plan: Plan) -> Iterator[str]:
         above = objective.upper_bound - objective.value
     else:
         yield from _rates_met(plan)
-        field = {"cost": "hourly_cost", "power": "power_w"}[objective.name]
+        field = _PRICES[objective.name]
         value = math.fsum(
             count * (getattr(plan.cluster.gpu_class(name), field) or 0.0)
             for name, count in plan.gpus_used.items()
@@ -168,7 +182,11 @@ def _objective(plan: Plan) -> Iterator[str]:
         yield f"bound {objective.upper_bound!r} contradicts the value {objective.value!r}"
     if objective.value > 0:
         yield from _compare("gap", objective.gap, max(0.0, above) / objective.value)
+    known = {m.name for m in plan.models}
     for name, rate in plan.options.get("minimum_rps", {}).items():
+        if name not in known:
+            yield f"minimum_rps names {name!r}, which is not planned"
+            continue
         if plan.model(name).throughput_rps < rate * (1 - _RELATIVE):
             yield f"{name}: {plan.model(name).throughput_rps} requests/s, at least {rate} asked"
 
@@ -218,3 +236,23 @@ def _placement(plan: Plan) -> Iterator[str]:
                 taken.add((slot.node, slot.gpu, slot.slot))
                 if owner.setdefault((slot.node, slot.gpu), mine) != mine:
                     yield f"{where}: GPU shared with {owner[slot.node, slot.gpu]}"
+
+
+def _nics(plan: Plan) -> Iterator[str]:
+    """No node's uplink or downlink carries more than it can at the planned rates."""
+    sent: dict[int, float] = {}
+    received: dict[int, float] = {}
+    for pipeline in (p for model in plan.models for p in model.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            for loads, neighbour in ((received, number - 1), (sent, number)):
+                if not 0 <= neighbour < len(pipeline.stages) - 1:
+                    continue
+                size = pipeline.stages[neighbour].boundary_bytes_per_sample
+                bits = pipeline.throughput_rps / stage.vgpus * size * _BITS
+                for slot in stage.slots():
+                    loads[slot.node] = loads.get(slot.node, 0.0) + bits
+    for what, loads in (("uplink", sent), ("downlink", received)):
+        for node, bits in loads.items():
+            most = plan.cluster.nic_gbps(plan.cluster.node_group_of(node).gpu_class) * 1e9
+            if bits > most * (1 + _RELATIVE):
+                yield f"{plan.cluster.node_name(node)}: {what} carries {bits:.4g} of {most:.4g} bit/s"

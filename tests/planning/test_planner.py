@@ -72,6 +72,20 @@ def test_least_cost_uses_the_cheapest_gpus_that_reach_the_rate() -> None:
     assert verify_plan(plan, PROFILES) == []
 
 
+def test_rates_that_a_plan_is_known_to_reach_are_never_called_out_of_reach() -> None:
+    # Rounding the relaxation up does not fit these, so a first plan comes from the program alone.
+    best = make_plan(PROFILES, cluster(), workload())
+    priced = cluster(fast_hourly_cost=1.0, slow_hourly_cost=1.0)
+    for share in (0.9, 0.95, 0.99):
+        rate = share * best.models[0].throughput_rps
+        demand = ModelDemand(
+            name="net", slo_us=15_000, rate_rps=rate, weight=rate, batch_building_rate_rps=1e9
+        )
+        plan = make_plan(PROFILES, priced, workload(demand), PlanOptions(objective="cost"))
+        assert plan.models[0].throughput_rps >= rate
+        assert sum(plan.gpus_used.values()) <= sum(best.gpus_used.values())
+
+
 def test_cost_without_prices_names_the_field() -> None:
     demand = ModelDemand(name="net", slo_us=60_000, rate_rps=100.0)
     with pytest.raises(InputError, match=r"gpu_classes\.fast\.hourly_cost"):
