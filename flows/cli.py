@@ -12,7 +12,16 @@ from typing import NoReturn
 
 import typer
 
-from flows.commands import models, online, operations, planning, rollouts, simulation, warehouse
+from flows.commands import (
+    engines,
+    models,
+    online,
+    operations,
+    planning,
+    rollouts,
+    simulation,
+    warehouse,
+)
 from triton_backend.core.errors import InputError, PoolPipeError
 
 FAILURE = 1
@@ -28,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (operations, models, planning, simulation, online, rollouts, warehouse):
+for group in (operations, models, engines, planning, simulation, online, rollouts, warehouse):
     group.add_to(app)
 
 

@@ -1,13 +1,22 @@
-"""`--runtime tensorrt` of `build` and `profile`: engines for the GPU classes of a cluster."""
+"""`engines`, and `--runtime tensorrt` of `build` and `profile`: TensorRT for GPU classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.commands.options import (
+    WAREHOUSE,
+    AsJson,
+    Capability,
+    Library,
+    WarehouseFile,
+    example,
+    pairs,
+)
 from flows.commands.output import note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
@@ -17,6 +26,44 @@ if TYPE_CHECKING:
     from flows.steps.workspace import Workspace
 
 FAILURE = 1
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    app.command(epilog=example("poolpipe engines plan.json -o served.json"))(engines)
+
+
+def engines(
+    plan: Annotated[str, typer.Argument(help="A plan.json, or the id of a stored plan.")],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The plan with its engines named.")
+    ] = Path("plan.json"),
+    library: Library = None,
+    capability: Capability = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Build TensorRT engines for the stages of a plan, so that GPUs serve it.
+
+    Without them a plan for GPU classes is served by emulated workers.
+    """
+    from flows.building.tensorrt import EngineSettings
+    from flows.commands.stored import find_plan
+    from flows.files import write_plan
+    from flows.steps.engines import attach_engines
+    from flows.steps.workspace import workspace
+
+    settings = EngineSettings(
+        library=library, compute_capabilities=pairs("--capability", capability)
+    )
+    with progress("building engines"):
+        attached = attach_engines(workspace(warehouse), find_plan(plan, warehouse), settings)
+    write_plan(output, attached)
+    if as_json:
+        print_json(attached.to_dict())
+        return
+    show(f"plan {attached.plan_id} with an engine for every stage is in {output}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,22 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
-from flows.commands.options import WAREHOUSE, AsJson, ClusterFile, WarehouseFile, example
+from flows.commands.options import (
+    WAREHOUSE,
+    AsJson,
+    Capability,
+    ClusterFile,
+    Library,
+    Precision,
+    Runtime,
+    WarehouseFile,
+    example,
+)
 from flows.commands.output import cell, note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
@@ -21,22 +31,6 @@ profiles = typer.Typer(help="Tables of latencies and boundaries, in and out.")
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
-]
-
-Runtime = Annotated[
-    Literal["onnxruntime", "tensorrt"],
-    typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
-]
-Precision = Annotated[
-    Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
-]
-Library = Annotated[
-    Literal["tensorrt", "tensorrt-rtx"] | None,
-    typer.Option(help="tensorrt: which one; the first installed without it."),
-]
-Capability = Annotated[
-    list[str] | None,
-    typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
 ]
 
 

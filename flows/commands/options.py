@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once: name, help, environment variable."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -81,6 +81,22 @@ TraceNames = Annotated[
 Port = Annotated[int, typer.Option(min=1, max=65_535, metavar="PORT")]
 Address = Annotated[
     str, typer.Option(metavar="HOST", help="Where to listen; loopback unless told otherwise.")
+]
+
+Runtime = Annotated[
+    Literal["onnxruntime", "tensorrt"],
+    typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
+]
+Precision = Annotated[
+    Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
+]
+Library = Annotated[
+    Literal["tensorrt", "tensorrt-rtx"] | None,
+    typer.Option(help="tensorrt: which one; the first installed without it."),
+]
+Capability = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
 ]
 
 

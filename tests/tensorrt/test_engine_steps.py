@@ -7,8 +7,9 @@ import pytest
 
 from flows.building.tensorrt import EngineSettings
 from flows.cli import run
+from flows.files import read_plan, write_plan
 from flows.profiling.gpu import ProfiledGpu
-from flows.steps.engines import EngineOptions, attach_engines, batches_up_to
+from flows.steps.engines import EngineOptions, batches_up_to
 from flows.steps.gpu_profile import GpuClassToProfile, gpu_profile_step
 from flows.steps.prepare import read_split
 from flows.steps.workspace import workspace
@@ -75,15 +76,38 @@ def test_stages_of_a_plan_get_engines_for_their_batches() -> None:
     x = plans.tensor("x", 8, 8, 8)
     stage = plans.stage((0, 2), "FAST", 0)
     plan = plans.plan(plans.model("tiny", (stage,), inputs=(x,), outputs=(x,)))
-    work = workspace(Path("poolpipe.duckdb"))
-    settings = EngineSettings(library="tensorrt-rtx", compute_capabilities={"FAST": "8.9"})
-    attached = attach_engines(work, plan, settings)
+    write_plan(Path("bare.json"), plan)
+    command = ["engines", "bare.json", "-o", "served.json", "--library", "tensorrt-rtx"]
+    assert run([*command, "--capability", "FAST=8.9"]) == 0
+    attached = read_plan(Path("served.json"))
     (built,) = attached.models[0].pipelines[0].stages
     assert built.artifact is not None
     assert attached.plan_id != plan.plan_id
-    artifact = Artifact.read(work.state.artifacts / built.artifact)
+    artifact = Artifact.read(Path(".poolpipe/artifacts") / built.artifact)
     assert artifact.options["batches"] == [1, 2, 4]
     assert artifact.max_batch == plans.BATCH
+
+
+@pytest.mark.usefixtures("project")
+def test_stage_without_an_engine_stops_the_plan_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = plans.tensor("x", 8, 8, 8)
+    plan = plans.plan(
+        plans.model("tiny", (plans.stage((0, 2), "FAST", 0),), inputs=(x,), outputs=(x,))
+    )
+    write_plan(Path("bare.json"), plan)
+    assert run(["engines", "bare.json", "-o", "served.json"]) == 2
+    assert "its compute capability is not known; state it" in capsys.readouterr().err
+    assert not Path("served.json").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_measuring_asks_which_gpu_stands_for_which_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["profile", "--cluster", "gpus.yaml", "--runtime", "tensorrt"]) == 2
+    assert "--gpu: name a GPU for each class" in capsys.readouterr().err
 
 
 def test_batches_are_powers_of_two_and_the_largest() -> None:
