@@ -1,0 +1,186 @@
+"""What if one thing were different: a plan per value of one input.
+
+Pure computation; rows out. Drawing the curve and storing the rows is other parts' work.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.planning.options import PlanOptions
+from flows.planning.planner import make_plan
+from triton_backend.core.cluster import Cluster, NodeGroup
+from triton_backend.core.errors import InfeasibleError, InputError
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a plan is made from."""
+
+    profiles: Mapping[str, ModelProfile]
+    cluster: Cluster
+    workload: Workload
+    options: PlanOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value and the plan it leads to; `reason` says why there is none."""
+
+    value: float
+    objective: float | None = None
+    upper_bound: float | None = None
+    gap: float | None = None
+    throughput_rps: Mapping[str, float] | None = None
+    gpus_used: Mapping[str, int] | None = None
+    plan_id: str | None = None
+    solve_seconds: float | None = None
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form: one row."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Point]:
+    """One point per value, in the order given.
+
+    Args:
+        situation: where it starts from.
+        vary: a name of `VARIATIONS`, with `:CLASS` where it speaks of one GPU class.
+        values: what is put in its place.
+
+    Raises:
+        InputError: the variation is unknown or a value does not fit it.
+    """
+    name, _, gpu_class = vary.partition(":")
+    change = VARIATIONS.get(name)
+    if change is None:
+        raise InputError("--vary", f"{vary!r} is none of {', '.join(VARIATIONS)}")
+    if gpu_class:
+        situation.cluster.gpu_class(gpu_class)
+    return [_point(change(situation, gpu_class, value), value) for value in values]
+
+
+def _point(situation: Situation, value: float) -> Point:
+    try:
+        plan = make_plan(
+            situation.profiles, situation.cluster, situation.workload, situation.options
+        )
+    except InfeasibleError as error:
+        return Point(value=value, reason=str(error))
+    return Point(
+        value=value,
+        objective=plan.objective.value,
+        upper_bound=plan.objective.upper_bound,
+        gap=plan.objective.gap,
+        throughput_rps={m.name: m.throughput_rps for m in plan.models},
+        gpus_used=plan.gpus_used,
+        plan_id=plan.plan_id,
+        solve_seconds=plan.solve_seconds,
+    )
+
+
+def _gpus(situation: Situation, gpu_class: str, value: float) -> Situation:
+    """Number of GPUs of one class, on nodes like its first; without a class, of all by a factor."""
+    cluster = situation.cluster
+    if not gpu_class:
+        _require(value > 0, "gpus", value)
+        for name in (c.name for c in cluster.gpu_classes):
+            cluster = _with_gpus(cluster, name, round(cluster.gpus(name) * value))
+        return replace(situation, cluster=cluster)
+    _require(value >= 0 and float(value).is_integer(), "gpus", value)
+    return replace(situation, cluster=_with_gpus(cluster, gpu_class, int(value)))
+
+
+def _with_gpus(cluster: Cluster, gpu_class: str, count: int) -> Cluster:
+    like = next((g for g in cluster.nodes if g.gpu_class == gpu_class), None)
+    if like is None:
+        raise InputError("--vary gpus", f"class {gpu_class!r} has no nodes to take as a pattern")
+    groups = [g for g in cluster.nodes if g.gpu_class != gpu_class]
+    full, rest = divmod(count, like.gpus)
+    fresh: list[NodeGroup] = []
+    if full:
+        fresh.append(replace(like, count=full))
+    if rest:
+        fresh.append(replace(like, count=1, gpus=rest, name=None))
+    return replace(cluster, nodes=(*groups, *fresh))
+
+
+def _ratio(situation: Situation, gpu_class: str, value: float) -> Situation:
+    """Share of one class among all GPUs (by default the first), the total kept."""
+    _require(0 <= value <= 1, "ratio", value)
+    cluster = situation.cluster
+    names = [c.name for c in cluster.gpu_classes if cluster.gpus(c.name)]
+    first = gpu_class or names[0]
+    total = sum(cluster.gpus(name) for name in names)
+    others = total - cluster.gpus(first)
+    wanted = round(total * value)
+    if not others:
+        raise InputError("--vary ratio", "needs a second class with GPUs")
+    left = total - wanted
+    for name in [n for n in names if n != first]:
+        share = left * cluster.gpus(name) // others
+        left, others = left - share, others - cluster.gpus(name)
+        cluster = _with_gpus(cluster, name, share)
+    return replace(situation, cluster=_with_gpus(cluster, first, wanted))
+
+
+def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation:
+    """SLO of every model as a multiple of its fastest batch-1 run on a whole GPU (PPipe 7.1)."""
+    _require(value > 0, "slo-scale", value)
+    models = tuple(
+        replace(m, slo_us=max(1, round(value * _fastest_us(situation.profiles[m.name]))))
+        for m in situation.workload.models
+    )
+    return replace(situation, workload=Workload(models=models))
+
+
+def _fastest_us(profile: ModelProfile) -> float:
+    whole = [table for (_, divisor), table in profile.latency_us.items() if divisor == 1]
+    if not whole:
+        raise InputError(f"profile of {profile.name!r}", "not measured on any whole GPU")
+    return min(float(table[:, 0].sum()) for table in whole)
+
+
+def _bandwidth(situation: Situation, gpu_class: str, value: float) -> Situation:
+    """Every NIC's rate by a factor, or those of one class."""
+    _require(value > 0, "bandwidth", value)
+    nodes = tuple(
+        replace(g, nic_gbps=g.nic_gbps * value) if gpu_class in ("", g.gpu_class) else g
+        for g in situation.cluster.nodes
+    )
+    return replace(situation, cluster=replace(situation.cluster, nodes=nodes))
+
+
+def _margin(situation: Situation, _gpu_class: str, value: float) -> Situation:
+    """The SLO margin of all models."""
+    return replace(situation, options=replace(situation.options, slo_margin=value, slo_margins={}))
+
+
+def _classes(situation: Situation, _gpu_class: str, value: float) -> Situation:
+    """Only the first so many GPU classes."""
+    cluster = situation.cluster
+    most = len(cluster.gpu_classes)
+    _require(1 <= value <= most and float(value).is_integer(), "classes", value)
+    kept = cluster.gpu_classes[: int(value)]
+    names = {c.name for c in kept}
+    nodes = tuple(g for g in cluster.nodes if g.gpu_class in names)
+    return replace(situation, cluster=replace(cluster, gpu_classes=kept, nodes=nodes))
+
+
+def _require(holds: bool, vary: str, value: float) -> None:  # noqa: FBT001 - the one thing asked
+    if not holds:
+        raise InputError(f"--vary {vary}", f"{value:g} is out of range")
+
+
+VARIATIONS: Mapping[str, Callable[[Situation, str, float], Situation]] = {
+    "gpus": _gpus,
+    "ratio": _ratio,
+    "slo-scale": _slo_scale,
+    "bandwidth": _bandwidth,
+    "margin": _margin,
+    "classes": _classes,
+}
