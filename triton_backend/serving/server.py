@@ -1,9 +1,10 @@
 """Running Triton: the process that starts the server inside the PyTriton wheel and keeps it well.
 
 `python -m triton_backend.serving.server start --folder F --http-port N --grpc-port N
---metrics-port N [--address A]` stays in the foreground until SIGTERM. It
-1. lays out a backend folder (links into the wheel) and starts `tritonserver` on the rendered
-   repository, with the repository API closed to whoever has no token;
+--metrics-port N [--address A] [--tls-cert C --tls-key K]` stays in the foreground until SIGTERM. It
+1. lays out a backend folder (links into the wheel), or takes the server of a Triton container
+   (`--server-root`), and starts `tritonserver` on the rendered repository, with everything but
+   inference closed to whoever has no token (`access`);
 2. writes the state file (mode 0600) once the server is ready;
 3. loads models anew whose stub process died or hangs (Triton does not notice), and starts the server anew
    when it died;
@@ -32,11 +33,12 @@ from typing import Any
 
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.engines.clock import SystemClock
+from triton_backend.serving.access import TOKEN_HEADER, Access, reached_at
 from triton_backend.serving.memory import remove_segments
 from triton_backend.serving.settings import SETTINGS_NAME, ServeSettings
 
 STATE_NAME = "state.json"
-TOKEN_HEADER = "poolpipe-token"  # noqa: S105  # the header's name
+STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
@@ -47,12 +49,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Where the server listens."""
+    """Where the server listens, and which server it is.
 
-    address: str
+    `server_root` holds `bin/tritonserver` and `backends`; None: the PyTriton wheel's.
+    """
+
+    access: Access
     http: int
     grpc: int
     metrics: int
+    server_root: Path | None = None
 
     def check_free(self) -> None:
         """Refuse a port somebody else listens on.
@@ -60,15 +66,19 @@ class Ports:
         Raises:
             InputError: naming the port.
         """
-        for name in ("http", "grpc", "metrics"):
-            port = getattr(self, name)
+        listening = (
+            ("http", self.http, self.access.http_address),
+            ("grpc", self.grpc, self.access.address),
+            ("metrics", self.metrics, self.access.metrics_address),
+        )
+        for name, port, address in listening:
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    probe.bind((self.address, port))
+                    probe.bind((address, port))
                 except OSError as error:
                     raise InputError(
-                        f"--{name}-port {port}", f"cannot be listened on at {self.address}: {error}"
+                        f"--{name}-port {port}", f"cannot be listened on at {address}: {error}"
                     ) from error
 
 
@@ -106,7 +116,7 @@ def server_environment() -> dict[str, str]:
     """The environment in which the server's stubs find this interpreter and its packages."""
     libraries = [
         str(sysconfig.get_config_var("LIBDIR")),
-        str(wheel_folder().parent / "nvidia_pytriton.libs"),
+        str(Path(sysconfig.get_path("platlib")) / "nvidia_pytriton.libs"),
     ]
     # The stub embeds libpython, which looks for its packages beside the `python3` on PATH.
     source = str(Path(__file__).resolve().parents[2])
@@ -120,24 +130,25 @@ def server_environment() -> dict[str, str]:
 
 def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
     """The `tritonserver` command line."""
-    restricted = f"model-repository:{TOKEN_HEADER}={settings.token}"
+    if ports.server_root is None:
+        root, backends = wheel_folder() / "tritonserver", lay_out_backends(settings.folder)
+    else:
+        root, backends = ports.server_root, ports.server_root / "backends"
+    repository = settings.folder / "repository"
+    models = sorted(p.name for p in repository.iterdir() if not p.name.startswith(STAGE_PREFIX))
     return [
-        str(wheel_folder() / "tritonserver" / "bin" / "tritonserver"),
-        f"--model-repository={settings.folder / 'repository'}",
-        f"--backend-directory={lay_out_backends(settings.folder)}",
+        str(root / "bin" / "tritonserver"),
+        f"--model-repository={repository}",
+        f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={settings.stub_prefix}",
         "--backend-config=python,shm-default-byte-size=4194304",
-        f"--http-address={ports.address}",
-        f"--grpc-address={ports.address}",
-        f"--metrics-address={ports.address}",
+        *ports.access.flags(settings.token),
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
-        f"--http-restricted-api={restricted}",
-        f"--grpc-restricted-protocol={restricted}",
         "--disable-auto-complete-config",
         "--model-control-mode=explicit",
-        "--load-model=*",
+        *(f"--load-model={name}" for name in models),
         f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
         "--allow-gpu-metrics=false",
         "--allow-cpu-metrics=false",
@@ -204,7 +215,7 @@ class Supervisor:
 
     def _http(self, method: str, path: str, body: bytes | None = None) -> int:
         request = urllib.request.Request(  # our own server
-            f"http://{self._ports.address}:{self._ports.http}{path}",
+            f"http://{reached_at(self._ports.access.http_address)}:{self._ports.http}{path}",
             data=body,
             method=method,
             headers={TOKEN_HEADER: self._settings.token},
@@ -265,7 +276,7 @@ class Supervisor:
             "pid": os.getpid(),
             "process_group": os.getpgid(0),
             "triton_pid": self._process.pid,
-            "address": self._ports.address,
+            **self._ports.access.to_state(),
             "ports": {
                 "http": self._ports.http,
                 "grpc": self._ports.grpc,
@@ -321,19 +332,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m triton_backend.serving.server")
     start = parser.add_subparsers(dest="command", required=True).add_parser("start")
     start.add_argument("--folder", type=Path, required=True)
-    start.add_argument("--address", default="127.0.0.1")
+    Access.add_options(start)
+    start.add_argument("--server-root", type=Path, help="of a Triton container: /opt/tritonserver")
     start.add_argument("--http-port", type=int, default=8000)
     start.add_argument("--grpc-port", type=int, default=8001)
     start.add_argument("--metrics-port", type=int, default=8002)
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s server: %(message)s", level=logging.INFO)
-    ports = Ports(
-        address=options.address,
-        http=options.http_port,
-        grpc=options.grpc_port,
-        metrics=options.metrics_port,
-    )
     try:
+        ports = Ports(
+            access=Access.from_options(options),
+            http=options.http_port,
+            grpc=options.grpc_port,
+            metrics=options.metrics_port,
+            server_root=options.server_root,
+        )
         settings = ServeSettings.read(options.folder / SETTINGS_NAME)
         ports.check_free()
         Supervisor(settings, ports).run()

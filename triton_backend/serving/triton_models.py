@@ -183,8 +183,8 @@ class _JsonModel(_Model):
     """A model whose requests and answers are one JSON text each."""
 
     @abstractmethod
-    def answer(self, request: str, token: str) -> dict[str, Any]:
-        """Answer one request.
+    def answer(self, request: str) -> dict[str, Any]:
+        """Answer one request of somebody who has the token.
 
         Raises:
             InputError: the request cannot be carried out.
@@ -195,11 +195,10 @@ class _JsonModel(_Model):
         return [self._one(request) for request in requests]
 
     def _one(self, request: Any) -> Any:
-        texts = {
-            tensor.name(): tensor.as_numpy().reshape(-1)[0].decode() for tensor in request.inputs()
-        }
+        texts = {t.name(): bytes(t.as_numpy().reshape(-1)[0]) for t in request.inputs()}
         try:
-            state = self.answer(texts["request"], texts["token"])
+            self.check(texts["token"])
+            state = self.answer(texts["request"].decode(errors="replace"))
         except (InputError, TimeoutError) as error:
             return triton.InferenceResponse(
                 [], triton.TritonError(str(error), triton.TritonError.INVALID_ARG)
@@ -207,9 +206,9 @@ class _JsonModel(_Model):
         text = np.array([json.dumps(state).encode()], dtype=np.object_)
         return triton.InferenceResponse([triton.Tensor("state", text)])
 
-    def check(self, token: str) -> None:
+    def check(self, token: bytes) -> None:
         """Refuse who does not know the system's token."""
-        if not hmac.compare_digest(token, self.settings.token):
+        if not hmac.compare_digest(token, self.settings.token.encode()):
             raise InputError("control request", "wrong token")
 
 
@@ -229,9 +228,8 @@ class ControlModel(_JsonModel):
         """Queues, batches, pools."""
         return self._service.call(lambda: gateway_values(self._service.gateway))
 
-    def answer(self, request: str, token: str) -> dict[str, Any]:
+    def answer(self, request: str) -> dict[str, Any]:
         """prepare, flush, swap, abort, status."""
-        self.check(token)
         return self._service.control(request)
 
 
@@ -251,8 +249,7 @@ class NodeModel(_JsonModel):
         """Restarts."""
         return node_values(self._node.status())
 
-    def answer(self, request: str, token: str) -> dict[str, Any]:
+    def answer(self, request: str) -> dict[str, Any]:
         """Status of the workers, whatever is asked."""
-        self.check(token)
         del request
         return self._node.status()
