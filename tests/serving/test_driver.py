@@ -13,6 +13,7 @@ from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.driver import DROP_REASONS, Front, Gateway, Letter, State, Worker
 from triton_backend.serving.settings import Deployment
+from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import (
     HEADER_BYTES,
     ArrivalBody,
@@ -242,3 +243,44 @@ def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None
     batch, body = sent[0]
     finish(gateway, batch, body, 20)
     assert len(dispatches(gateway.letters())) == 1
+
+
+def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) -> list[Letter]:
+    """Serve a batch; a stage takes 5 ms, on one vGPU `factor` times as long."""
+    now_us = first * 10**6
+    arrive(gateway, *range(first, first + BATCH), now_us=now_us)
+    letters = gateway.letters()
+    for batch, body in dispatches(letters):
+        for stage, hop in enumerate(body.hops):
+            took_us = 5_000 * (factor if hop.vgpu == slow_vgpu else 1)
+            if stage:
+                gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+            now_us += took_us
+            gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us)
+    return gateway.letters()
+
+
+@pytest.mark.parametrize(("slow_vgpu", "drained"), [(1, True), (0, False)])
+def test_a_worker_that_stays_slow_is_drained_where_its_pool_has_another(
+    gateway: Gateway, slow_vgpu: int, *, drained: bool
+) -> None:
+    told: list[Kind] = []
+    for number in range(1, 30):
+        told += kinds(run_full_batch(gateway, number * BATCH, slow_vgpu, 4))
+    assert (Kind.RETIRE in told) == drained
+    assert gateway.status()["workers"]["up"] == 3 - drained
+    assert gateway.counters.workers_drained == drained
+
+
+def test_workers_that_are_all_slow_are_left_alone() -> None:
+    watch = PaceWatch([(0, 0, 0)] * 3)
+    for _ in range(20):
+        for vgpu in range(3):
+            watch.ran(vgpu, took_us=40, expected_us=10)
+    assert not any(watch.is_slow(vgpu, {0, 1, 2}) for vgpu in range(3))
+    for _ in range(20):
+        watch.ran(2, took_us=100, expected_us=10)
+    assert [watch.is_slow(vgpu, {0, 1, 2}) for vgpu in range(3)] == [False, False, True]
+    assert not watch.is_slow(2, {2})
+    watch.forget(2)
+    assert not watch.is_slow(2, {0, 1, 2})

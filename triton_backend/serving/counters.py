@@ -19,6 +19,7 @@ class GatewayCounters:
     stages: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
     batches_failed: int = 0
     workers_lost: int = 0
+    workers_drained: int = 0
     frames_refused: int = 0
     decisions: int = 0
     decision_us: int = 0
@@ -46,6 +47,7 @@ class GatewayCounters:
             "stage_busy_us": {f"{m}/{c}/{s}": n for (m, c, s), n in self.busy_us.items()},
             "batches_failed": self.batches_failed,
             "workers_lost": self.workers_lost,
+            "workers_drained": self.workers_drained,
             "frames_refused": self.frames_refused,
             "decisions": self.decisions,
             "decision_mean_us": self.decision_us / max(self.decisions, 1),

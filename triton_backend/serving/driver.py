@@ -41,6 +41,7 @@ from triton_backend.core.scheduler import Scheduler
 from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.memory import SlotPool
 from triton_backend.serving.settings import Deployment
+from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import (
     ArrivalBody,
     DispatchBody,
@@ -98,6 +99,7 @@ class _Request:
 class _Batch:
     front: Front
     requests: tuple[int, ...]
+    samples: int
     path: tuple[tuple[int, int], ...]  # (vGPU, slot) of every stage
     done: int = 0
 
@@ -234,6 +236,7 @@ class Gateway:
             return
         self._up.add(worker)
         if worker.generation == self.deployment.generation:
+            self._pace.forget(worker.vgpu)
             self._tell(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
 
     def worker_lost(self, worker: Worker, now_us: int) -> None:
@@ -286,8 +289,21 @@ class Gateway:
         )
         if known.done == len(known.path):
             self._end(number, known)
+        self._watch_pace(times.vgpu, stage_us, known.samples)
         self._retry_held()
         self._flushed_yet()
+
+    def _watch_pace(self, vgpu: int, took_us: int, samples: int) -> None:
+        """Drain a worker that stays slow: it is taken for lost, and its process is renewed."""
+        deployment = self.deployment
+        expected = deployment.stage_of(vgpu).latency_us_by_batch[samples - 1]
+        self._pace.ran(vgpu, took_us, round(expected * deployment.settings.time_stretch))
+        up = {w.vgpu for w in self._up if w.generation == deployment.generation}
+        if self._pace.is_slow(vgpu, up):
+            worker = Worker(deployment.generation, vgpu)
+            self.counters.workers_drained += 1
+            self._post(worker, frame(Kind.RETIRE, plan_tag=deployment.tag))
+            self.worker_lost(worker, self._last_us)
 
     def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
         """A runtime could not run a batch: its requests are answered by the front as failed."""
@@ -367,6 +383,7 @@ class Gateway:
     def _next_slots(self) -> None:
         deployment = self.deployment
         self._slots = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
+        self._pace = PaceWatch([(v.model, v.pipeline, v.stage) for v in deployment.vgpus])
         self._models = {model.name: i for i, model in enumerate(deployment.plan.models)}
         self._slack_us = min(
             deployment.settings.guard_us(model.slo_us) for model in deployment.plan.models
@@ -437,7 +454,10 @@ class Gateway:
         requests = [self._requests[number] for number in dispatch.request_ids]
         front = requests[0].front
         self._batches[dispatch.batch_id] = _Batch(
-            front, dispatch.request_ids, tuple((hop.vgpu, hop.slot) for hop in hops)
+            front,
+            dispatch.request_ids,
+            dispatch.samples,
+            tuple((hop.vgpu, hop.slot) for hop in hops),
         )
         self.counters.dispatched(front.model, dispatch.samples)
         body = DispatchBody(

@@ -46,6 +46,7 @@ class Kind(IntEnum):
     FAILED = 11  # worker -> front and scheduler: a batch could not be run (JSON)
     TRANSFER_DONE = 12  # worker -> scheduler
     STAGE_DONE = 13  # worker -> scheduler
+    RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
 
 
 class Header(NamedTuple):

@@ -187,6 +187,9 @@ class StageWorker:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
+            case Kind.RETIRE:
+                _LOG.warning("told to retire: this process is slow")
+                self._stopping = True
             case Kind.BEAT:
                 self._hear_beat(unpack_json(body))
             case _:
