@@ -72,6 +72,9 @@ class TensorrtEngine:
             raise InputError(
                 str(plan), f"{library.name} {library.version} cannot load it: {self._last_words()}"
             )
+        for name in _tensor_names(self._engine):
+            if self._engine.get_tensor_location(name) == self._trt.TensorLocation.HOST:
+                raise InputError(str(plan), f"tensor {name!r} decides shapes, which is not served")
         self._cache_path = plan.with_name(CACHE_NAME)
         self._cache, self._config = self._runtime_config()
         self._contexts: dict[int, Any] = {}
@@ -169,3 +172,7 @@ class TensorrtEngine:
     def _last_words(self) -> str:
         errors = self._keeper.lines("ERROR", "INTERNAL_ERROR")
         return errors[-1].text.strip() if errors else "TensorRT said nothing"
+
+
+def _tensor_names(engine: Any) -> list[str]:
+    return [str(engine.get_tensor_name(index)) for index in range(engine.num_io_tensors)]
