@@ -16,6 +16,7 @@ from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop
 from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer, WorkerLost
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving import event_log, server
+from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.event_log import EventLog, read_events, to_line
 from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
 from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
@@ -178,12 +179,13 @@ def test_latency_buckets_are_cumulative() -> None:
 
 
 def test_the_server_is_started_closed_to_strangers(deployment: Deployment) -> None:
-    ports = server.Ports(address="127.0.0.1", http=1, grpc=2, metrics=3)
+    ports = server.Ports(access=Access(), http=1, grpc=2, metrics=3)
     command = server.server_command(deployment.settings, ports)
-    token = deployment.settings.token
+    closed = f"{','.join(RESTRICTED)}:{TOKEN_HEADER}={deployment.settings.token}"
+    assert "model-repository" in RESTRICTED
     for option in (
-        f"--http-restricted-api=model-repository:{server.TOKEN_HEADER}={token}",
-        f"--grpc-restricted-protocol=model-repository:{server.TOKEN_HEADER}={token}",
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
         "--grpc-address=127.0.0.1",
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",
