@@ -4,9 +4,14 @@ from flows.planning import PlanOptions
 from flows.planning.whatif import Situation, what_if
 from tests.planning.small import cluster, profile, workload
 from triton_backend.core.errors import InputError
+from triton_backend.core.workload import ModelDemand
 
+DEMAND = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
 SITUATION = Situation(
-    profiles={"net": profile()}, cluster=cluster(), workload=workload(), options=PlanOptions()
+    profiles={"net": profile()},
+    cluster=cluster(),
+    workload=workload(DEMAND),
+    options=PlanOptions(),
 )
 
 
@@ -19,7 +24,7 @@ def curve(vary: str, *values: float) -> list[float | None]:
     ("vary", "values"),
     [
         ("gpus", (0.5, 1, 2)),
-        ("gpus:slow", (0, 4, 8)),
+        ("gpus:slow", (0, 4, 40)),
         ("ratio", (0.0, 0.5, 1.0)),
         ("slo-scale", (2, 5, 10)),
         ("bandwidth", (1e-5, 1, 10)),
