@@ -91,13 +91,13 @@ Check = Callable[[Bench], Outcome]
 
 def check_device(bench: Bench) -> Outcome:
     """Name, driver, memory as the driver says."""
-    from flows.profiling.devices import list_devices
-
     try:
-        devices = [device.to_dict() for device in list_devices()]
-    except PoolPipeError as error:
-        devices = [{"compute_capability": bench.cuda.compute_capability(), "nvml": str(error)}]
-    return None, devices
+        from flows.profiling.devices import list_devices
+
+        return None, [device.to_dict() for device in list_devices()]
+    except (PoolPipeError, ImportError) as error:
+        capability = bench.cuda.compute_capability()
+        return None, {"compute_capability": capability, "no_inventory": str(error)}
 
 
 def check_cuda_door(bench: Bench) -> Outcome:

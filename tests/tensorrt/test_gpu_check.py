@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.gpu.checks import CHECKS, Bench, Skipped
+from scripts.gpu.paths import find_path
+from tests.fakes.cuda import HostCuda
+from tests.fakes.gpu_path import CpuPath
 from triton_backend.core.errors import InputError
 from triton_backend.engines.cuda import open_cuda
 
@@ -37,3 +41,75 @@ def test_opening_the_gpu_without_one_is_one_clear_line(monkeypatch: pytest.Monke
     monkeypatch.setenv("POOLPIPE_CUDART", "/nowhere/libcudart.so")
     with pytest.raises(InputError, match=r"^GPU: (there is no NVIDIA driver|none that)[^\n]*$"):
         open_cuda()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """The script's bench on a GPU made of host memory, its model split and loaded."""
+    made = Bench(
+        work=tmp_path_factory.mktemp("bench"),
+        model="squeezenet",
+        quick=True,
+        cuda=HostCuda(),
+        path=CpuPath(),
+    )
+    assert CHECKS["build and load"](made)[0] is True
+    return made
+
+
+@pytest.mark.parametrize(
+    ("check", "result"),
+    [
+        ("cuda door", True),
+        ("outputs against onnxruntime", True),
+        ("fp16", None),
+        ("split against whole", True),
+        ("latency by batch", True),
+        ("sum of blocks", None),
+    ],
+)
+def test_check_judges_what_it_measured(bench: Bench, check: str, result: bool | None) -> None:
+    good, figure = CHECKS[check](bench)
+    assert good is result
+    assert json.dumps(figure, default=float)
+
+
+def test_two_stages_that_take_twice_as_long_fail(bench: Bench) -> None:
+    good, figure = CHECKS["two stages on one GPU"](bench)
+    assert good is False
+    assert figure["ratio"] == pytest.approx(2.0)
+
+
+def test_fp16_error_on_the_gpu_is_near_the_one_predicted(bench: Bench) -> None:
+    _, figure = CHECKS["fp16"](bench)
+    assert figure["predicted_on_cpu"] < 0.05
+    assert figure["relative_error"] < 0.05
+
+
+@pytest.mark.parametrize("check", ["layer profile", "gateway with two pools"])
+def test_what_a_path_cannot_do_is_skipped_with_its_reason(bench: Bench, check: str) -> None:
+    with pytest.raises(Skipped, match="cpu"):
+        CHECKS[check](bench)
+
+
+def test_stages_are_given_back(bench: Bench) -> None:
+    assert isinstance(bench.path, CpuPath)
+    assert bench.path.opened
+    assert all(stage.closed for stage in bench.path.opened)
+
+
+def test_without_a_path_every_stage_check_is_skipped_with_the_complaints(tmp_path: Path) -> None:
+    bench = Bench(work=tmp_path, model="squeezenet", quick=True, cuda=HostCuda())
+    bench.complaints.append("torch-cuda: sees no GPU")
+    with pytest.raises(Skipped, match="sees no GPU"):
+        CHECKS["latency by batch"](bench)
+
+
+def test_paths_that_do_not_work_here_say_why(tmp_path: Path) -> None:
+    complaints: list[str] = []
+    found = find_path(tmp_path, complaints)
+    assert found is not None or [line.partition(":")[0] for line in complaints] == [
+        "tensorrt",
+        "onnxruntime-cuda",
+        "torch-cuda",
+    ]
