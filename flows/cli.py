@@ -21,6 +21,7 @@ from flows.commands import (
     rollouts,
     simulation,
     warehouse,
+    whatif,
 )
 from triton_backend.core.errors import InputError, PoolPipeError
 
@@ -37,7 +38,17 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (operations, models, engines, planning, simulation, online, rollouts, warehouse):
+for group in (
+    operations,
+    models,
+    engines,
+    planning,
+    whatif,
+    simulation,
+    online,
+    rollouts,
+    warehouse,
+):
     group.add_to(app)
 
 

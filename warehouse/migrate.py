@@ -10,6 +10,10 @@ from triton_backend.core.errors import InputError
 MIGRATION_FOLDER = Path(__file__).parent / "migrations"
 
 
+class OlderSchemaError(InputError):
+    """A file of an older schema that was only to be read; opening it for writing updates it."""
+
+
 def migrations() -> list[Path]:
     """All migrations in order; number n is the nth."""
     return sorted(MIGRATION_FOLDER.glob("[0-9]*.sql"))
@@ -38,7 +42,8 @@ def migrate(
     """Apply what is missing; an existing file is copied to `<file>.before-<number>` first.
 
     Raises:
-        InputError: the file is of a newer schema, or of an older one and opened read-only.
+        InputError: the file is of a newer schema.
+        OlderSchemaError: it is of an older one and opened read-only.
     """
     version, newest = schema_version(connection), len(migrations())
     if version > newest:
@@ -49,7 +54,9 @@ def migrate(
     if version == newest:
         return
     if read_only:
-        raise InputError(str(path), f"has schema {version} of {newest}; open it once for writing")
+        raise OlderSchemaError(
+            str(path), f"has schema {version} of {newest}; open it once for writing"
+        )
     if existed and version > 0:
         connection.execute("CHECKPOINT")
         shutil.copy2(path, path.with_name(f"{path.name}.before-{version + 1:04d}"))

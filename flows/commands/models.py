@@ -325,10 +325,10 @@ def export_tables(
 ) -> None:
     """Write tables that `profiles import`, and other programs, can read."""
     from flows.profiling.tables import write_tables
-    from warehouse.db import open_warehouse
+    from flows.steps.workspace import workspace
     from warehouse.profiles import model_names, read_profiles
 
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         found, warnings = read_profiles(store, model or model_names(store))
     notes(warnings)
     files = write_tables(folder, found)

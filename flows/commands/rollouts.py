@@ -92,10 +92,10 @@ def rollout(
 def _history(warehouse: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from warehouse.db import open_warehouse
+    from flows.steps.workspace import workspace
     from warehouse.operations import list_rollouts
 
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         rows = [asdict(rollout) for rollout in list_rollouts(store)]
     if as_json:
         print_json({"rollouts": rows})

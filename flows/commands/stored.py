@@ -10,7 +10,7 @@ from flows.clock import now_utc
 from flows.commands.output import note
 from flows.files import read_plan
 from flows.steps.planning import load_profiles
-from flows.steps.workspace import Workspace
+from flows.steps.workspace import Workspace, workspace
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
@@ -32,7 +32,7 @@ def find_plan(text: str, warehouse: Path) -> Plan:
         return read_plan(path)
     if not warehouse.exists():
         raise InputError(text, f"neither a file nor, as there is no {warehouse}, a stored plan")
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         return plans.read_plan(store, text)
 
 

@@ -28,10 +28,10 @@ def add_to(app: typer.Typer) -> None:
 
 def check(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
     """What does not fit together; exit 1 where something does not."""
+    from flows.steps.workspace import workspace
     from warehouse import care as steps
-    from warehouse.db import open_warehouse
 
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         problems, sizes = steps.check(store), steps.table_sizes(store)
     if as_json:
         print_json({"problems": problems, "rows": sizes})
@@ -62,10 +62,10 @@ def export(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Write every table as a Parquet file."""
+    from flows.steps.workspace import workspace
     from warehouse.care import export_parquet
-    from warehouse.db import open_warehouse
 
-    with open_warehouse(warehouse, read_only=True) as store, progress("exporting"):
+    with workspace(warehouse).open(read_only=True) as store, progress("exporting"):
         files = export_parquet(store, folder)
     if as_json:
         print_json({"files": files})
@@ -80,10 +80,10 @@ def snapshot(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Copy the warehouse for notebooks and BI tools, which then hold no lock on it."""
+    from flows.steps.workspace import workspace
     from warehouse import care as steps
-    from warehouse.db import open_warehouse
 
-    with open_warehouse(warehouse, read_only=True) as store, progress("copying"):
+    with workspace(warehouse).open(read_only=True) as store, progress("copying"):
         steps.snapshot(store, target)
     if as_json:
         print_json({"snapshot": target})
@@ -115,10 +115,10 @@ def prune(
 
 def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
     """The newest plans."""
-    from warehouse.db import open_warehouse
+    from flows.steps.workspace import workspace
     from warehouse.plans import list_plans
 
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         rows = list_plans(store)
     if as_json:
         print_json({"plans": rows})
@@ -129,10 +129,10 @@ def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> N
 
 def runs(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
     """The newest runs: simulations, loads, quickstarts."""
-    from warehouse.db import open_warehouse
+    from flows.steps.workspace import workspace
     from warehouse.runs import list_runs
 
-    with open_warehouse(warehouse, read_only=True) as store:
+    with workspace(warehouse).open(read_only=True) as store:
         rows = list_runs(store)
     if as_json:
         print_json({"runs": rows})

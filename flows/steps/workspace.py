@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.state import ProjectState, project_state, warehouse_path
 from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
+from warehouse.migrate import OlderSchemaError
 
 RETRY_SECONDS = 0.25
 
@@ -31,10 +32,17 @@ class Workspace:
         """
         for _ in range(int(self.patience_seconds / RETRY_SECONDS)):
             try:
-                return open_warehouse(self.warehouse, read_only=read_only)
+                return self._open(read_only=read_only)
             except WarehouseInUseError:
                 time.sleep(RETRY_SECONDS)
-        return open_warehouse(self.warehouse, read_only=read_only)
+        return self._open(read_only=read_only)
+
+    def _open(self, *, read_only: bool) -> Warehouse:
+        try:
+            return open_warehouse(self.warehouse, read_only=read_only)
+        except OlderSchemaError:  # who only reads after an upgrade brings it up to date too
+            open_warehouse(self.warehouse).close()
+            return open_warehouse(self.warehouse, read_only=read_only)
 
 
 def workspace(warehouse: Path | None = None) -> Workspace:

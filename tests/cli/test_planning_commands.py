@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 import yaml
 
 from tests.cli.conftest import NOW, PLAN, Command
 from warehouse.db import open_warehouse
+from warehouse.details import whatif_rows
 from warehouse.plans import list_plans
 
 
@@ -126,10 +128,12 @@ def test_a_folder_is_no_warehouse(poolpipe: Command, tmp_path: Path) -> None:
 
 def test_a_read_only_warehouse_is_refused(profiled: Path, poolpipe: Command) -> None:
     poolpipe("profiles", "export", "tables")
-    # /sys takes no files, not even from root, whom a file's own mode would not stop.
+    (profiled / "poolpipe.duckdb").chmod(0o444)
+    assert_refused(poolpipe(*PLAN), "poolpipe.duckdb", "cannot be written")
+    assert_refused(poolpipe("profiles", "import", "tables"), "cannot be written")
+    # /sys takes no files, not even from root.
     ran = poolpipe("profiles", "import", "tables", "--warehouse", "/sys/poolpipe.duckdb")
     assert_refused(ran, "/sys/poolpipe.duckdb", "cannot be written")
-    assert profiled.is_dir()
 
 
 def test_a_warehouse_of_a_newer_schema_is_refused(profiled: Path, poolpipe: Command) -> None:
@@ -169,3 +173,51 @@ def test_a_stored_plan_is_found_by_the_beginning_of_its_id(
 def test_a_plan_that_is_neither_file_nor_stored_is_refused(poolpipe: Command) -> None:
     assert_refused(poolpipe("verify", "abc"), "abc: neither a file nor")
     assert_refused(poolpipe("verify", "none.json"), "none.json: no such file")
+
+
+def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) -> None:
+    vary = ("whatif", *PLAN[1:], "--vary", "gpus:fast", "--values", "1:3:1")
+    ran = poolpipe(*vary, "--planner", "pool", "--planner", "no-partitioning", "--json")
+    assert ran.code == 0, ran.err
+    curves = ran.document["curves"]
+    assert [point["value"] for point in curves["pool"]] == [1, 2, 3]
+    objectives = [point["objective"] for point in curves["pool"]]
+    assert objectives == sorted(objectives)
+    assert all(p["objective"] >= n["objective"] for p, n in zip(*curves.values(), strict=True))
+    with open_warehouse(profiled / "poolpipe.duckdb", read_only=True) as warehouse:
+        assert len(whatif_rows(warehouse, ran.document["run_id"])) == 6
+    shown = poolpipe(*vary, "--chart", "curve.svg")
+    assert "objective" in shown.out
+    assert "<svg" in Path("curve.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("vary", "values", "reason"),
+    [
+        ("colour", "1", "'colour' is none of gpus"),
+        ("gpus:T9", "1", "no GPU class 'T9'"),
+        ("gpus", "few", "'few' is neither A,B,C nor FROM:TO:STEP"),
+        ("gpus", "3:1:1", "'3:1:1' names no value"),
+        ("gpus", "1:2:0", "neither A,B,C nor"),
+        ("ratio", "7", "7 is out of range"),
+    ],
+)
+@pytest.mark.usefixtures("profiled")
+def test_a_wrong_variation_is_refused(
+    vary: str, values: str, reason: str, poolpipe: Command
+) -> None:
+    assert_refused(poolpipe("whatif", *PLAN[1:], "--vary", vary, "--values", values), reason)
+
+
+def test_a_warehouse_of_an_older_schema_is_brought_up_to_date(
+    profiled: Path, poolpipe: Command
+) -> None:
+    Path("old.duckdb").unlink(missing_ok=True)
+    with duckdb.connect("old.duckdb") as connection:
+        connection.execute(
+            "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, name VARCHAR NOT NULL,"
+            " applied_at TIMESTAMPTZ NOT NULL)"
+        )
+    found = poolpipe("warehouse", "check", "--json", "--warehouse", "old.duckdb")
+    assert found.document["problems"] == []
+    assert profiled.is_dir()
