@@ -23,14 +23,19 @@ class TorchGraph:
 
     def __init__(self, path: Path, device: str) -> None:
         graph = onnx.load(path).graph
-        self._device = device
-        self._nodes = list(graph.node)
         self._constants: Values = {
             t.name: _tensor(numpy_helper.to_array(t), device) for t in graph.initializer
         }
+        # Made once: a copy to the device cannot be captured in a CUDA graph.
+        self._constants |= {
+            node.output[0]: _tensor(_constant(node), device)
+            for node in graph.node
+            if node.op_type == "Constant"
+        }
+        self._nodes = [node for node in graph.node if node.op_type != "Constant"]
         self.inputs = [v.name for v in graph.input if v.name not in self._constants]
         self.outputs = [v.name for v in graph.output]
-        lacking = {n.op_type for n in graph.node} - set(OPERATORS) - {"Constant"}
+        lacking = {n.op_type for n in self._nodes} - set(OPERATORS)
         if lacking:
             raise NotImplementedError(f"operators {sorted(lacking)} are not written for torch")
 
@@ -39,14 +44,17 @@ class TorchGraph:
         values: Values = {**self._constants, **given}
         for node in self._nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            if node.op_type == "Constant":
-                values[node.output[0]] = _tensor(
-                    numpy_helper.to_array(attributes["value"]), self._device
-                )
-                continue
             read = [values[name] if name else None for name in node.input]
             values[node.output[0]] = OPERATORS[node.op_type](read, attributes)
         return {name: values[name] for name in self.outputs}
+
+
+def _constant(node: onnx.NodeProto) -> np.ndarray[Any, Any]:
+    values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if "value" in values:
+        return numpy_helper.to_array(values["value"])
+    name, value = next(iter(values.items()))
+    return np.asarray(value, np.float32 if "float" in name else np.int64)
 
 
 def _tensor(array: np.ndarray[Any, Any], device: str) -> Any:
