@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.planning.columns import Columns
 from flows.planning.integer import delivered_rps
+from flows.planning.keep import moved, uses_of
 from flows.planning.options import PlanOptions
 from flows.planning.place import Pool, place
 from flows.planning.problem import Problem
@@ -56,7 +57,7 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
         for row in order
         for s in range(int(outcome.columns.stages[row]))
     ]
-    placements = iter(place(inputs.cluster, pools))
+    placements = iter(place(inputs.cluster, pools, inputs.options.previous))
     rows_of = {
         number: [row for row in order if outcome.columns.model[row] == number]
         for number in range(len(inputs.workload.models))
@@ -85,7 +86,15 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
             "notes": trace.notes,
         },
     )
+    if inputs.options.previous is not None:
+        trace.notes.append(_moves(inputs.options.previous, plan))
     return replace(plan, plan_id=plan_identity(plan))
+
+
+def _moves(previous: Plan, plan: Plan) -> str:
+    after = uses_of(plan, plan.cluster)
+    changed = moved(uses_of(previous, plan.cluster), after)
+    return f"{changed} of {len(after)} GPUs in use change hands against plan {previous.plan_id}"
 
 
 def plan_identity(plan: Plan) -> str:
@@ -140,6 +149,8 @@ def _pool(inputs: Inputs, outcome: Outcome, row: int, stage: int) -> Pool:
     rate = float(delivered_rps(columns, outcome.vgpus)[row])
     return Pool(
         model=model,
+        name=inputs.problem.models[model].name,
+        blocks=(int(first), int(last)),
         gpu_class=inputs.problem.classes[number],
         divisor=divisor,
         vgpus=vgpus,

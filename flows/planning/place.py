@@ -5,16 +5,18 @@ has one, and so on. Each group (model, vGPU size) takes the next whole GPUs in t
 pool that moves much data spreads over as many nodes, and as many NICs, as it has GPUs; groups with
 the most traffic per GPU come first. The planner charges every vGPU with its share of the fullest
 node's NIC, so no placement can exceed a NIC; spreading only keeps the load even. vGPUs of one GPU
-belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs.
+belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs,
+unless there is a plan in force to stay close to (`keep`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
+from flows.planning.keep import Gpu, Share, Use, choose, uses_of
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InvariantError
-from triton_backend.core.plan import PlacementRun
+from triton_backend.core.plan import PlacementRun, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,8 @@ class Pool:
     """What is to be placed: `vgpus` vGPUs of one stage; `traffic` bytes/s over NICs per vGPU."""
 
     model: int
+    name: str
+    blocks: tuple[int, int]
     gpu_class: str
     divisor: int
     vgpus: int
@@ -37,36 +41,98 @@ class _Strip:
     gpu: int
 
 
-def place(cluster: Cluster, pools: Sequence[Pool]) -> list[tuple[PlacementRun, ...]]:
-    """Placement runs of every pool, in the order given.
+def place(
+    cluster: Cluster, pools: Sequence[Pool], previous: Plan | None = None
+) -> list[tuple[PlacementRun, ...]]:
+    """Placement runs of every pool, in the order given; close to those of a plan in force.
 
     Raises:
         InvariantError: the pools need more GPUs of a class than there are.
     """
+    by_class: dict[str, list[list[int]]] = {}
+    for group in _groups(pools):
+        by_class.setdefault(pools[group[0]].gpu_class, []).append(group)
+    uses = {} if previous is None else uses_of(previous, cluster)
     placed: dict[int, tuple[PlacementRun, ...]] = {}
-    order = sorted(range(len(pools)), key=lambda i: _group(pools[i]))
-    heat: dict[tuple[str, int, int], float] = {}
-    for key, members in groupby(order, key=lambda i: _group(pools[i])):
-        inside = [pools[i] for i in members]
-        gpus = -(-sum(p.vgpus for p in inside) // key[2])
-        heat[key] = sum(p.vgpus * p.traffic for p in inside) / gpus
-    taken: dict[str, int] = {}
-    order.sort(key=lambda i: (pools[i].gpu_class, -heat[_group(pools[i])], _group(pools[i]), i))
-    for key, members in groupby(order, key=lambda i: _group(pools[i])):
-        gpu_class, _, divisor = key
-        strips = _strips(cluster, gpu_class)
-        first = taken.get(gpu_class, 0)
-        at = 0
-        for i in members:
-            placed[i] = tuple(_runs(strips, first, divisor, (at, at + pools[i].vgpus)))
-            at += pools[i].vgpus
-        taken[gpu_class] = first + -(-at // divisor)
-        if taken[gpu_class] > cluster.gpus(gpu_class):
+    for gpu_class, groups in by_class.items():
+        needed = [_gpus_of(pools, group) for group in groups]
+        if sum(needed) > cluster.gpus(gpu_class):
             raise InvariantError(
-                f"{taken[gpu_class]} GPUs of class {gpu_class} planned, "
-                f"{cluster.gpus(gpu_class)} exist"
+                f"{sum(needed)} GPUs of class {gpu_class} planned, {cluster.gpus(gpu_class)} exist"
             )
+        strips = _strips(cluster, gpu_class)
+        if uses:
+            strips_of = _kept(pools, groups, strips, uses)
+        else:
+            starts = accumulate(needed, initial=0)
+            strips_of = [_cut(strips, start) for start in starts]
+        for group, own in zip(groups, strips_of, strict=False):
+            at = 0
+            for i in group:
+                placed[i] = tuple(_runs(own, pools[i].divisor, (at, at + pools[i].vgpus)))
+                at += pools[i].vgpus
     return [placed[i] for i in range(len(pools))]
+
+
+def _groups(pools: Sequence[Pool]) -> list[list[int]]:
+    """Pools that share GPUs, the groups with the most traffic per GPU first."""
+    order = sorted(range(len(pools)), key=lambda i: _group(pools[i]))
+    groups = [list(members) for _, members in groupby(order, key=lambda i: _group(pools[i]))]
+
+    def heat(group: list[int]) -> float:
+        return sum(pools[i].vgpus * pools[i].traffic for i in group) / _gpus_of(pools, group)
+
+    return sorted(groups, key=lambda group: (-heat(group), _group(pools[group[0]])))
+
+
+def _gpus_of(pools: Sequence[Pool], group: list[int]) -> int:
+    return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
+
+
+def _kept(
+    pools: Sequence[Pool], groups: list[list[int]], strips: list[_Strip], uses: Mapping[Gpu, Use]
+) -> list[list[_Strip]]:
+    """Strips of single GPUs for every group, close to what they ran before."""
+    gpus = [(strip.node + i, strip.gpu) for strip in strips for i in range(strip.count)]
+    shares = [_share(pools, group) for group in groups]
+    return [
+        _merged([_Strip(node=node, count=1, gpu=gpu) for node, gpu in chosen])
+        for chosen in choose(shares, gpus, uses)
+    ]
+
+
+def _share(pools: Sequence[Pool], group: list[int]) -> Share:
+    divisor = pools[group[0]].divisor
+    vgpus = [pools[i].blocks for i in group for _ in range(pools[i].vgpus)]
+    held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
+    return Share(
+        model=pools[group[0]].name,
+        divisor=divisor,
+        blocks=tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held),
+    )
+
+
+def _merged(strips: list[_Strip]) -> list[_Strip]:
+    """Neighbouring strips of consecutive nodes as one."""
+    out: list[_Strip] = []
+    for strip in strips:
+        last = out[-1] if out else None
+        if last and last.gpu == strip.gpu and last.node + last.count == strip.node:
+            out[-1] = replace(last, count=last.count + strip.count)
+        else:
+            out.append(strip)
+    return out
+
+
+def _cut(strips: list[_Strip], first: int) -> list[_Strip]:
+    """The strips from GPU number `first` of the class on."""
+    out: list[_Strip] = []
+    for strip in strips:
+        skipped = min(first, strip.count)
+        first -= skipped
+        if skipped < strip.count:
+            out.append(replace(strip, node=strip.node + skipped, count=strip.count - skipped))
+    return out
 
 
 def _group(pool: Pool) -> tuple[str, int, int]:
@@ -84,16 +150,13 @@ def _strips(cluster: Cluster, gpu_class: str) -> list[_Strip]:
     return strips
 
 
-def _runs(
-    strips: list[_Strip], first_gpu: int, divisor: int, span: tuple[int, int]
-) -> list[PlacementRun]:
-    """vGPUs [begin, end) of a group whose GPUs start at number `first_gpu` of the class."""
+def _runs(strips: list[_Strip], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
+    """vGPUs [begin, end) of a group whose GPUs are those of the strips, in order."""
     begin, end = span
     runs: list[PlacementRun] = []
     while begin < end:
         slot = begin % divisor
-        gpu = first_gpu + begin // divisor
-        node, room, index = _locate(strips, gpu)
+        node, room, index = _locate(strips, begin // divisor)
         if slot or end - begin < divisor:
             slots = min(divisor - slot, end - begin)
             runs.append(PlacementRun(node=node, gpu=index, slot=slot, slots=slots))

@@ -18,6 +18,7 @@ from flows.planning.bound import Bound, Goal, solve_bound
 from flows.planning.columns import Columns, enumerate_columns
 from flows.planning.integer import (
     counts_of,
+    delivered_rps,
     gpus_in_use,
     integer_program,
     lowest_share,
@@ -41,6 +42,7 @@ _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may ta
 _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 4  # by this many times
+_EQUAL = 1e-12  # scores this close are ties
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
@@ -203,16 +205,42 @@ class _Run:
         """Take a plan [n, S] if it is better; tells whether it was."""
         if vgpus is None:
             return False
-        vgpus = trimmed(self.columns, vgpus)
+        vgpus = self._without_idle(trimmed(self.columns, vgpus))
         if self.goal.fixed:
             used = gpus_in_use(self.problem, self.columns, vgpus)
             score = -float(self.goal.price @ used)
         else:
             score = lowest_share(self.columns, vgpus, self.goal)
-        if score > self.best.score:
+        better = score > self.best.score * (1 + np.copysign(_EQUAL, self.best.score))
+        if better or (score >= self.best.score and self._simpler(vgpus)):
             self.best = _Best(vgpus, score)
+        return better
+
+    def _without_idle(self, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Without pipelines that the plan's own score does not need, the slowest first."""
+        rate = delivered_rps(self.columns, vgpus)
+        asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
+        spare = np.bincount(self.columns.model, weights=rate, minlength=len(asked))
+        spare -= np.maximum(asked, self.goal.minimum_rps)
+        vgpus = vgpus.copy()
+        used = np.flatnonzero(vgpus.any(axis=1))
+        for row in used[np.argsort(rate[used], kind="stable")]:
+            model = self.columns.model[row]
+            if rate[row] <= spare[model]:
+                vgpus[row] = 0
+                spare[model] -= rate[row]
+        return vgpus
+
+    def _simpler(self, vgpus: NDArray[np.int64]) -> bool:
+        """Whether a plan of equal score has fewer stages, or as many and fewer GPUs."""
+        if self.best.vgpus is None:
             return True
-        return False
+
+        def size(counts: NDArray[np.int64]) -> tuple[int, int]:
+            used = gpus_in_use(self.problem, self.columns, counts)
+            return int(np.count_nonzero(counts)), int(used.sum())
+
+        return size(vgpus) < size(self.best.vgpus)
 
     def _integer(self, rows: NDArray[np.int64], *, thorough: bool) -> float:
         """Look for better plans over some configurations.
