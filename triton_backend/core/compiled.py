@@ -6,11 +6,11 @@ beside its source.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
+from numba.core.dispatcher import Dispatcher
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -27,38 +27,52 @@ FAR = 1 << 60
 NONE = -1
 """No index. Only inside arrays, where None cannot stand; never leaves the kernels."""
 
-_digests: dict[Any, str] = {}
+_sources: dict[Any, frozenset[str]] = {}  # per kernel, what its compiled form depends on
 
 
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile `function` on first call and cache the result on disk."""
+    return _compiled(function, forceinline=False)
+
+
+def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A kernel that becomes part of its callers.
+
+    A call hands every array of `Tables` over one by one, which takes longer than a short kernel.
+    """
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(
+    function: Callable[Parameters, Result], *, forceinline: bool
+) -> Callable[Parameters, Result]:
     # Without numba's runtime arrays are not reference-counted, which is sixteen times as fast:
     # kernels get all their arrays from the caller and hand them on from call to call.
-    compile_lazily = cast("Any", numba.njit)(cache=True, error_model="numpy", _nrt=False)
+    compile_lazily = cast("Any", numba.njit)(
+        cache=True, error_model="numpy", _nrt=False, forceinline=forceinline
+    )
     compiled: Any = compile_lazily(function)
-    digest = _digest(cast("FunctionType", function))
-    _digests[compiled] = digest
+    sources = _imported(cast("FunctionType", function).__globals__)
     cache = getattr(compiled, "_cache", None)
     if cache is not None:
-        # numba looks only at the file of the function itself; this also sees the kernels and
-        # constants it uses from other files.
+        # numba looks only at the file of the kernel itself; kernels and constants from other
+        # files end up in the compiled form too.
         cache_file = cache._cache_file  # noqa: SLF001 - numba offers no public way
-        cache_file._source_stamp = (cache_file._source_stamp, digest)  # noqa: SLF001 - as above
+        own = f"{function.__module__} {cache_file._source_stamp}"  # noqa: SLF001 - as above
+        sources |= {own}
+        cache_file._source_stamp = tuple(sorted(sources))  # noqa: SLF001 - as above
+    _sources[compiled] = sources
     return cast("Callable[Parameters, Result]", compiled)
 
 
-def _digest(function: FunctionType) -> str:
-    """Changes when the code of a kernel changes, or of any kernel it calls, or a constant."""
-    code = function.__code__
-    parts = [code.co_code.hex(), repr(code.co_consts), repr(code.co_names)]
-    for name in code.co_names:
-        value: Any = function.__globals__.get(name)
-        values = [value]
-        if isinstance(value, ModuleType):
-            values = [getattr(value, other, None) for other in code.co_names]
+def _imported(names: dict[str, Any]) -> frozenset[str]:
+    """What the kernels and constants that a module has imported depend on."""
+    found: set[str] = set()
+    for name, value in names.items():
+        values = list(vars(value).values()) if isinstance(value, ModuleType) else [value]
         for used in values:
-            if isinstance(used, int):
-                parts.append(repr(used))
-            elif callable(used) and used in _digests:
-                parts.append(_digests[used])
-    return sha256("\n".join(parts).encode()).hexdigest()
+            if isinstance(used, Dispatcher):
+                found |= _sources.get(used, frozenset())
+        if isinstance(value, int):
+            found.add(f"{name} = {value}")
+    return frozenset(found)

@@ -3,7 +3,7 @@
 Here: the ends of stages and transfers, lost and returned vGPUs. Not here: what is decided then.
 """
 
-from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.queues import enqueue, free_batch, serve_batch
 from triton_backend.core.tables import (
     ABORTED,
@@ -20,7 +20,7 @@ from triton_backend.core.tables import (
 from triton_backend.core.timeline import delay, refresh, release
 
 
-@kernel
+@inlined
 def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch left a stage at end_us; True where that was not the reserved instant."""
     i = interval_of(tables, batch, stage, VGPU)
@@ -38,7 +38,7 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     return deviates
 
 
-@kernel
+@inlined
 def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch's tensors arrived at a stage; True where that was not the reserved instant."""
     deviates = False
@@ -54,7 +54,7 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     return deviates
 
 
-@kernel
+@inlined
 def _correct(tables: Tables, i: int, end_us: int) -> bool:
     """Release an interval that is over; what follows on its resource starts no earlier."""
     interval = tables.intervals[i]

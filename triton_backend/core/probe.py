@@ -6,7 +6,7 @@ receiver's downlink. It changes nothing but its own notes (`offers`, `quotes`); 
 what the last probe of a pipeline found.
 """
 
-from triton_backend.core.compiled import FAR, NONE, Record, kernel
+from triton_backend.core.compiled import FAR, NONE, Record, inlined, kernel
 from triton_backend.core.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
 from triton_backend.core.timeline import earliest_move, earliest_start, reserve
 from triton_backend.core.topology import BLOCK
@@ -137,7 +137,7 @@ def _leave(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
     return earliest_start(tables, topology.vgpu_up[vgpu], at_us, move)
 
 
-@kernel
+@inlined
 def commit(tables: Tables, pipeline: int, batch: int) -> None:
     """Reserve what the last probe of a pipeline found, in the name of a batch slot."""
     offers = tables.offers[pipeline]

@@ -5,7 +5,7 @@ all requests have the model's SLO that is the order of arrival; a request that c
 vGPU died takes its old place again.
 """
 
-from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.tables import (
     DEADLINE,
     DISPATCHED,
@@ -19,7 +19,7 @@ from triton_backend.core.tables import (
 from triton_backend.core.timeline import release
 
 
-@kernel
+@inlined
 def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
     """Take a free request slot (there must be one) and fill it; it is in no line yet."""
     counts = tables.counts[0]
@@ -38,7 +38,7 @@ def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, s
     return slot
 
 
-@kernel
+@inlined
 def free_request(tables: Tables, slot: int) -> None:
     """Give a request slot back."""
     counts = tables.counts[0]
@@ -47,7 +47,7 @@ def free_request(tables: Tables, slot: int) -> None:
     counts["free_request"] = slot
 
 
-@kernel
+@inlined
 def enqueue(tables: Tables, slot: int) -> None:
     """Put a request into its model's line."""
     requests = tables.requests
@@ -72,7 +72,7 @@ def enqueue(tables: Tables, slot: int) -> None:
     queue["samples"] += requests[slot]["samples"]
 
 
-@kernel
+@inlined
 def _precedes(tables: Tables, one: int, other: int) -> bool:
     a, b = tables.requests[one], tables.requests[other]
     if a["deadline_us"] != b["deadline_us"]:
@@ -80,7 +80,7 @@ def _precedes(tables: Tables, one: int, other: int) -> bool:
     return a["sequence"] < b["sequence"]
 
 
-@kernel
+@inlined
 def remove(tables: Tables, slot: int) -> None:
     """Take a queued request out of its line."""
     requests = tables.requests
@@ -129,7 +129,7 @@ def prefix(tables: Tables, model: int, samples: int) -> int:
     return total
 
 
-@kernel
+@inlined
 def make_batch(tables: Tables, model: int, pipeline: int) -> int:
     """Turn the head of the line into the batch that was quoted; returns its slot."""
     counts = tables.counts[0]
@@ -161,7 +161,7 @@ def make_batch(tables: Tables, model: int, pipeline: int) -> int:
     return slot
 
 
-@kernel
+@inlined
 def free_batch(tables: Tables, slot: int) -> None:
     """Forget a batch and whatever it still reserves; its requests are the caller's concern."""
     counts = tables.counts[0]
@@ -174,7 +174,7 @@ def free_batch(tables: Tables, slot: int) -> None:
     counts["in_flight"] -= 1
 
 
-@kernel
+@inlined
 def serve_batch(tables: Tables, slot: int) -> None:
     """A batch left its last stage: its requests are served, all slots free."""
     request = tables.batches[slot]["first"]

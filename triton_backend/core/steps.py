@@ -4,7 +4,7 @@ A step changes the tables and leaves what was decided in `Tables.out`. Steps tha
 `MORE` when they ran out of batch slots or rows: read `out`, make room, call `settle` again.
 """
 
-from triton_backend.core.compiled import FAR, NONE, Integers, kernel
+from triton_backend.core.compiled import FAR, NONE, Integers, inlined, kernel
 from triton_backend.core.policies import ahead, reservation
 from triton_backend.core.queues import drop, enqueue, new_request
 from triton_backend.core.tables import (
@@ -42,7 +42,7 @@ def settle_all(tables: Tables) -> int:
     return SETTLED
 
 
-@kernel
+@inlined
 def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
     """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
     topology = tables.topology
@@ -69,7 +69,7 @@ def expire(tables: Tables) -> int:
     return SETTLED
 
 
-@kernel
+@inlined
 def next_timer(tables: Tables) -> int:
     """Earliest timer of all lines, FAR where none is set."""
     earliest = FAR

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.core.compiled import FAR, NONE, Integers, Records, kernel
+from triton_backend.core.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.core.topology import Topology
 
 # What an interval reserves.
@@ -237,13 +237,13 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
     return first_new
 
 
-@kernel
+@inlined
 def interval_of(tables: Tables, batch: int, stage: int, kind: int) -> int:
     """Number of the interval that a batch slot reserves: `kind` at stage 0 .. (or moving into it)."""
     return (batch * tables.offers.shape[1] + stage) * KINDS + kind
 
 
-@kernel
+@inlined
 def tell(tables: Tables, kind: int, slot: int, reason: int, finish_us: int, position: int) -> None:
     """Add one row of `out`."""
     row = tables.counts[0]["out"]

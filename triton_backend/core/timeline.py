@@ -4,7 +4,7 @@ Invariant: the intervals of a resource do not overlap, and its chain is in the o
 The index (`free_from_us`, `block_from_us`) is kept true by every change.
 """
 
-from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.tables import DOWNLINK, KINDS, UPLINK, VGPU, Tables
 from triton_backend.core.topology import BLOCK
 
@@ -38,7 +38,7 @@ def earliest_move(tables: Tables, uplink: int, downlink: int, at_us: int, length
             return start
 
 
-@kernel
+@inlined
 def reserve(tables: Tables, i: int, resource: int, start_us: int, end_us: int) -> None:
     """Put interval number i into the chain of a resource; the time must be free."""
     intervals = tables.intervals
@@ -55,7 +55,7 @@ def reserve(tables: Tables, i: int, resource: int, start_us: int, end_us: int) -
     refresh(tables, resource)
 
 
-@kernel
+@inlined
 def release(tables: Tables, i: int) -> None:
     """Take interval number i out of its chain, where it is in one."""
     intervals = tables.intervals
@@ -67,7 +67,7 @@ def release(tables: Tables, i: int) -> None:
     refresh(tables, resource)
 
 
-@kernel
+@inlined
 def _join(tables: Tables, resource: int, before: int, after: int) -> None:
     if before == NONE:
         tables.resources[resource]["first"] = after

@@ -5,7 +5,7 @@ the one reserved first; nothing starts before its reserved start. With exact lat
 then happens exactly when it was reserved. What ends is told to the scheduler at once.
 """
 
-from triton_backend.core.compiled import NONE, kernel
+from triton_backend.core.compiled import NONE, inlined, kernel
 from triton_backend.core.feedback import stage_done, transfer_done
 from triton_backend.core.tables import DOWNLINK, UPLINK, VGPU, interval_of
 from triton_backend.sim.heap import MOVE_END, MOVE_START, STAGE_END, STAGE_START
@@ -24,7 +24,7 @@ from triton_backend.sim.world import (
 NOISE_ONE = 1 << 20  # a factor of one: factors are integers, so that every machine agrees
 
 
-@kernel
+@inlined
 def launch(world: World, slot: int) -> None:
     """Take over a batch just dispatched."""
     tables = world.tables
@@ -49,7 +49,7 @@ def launch(world: World, slot: int) -> None:
     advance(world, slot, batch["dispatch_us"])
 
 
-@kernel
+@inlined
 def _copy_hop(world: World, slot: int, hop: int) -> None:
     intervals = world.tables.intervals
     to = world.hops[slot, hop]
@@ -70,19 +70,33 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
         to["move_end_us"] = up["end_us"]
 
 
-@kernel
+@inlined
 def advance(world: World, slot: int, now_us: int) -> None:
     """Set out for the next step of a batch: the move into its stage, or the stage where none."""
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
-    run["phase"] = RESTING
-    if hop["move_end_us"] > hop["move_start_us"]:
-        push(world, max(now_us, hop["move_start_us"]), MOVE_START, slot, run["number"])
+    if hop["move_end_us"] == hop["move_start_us"]:
+        await_stage(world, slot, now_us)
+    elif hop["move_start_us"] <= now_us:
+        try_move(world, slot, now_us)
     else:
-        push(world, max(now_us, hop["start_us"]), STAGE_START, slot, run["number"])
+        run["phase"] = RESTING
+        push(world, hop["move_start_us"], MOVE_START, slot, run["number"])
 
 
-@kernel
+@inlined
+def await_stage(world: World, slot: int, now_us: int) -> None:
+    """A batch's input is there: it runs from its reserved start on."""
+    run = world.runs[slot]
+    start = world.hops[slot, run["stage"]]["start_us"]
+    if start <= now_us:
+        try_stage(world, slot, now_us)
+    else:
+        run["phase"] = RESTING
+        push(world, start, STAGE_START, slot, run["number"])
+
+
+@inlined
 def try_stage(world: World, slot: int, now_us: int) -> None:
     """Run a batch's stage, or let it wait for its vGPU."""
     run = world.runs[slot]
@@ -103,7 +117,7 @@ def try_stage(world: World, slot: int, now_us: int) -> None:
         world.runs[before]["next"] = slot
 
 
-@kernel
+@inlined
 def _reserved_before(world: World, one: int, other: int) -> bool:
     a = world.hops[one, world.runs[one]["stage"]]["start_us"]
     b = world.hops[other, world.runs[other]["stage"]]["start_us"]
@@ -112,7 +126,7 @@ def _reserved_before(world: World, one: int, other: int) -> bool:
     return world.runs[one]["number"] < world.runs[other]["number"]
 
 
-@kernel
+@inlined
 def _start_stage(world: World, slot: int, now_us: int) -> None:
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
@@ -126,7 +140,7 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     push(world, now_us + latency, STAGE_END, slot, run["number"])
 
 
-@kernel
+@inlined
 def end_stage(world: World, slot: int, now_us: int) -> bool:
     """A stage is over; True where not at the reserved instant, so that lines should look again."""
     run = world.runs[slot]
@@ -146,7 +160,7 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
     return deviates
 
 
-@kernel
+@inlined
 def leave_vgpu(world: World, slot: int, now_us: int) -> None:
     """Free the vGPU a batch runs on and record the use."""
     run = world.runs[slot]
@@ -165,7 +179,7 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
         cursor["uses"] += 1
 
 
-@kernel
+@inlined
 def next_on_vgpu(world: World, vgpu: int, now_us: int) -> None:
     """Start the first of the batches that wait for an idle vGPU."""
     slot = world.waiting[vgpu]
@@ -174,7 +188,7 @@ def next_on_vgpu(world: World, vgpu: int, now_us: int) -> None:
         _start_stage(world, slot, now_us)
 
 
-@kernel
+@inlined
 def answer(world: World, slot: int, now_us: int) -> None:
     """Record that a batch's requests are answered."""
     tables = world.tables
@@ -186,7 +200,7 @@ def answer(world: World, slot: int, now_us: int) -> None:
         request = tables.requests[request]["next"]
 
 
-@kernel
+@inlined
 def try_move(world: World, slot: int, now_us: int) -> bool:
     """Start a batch's transfer where both links are free; else it waits."""
     run = world.runs[slot]
@@ -209,7 +223,7 @@ def try_move(world: World, slot: int, now_us: int) -> bool:
     return False
 
 
-@kernel
+@inlined
 def end_move(world: World, slot: int, now_us: int) -> bool:
     """A transfer is over; True where not at the reserved instant."""
     run = world.runs[slot]
@@ -222,14 +236,13 @@ def end_move(world: World, slot: int, now_us: int) -> bool:
     if last:
         run["number"] = NONE
     else:
-        run["phase"] = RESTING
-        start = max(now_us, world.hops[slot, stage]["start_us"])
-        push(world, start, STAGE_START, slot, run["number"])
-    next_moves(world, now_us)
+        await_stage(world, slot, now_us)
+    if world.cursor[0]["moves_waiting"] > 0:
+        next_moves(world, now_us)
     return deviates
 
 
-@kernel
+@inlined
 def leave_links(world: World, slot: int, now_us: int) -> None:
     """Free the links that carry a batch."""
     run = world.runs[slot]
@@ -288,7 +301,7 @@ def forget(world: World, slot: int, now_us: int) -> None:
     run["number"] = NONE
 
 
-@kernel
+@inlined
 def _leave_line(world: World, slot: int, vgpu: int) -> None:
     following = world.runs[slot]["next"]
     if world.waiting[vgpu] == slot:

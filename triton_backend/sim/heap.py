@@ -5,7 +5,7 @@ The heap's rows are `EVENT` records; how many are in use is the caller's to keep
 
 import numpy as np
 
-from triton_backend.core.compiled import Record, Records, kernel
+from triton_backend.core.compiled import Record, Records, inlined
 
 # Kinds, which are priorities too: at one instant ends come first, so that what they free is there.
 STAGE_END = 0
@@ -20,7 +20,7 @@ ARRIVAL = 7
 EVENT = np.dtype([(name, np.int64) for name in ("at_us", "kind", "sequence", "subject", "number")])
 
 
-@kernel
+@inlined
 def precedes(a: Record, b: Record) -> bool:
     """Whether event a comes before event b."""
     if a["at_us"] != b["at_us"]:
@@ -30,7 +30,7 @@ def precedes(a: Record, b: Record) -> bool:
     return a["sequence"] < b["sequence"]
 
 
-@kernel
+@inlined
 def _copy(heap: Records, to: int, source: int) -> None:
     heap[to]["at_us"] = heap[source]["at_us"]
     heap[to]["kind"] = heap[source]["kind"]
@@ -39,7 +39,7 @@ def _copy(heap: Records, to: int, source: int) -> None:
     heap[to]["number"] = heap[source]["number"]
 
 
-@kernel
+@inlined
 def sift_up(heap: Records, length: int) -> None:
     """Bring row length - 1 to its place; row `length` is scratch."""
     at = length - 1
@@ -53,7 +53,7 @@ def sift_up(heap: Records, length: int) -> None:
     _copy(heap, at, length)
 
 
-@kernel
+@inlined
 def remove_first(heap: Records, length: int) -> None:
     """Take row 0 out of a heap of `length` rows."""
     last = length - 1

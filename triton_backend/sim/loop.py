@@ -4,7 +4,7 @@ It calls the scheduler's own steps (`core.steps`, `core.feedback`) and the clust
 nothing. It returns to Python only when the run is over, stopped, or an array is full.
 """
 
-from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.feedback import worker_back, worker_lost
 from triton_backend.core.queues import free_request
 from triton_backend.core.steps import arrive, expire, next_timer, settle, settle_all
@@ -81,7 +81,7 @@ def run(world: World) -> int:
 NOTHING = 2  # answer of `_happen`: no line needs to look again
 
 
-@kernel
+@inlined
 def _has_room(world: World) -> bool:
     cursor = world.cursor[0]
     counts = world.tables.counts[0]
@@ -92,7 +92,7 @@ def _has_room(world: World) -> bool:
     return cursor["keep_uses"] == 0 or cursor["uses"] + OUT_ROWS <= len(world.uses)
 
 
-@kernel
+@inlined
 def _next(world: World, timer_us: int) -> tuple[int, int]:
     """Kind and instant of the next event: of the heap, a timer, or an arrival."""
     cursor = world.cursor[0]
@@ -106,7 +106,7 @@ def _next(world: World, timer_us: int) -> tuple[int, int]:
     return kind, at
 
 
-@kernel
+@inlined
 def _arrive(world: World) -> int:
     cursor = world.cursor[0]
     number = cursor["arrival"]
@@ -125,7 +125,7 @@ def _arrive(world: World) -> int:
     return status
 
 
-@kernel
+@inlined
 def _count(world: World, before: int) -> None:
     """One more decision; how long it took, where there is room to note it."""
     cursor = world.cursor[0]
@@ -134,7 +134,7 @@ def _count(world: World, before: int) -> None:
     cursor["decisions"] += 1
 
 
-@kernel
+@inlined
 def _happen(world: World, now_us: int) -> int:
     """The first event of the heap happens."""
     cursor = world.cursor[0]
@@ -178,10 +178,11 @@ def _lose(world: World, vgpu: int) -> int:
     return status
 
 
-@kernel
+@inlined
 def _finish(world: World, status: int) -> bool:
     """Carry out what was decided, deciding on where it broke off; False when out of room."""
-    carry_out(world)
+    if world.tables.counts[0]["out"] > 0:
+        carry_out(world)
     while status != SETTLED:
         if not _has_room(world):
             world.cursor[0]["again"] = 1

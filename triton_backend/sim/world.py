@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.core.compiled import NONE, Integers, Record, Records, kernel
+from triton_backend.core.compiled import NONE, Integers, Record, Records, inlined
 from triton_backend.core.tables import OFFER, OUT_ROWS, Tables
 from triton_backend.sim.heap import EVENT, sift_up
 
@@ -182,7 +182,7 @@ def _longer(array: Records, length: int) -> Records:
     return grown
 
 
-@kernel
+@inlined
 def push(world: World, at_us: int, kind: int, subject: int, number: int) -> None:
     """Add an event; `number` tells whether the subject is still the same when it comes."""
     cursor = world.cursor[0]
