@@ -14,6 +14,7 @@ import typer
 
 from flows.commands import (
     engines,
+    load,
     models,
     online,
     operations,
@@ -46,6 +47,7 @@ for group in (
     whatif,
     simulation,
     online,
+    load,
     rollouts,
     warehouse,
 ):

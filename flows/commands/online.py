@@ -1,4 +1,4 @@
-"""Commands about the running system: serve, status, stop, load, render."""
+"""Commands about the running system: serve, status, stop."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
-from flows.commands.output import cell, print_json, progress, show, table
+from flows.commands.output import cell, notes, print_json, progress, show
 
 if TYPE_CHECKING:
     from triton_backend.core.plan import Plan
@@ -18,11 +18,6 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog=example("poolpipe serve plan.json --http-port 8000"))(serve)
     app.command(epilog=example("poolpipe status"))(status)
     app.command(epilog=example("poolpipe stop"))(stop)
-    app.command(
-        epilog=example(
-            "poolpipe load --plan plan.json --url 127.0.0.1:8001 --load-factor 0.8 --duration 30"
-        )
-    )(load)
 
 
 def serve(
@@ -32,48 +27,74 @@ def serve(
     http_port: options.Port = 8000,
     grpc_port: options.Port = 8001,
     metrics_port: options.Port = 8002,
+    metrics_address: options.Address = "127.0.0.1",
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="gRPC over TLS, with this certificate.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="PEM", help="Let in clients with certificates of this authority."),
+    ] = None,
     policy: options.Policy = "reservation",
     nic: options.Nic = "shared",
     noise: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, help="Of emulated stages: coefficient of variation."),
+        typer.Option(metavar="X", min=0.0, help="Of emulated stages: coefficient of variation."),
     ] = 0.0,
     time_stretch: Annotated[
-        float, typer.Option(metavar="N", min=0.001, help="Emulated time runs so much slower.")
+        float, typer.Option(metavar="X", min=0.001, help="Emulated time runs so much slower.")
     ] = 1.0,
     seed: options.Seed = 0,
+    gateway_host: Annotated[
+        str,
+        typer.Option(metavar="HOST", help="This host, as nodes on other hosts reach it."),
+    ] = "127.0.0.1",
+    join: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Run this host's nodes for the gateway with this settings.json."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="With --join: this host's address.")
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Serve a plan on Triton, in the background.
 
-    Until `poolpipe stop`.
+    Until `poolpipe stop`. Nodes whose `host` in the cluster is another one are served there:
+    `poolpipe serve PLAN --join settings.json --host ADDRESS`, with a copy of the gateway's file.
     """
+    from flows.commands.serving import begin
     from flows.commands.stored import find_plan
-    from flows.release.admin import ServerPorts, start
-    from flows.release.render import ServeOptions, render_repository
+    from flows.release.access import Tls, cautions
+    from flows.release.admin import ServerPorts
+    from flows.release.render import ServeOptions
     from flows.state import project_state
-    from triton_backend.core.errors import InputError
 
-    state = project_state()
-    found = find_plan(plan, warehouse)
-    if (state.serve / "state.json").exists():
-        raise InputError(str(state.serve / "state.json"), "serving already; `poolpipe stop` first")
-    ports = ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
-    render_repository(
-        state.serve,
-        found,
-        ServeOptions(
-            artifacts=state.artifacts if _needs_artifacts(found) else None,
-            policy=policy,
-            nic=nic,
-            noise=noise,
-            seed=seed,
-            time_stretch=time_stretch,
-        ),
+    state, found = project_state(), find_plan(plan, warehouse)
+    ports = ServerPorts(
+        http=http_port,
+        grpc=grpc_port,
+        metrics=metrics_port,
+        address=address,
+        metrics_address=metrics_address,
+        tls=Tls.from_files(tls_cert, tls_key, tls_client_ca),
+    )
+    asked = ServeOptions(
+        artifacts=state.artifacts if _needs_artifacts(found) else None,
+        policy=policy,
+        nic=nic,
+        noise=noise,
+        seed=seed,
+        time_stretch=time_stretch,
+        gateway_host=gateway_host,
     )
     with progress("starting the server") as report:
-        running = start(state.serve, ports, report)
+        running = begin(state.serve, found, asked, ports, (join, host), report)
+    notes(cautions(address, metrics_address, ports.tls))
     addresses = {
         "http": running.http_url,
         "grpc": running.grpc_url,
@@ -125,123 +146,3 @@ def stop(*, as_json: AsJson = False) -> None:
         print_json({"stopped": stopped})
         return
     show("stopped" if stopped else "nothing was being served")
-
-
-def load(
-    *,
-    plan: Annotated[Path, typer.Option(help="plan.json: models, inputs, SLOs, planned rates.")],
-    url: Annotated[
-        str | None, typer.Option(help="host:port; what `poolpipe serve` started without it.")
-    ] = None,
-    protocol: Annotated[str, typer.Option(metavar="grpc|http")] = "grpc",
-    arrivals: options.ArrivalsFrom = "poisson",
-    shape: options.Shape = 0.3,
-    load_factor: options.LoadFactor = None,
-    rate: options.Rate = None,
-    reference_plan: options.ReferencePlan = None,
-    model: options.Models = None,
-    duration: options.Duration = 30.0,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in each request.")] = 1,
-    deadline_ms: Annotated[
-        float | None, typer.Option(help="Send this deadline with every request, not the SLO.")
-    ] = None,
-    seed: options.Seed = 0,
-    check: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL=FILE.npz", help="Samples to send and the right answers."),
-    ] = None,
-    records: Annotated[
-        Path | None, typer.Option(help="Write every request's record to this .npz file.")
-    ] = None,
-    trace_time: options.TraceTime = "arrival_s",
-    trace_model: options.TraceModel = None,
-    trace_interval: options.TraceInterval = None,
-    trace_names: options.TraceNames = None,
-    as_json: AsJson = False,
-    warehouse: WarehouseFile = WAREHOUSE,
-) -> None:
-    """Send open-loop load to the live endpoint.
-
-    Attainment and latency are measured from the intended send times.
-    """
-    from flows.clock import now_utc
-    from flows.commands.stored import keep_run
-    from flows.files import read_plan
-    from flows.release.admin import read_state
-    from flows.state import project_state
-    from flows.steps.loading import LoadRequest, run_load
-
-    served, state = read_plan(plan), project_state()
-    if url is None:
-        running = read_state(state.serve)
-        url = running.grpc_url if protocol == "grpc" else running.http_url
-    kept = records or state.reports / f"load-{now_utc():%Y%m%dT%H%M%S%f}.npz"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    more = {
-        "arrivals": arrivals,
-        "shape": shape,
-        "rate": rate,
-        "reference-plan": reference_plan,
-        "model": model,
-        "samples": samples,
-        "deadline-ms": deadline_ms,
-        "trace-time": trace_time,
-        "trace-model": trace_model,
-        "trace-interval": trace_interval,
-        "map": trace_names,
-    }
-    found = run_load(
-        LoadRequest(
-            plan=plan,
-            url=url,
-            protocol=protocol,
-            duration_s=duration,
-            load_factor=load_factor,
-            seed=seed,
-            records=kept,
-            checks={n: Path(file) for n, file in options.pairs("--check", check).items()},
-            more=_arguments(more),
-        )
-    )
-    stated = more | {"url": url, "protocol": protocol, "records": str(kept.resolve())}
-    run_id = keep_run(warehouse, "load", served, (_plain(stated), found))
-    if run_id is None and records is None:
-        kept.unlink(missing_ok=True)
-    if as_json:
-        print_json(found | ({} if run_id is None else {"run_id": run_id}))
-        return
-    _print(found)
-    for text, count in found.get("messages", {}).items():
-        show(f"{count} x {text}")
-    show(f"stored as {run_id}" if run_id else "not stored")
-
-
-def _arguments(more: dict[str, Any]) -> list[str]:
-    """Options as the load generator's command line has them; what was not given is left out."""
-    every = [
-        (name, item)
-        for name, value in more.items()
-        for item in (value if isinstance(value, list) else [value])
-    ]
-    return [f"--{name}={value}" for name, value in every if value is not None]
-
-
-def _plain(stated: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in stated.items()}
-
-
-def _print(found: dict[str, Any]) -> None:
-    from flows.reporting import words
-
-    rows = [
-        (
-            name,
-            *(row[count] for count in ("offered", "served", "late", "dropped", "failed")),
-            words.percent(row["attainment"], 2),
-            words.milliseconds(row["latency_ms"]["p50"]),
-            words.milliseconds(row["latency_ms"]["p99"]),
-        )
-        for name, row in found["models"].items()
-    ]
-    head = ("model", "offered", "served", "late", "dropped", "failed", "attainment", "p50", "p99")
-    show(table(head, rows))
