@@ -1,27 +1,29 @@
-"""Workers and links of the simulated cluster: they carry out what was dispatched.
+"""The simulated cluster: a batch's way from dispatch to answer, and what the scheduler is told.
 
-Of several batches whose input is there and whose reserved start has come, a vGPU (or link) takes
-the one reserved first; nothing starts before its reserved start. With exact latencies everything
-then happens exactly when it was reserved. What ends is told to the scheduler at once.
+What ends is told at once, with the true instant. Not here: who goes first (`workers`, `links`).
 """
 
 from triton_backend.core.compiled import NONE, inlined, kernel
 from triton_backend.core.feedback import stage_done, transfer_done
 from triton_backend.core.tables import DOWNLINK, UPLINK, VGPU, interval_of
-from triton_backend.sim.heap import MOVE_END, MOVE_START, STAGE_END, STAGE_START
+from triton_backend.sim.heap import MOVE_START
+from triton_backend.sim.links import leave_links, next_moves, try_move
+from triton_backend.sim.workers import (
+    answer,
+    await_stage,
+    leave_line,
+    leave_vgpu,
+    next_on_vgpu,
+)
 from triton_backend.sim.world import (
-    LATE,
     MOVING,
     RESTING,
     RUNNING,
-    SERVED,
     WAITING_LINK,
     WAITING_VGPU,
     World,
     push,
 )
-
-NOISE_ONE = 1 << 20  # a factor of one: factors are integers, so that every machine agrees
 
 
 @inlined
@@ -85,62 +87,6 @@ def advance(world: World, slot: int, now_us: int) -> None:
 
 
 @inlined
-def await_stage(world: World, slot: int, now_us: int) -> None:
-    """A batch's input is there: it runs from its reserved start on."""
-    run = world.runs[slot]
-    start = world.hops[slot, run["stage"]]["start_us"]
-    if start <= now_us:
-        try_stage(world, slot, now_us)
-    else:
-        run["phase"] = RESTING
-        push(world, start, STAGE_START, slot, run["number"])
-
-
-@inlined
-def try_stage(world: World, slot: int, now_us: int) -> None:
-    """Run a batch's stage, or let it wait for its vGPU."""
-    run = world.runs[slot]
-    vgpu = world.hops[slot, run["stage"]]["vgpu"]
-    if world.running[vgpu] == NONE:
-        _start_stage(world, slot, now_us)
-        return
-    run["phase"] = WAITING_VGPU
-    before = NONE
-    after = world.waiting[vgpu]
-    while after != NONE and not _reserved_before(world, slot, after):
-        before = after
-        after = world.runs[after]["next"]
-    run["next"] = after
-    if before == NONE:
-        world.waiting[vgpu] = slot
-    else:
-        world.runs[before]["next"] = slot
-
-
-@inlined
-def _reserved_before(world: World, one: int, other: int) -> bool:
-    a = world.hops[one, world.runs[one]["stage"]]["start_us"]
-    b = world.hops[other, world.runs[other]["stage"]]["start_us"]
-    if a != b:
-        return a < b
-    return world.runs[one]["number"] < world.runs[other]["number"]
-
-
-@inlined
-def _start_stage(world: World, slot: int, now_us: int) -> None:
-    run = world.runs[slot]
-    hop = world.hops[slot, run["stage"]]
-    cursor = world.cursor[0]
-    factor = world.factors[cursor["factor"]]
-    cursor["factor"] = (cursor["factor"] + 1) % len(world.factors)
-    latency = max(1, (hop["end_us"] - hop["start_us"]) * factor // NOISE_ONE)
-    world.running[hop["vgpu"]] = slot
-    run["phase"] = RUNNING
-    run["since_us"] = now_us
-    push(world, now_us + latency, STAGE_END, slot, run["number"])
-
-
-@inlined
 def end_stage(world: World, slot: int, now_us: int) -> bool:
     """A stage is over; True where not at the reserved instant, so that lines should look again."""
     run = world.runs[slot]
@@ -158,69 +104,6 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
         advance(world, slot, now_us)
     next_on_vgpu(world, vgpu, now_us)
     return deviates
-
-
-@inlined
-def leave_vgpu(world: World, slot: int, now_us: int) -> None:
-    """Free the vGPU a batch runs on and record the use."""
-    run = world.runs[slot]
-    vgpu = world.hops[slot, run["stage"]]["vgpu"]
-    cursor = world.cursor[0]
-    world.running[vgpu] = NONE
-    world.busy_us[vgpu] += now_us - run["since_us"]
-    if cursor["keep_uses"] == 1:
-        use = world.uses[cursor["uses"]]
-        use["vgpu"] = vgpu
-        use["batch_id"] = run["number"]
-        use["start_us"] = run["since_us"]
-        use["end_us"] = now_us
-        use["samples"] = run["samples"]
-        use["plan"] = cursor["plan"]
-        cursor["uses"] += 1
-
-
-@inlined
-def next_on_vgpu(world: World, vgpu: int, now_us: int) -> None:
-    """Start the first of the batches that wait for an idle vGPU."""
-    slot = world.waiting[vgpu]
-    if slot != NONE and world.running[vgpu] == NONE:
-        world.waiting[vgpu] = world.runs[slot]["next"]
-        _start_stage(world, slot, now_us)
-
-
-@inlined
-def answer(world: World, slot: int, now_us: int) -> None:
-    """Record that a batch's requests are answered."""
-    tables = world.tables
-    request = tables.batches[slot]["first"]
-    while request != NONE:
-        record = world.requests[tables.requests[request]["id"]]
-        record["finish_us"] = now_us
-        record["outcome"] = SERVED if now_us <= record["deadline_us"] else LATE
-        request = tables.requests[request]["next"]
-
-
-@inlined
-def try_move(world: World, slot: int, now_us: int) -> bool:
-    """Start a batch's transfer where both links are free; else it waits."""
-    run = world.runs[slot]
-    hop = world.hops[slot, run["stage"]]
-    free = hop["uplink"] == NONE or world.carrying[hop["uplink"]] == NONE
-    if free and (hop["downlink"] == NONE or world.carrying[hop["downlink"]] == NONE):
-        if hop["uplink"] != NONE:
-            world.carrying[hop["uplink"]] = slot
-        if hop["downlink"] != NONE:
-            world.carrying[hop["downlink"]] = slot
-        run["phase"] = MOVING
-        run["since_us"] = now_us
-        length = hop["move_end_us"] - hop["move_start_us"]
-        push(world, now_us + length, MOVE_END, slot, run["number"])
-        return True
-    if run["phase"] != WAITING_LINK:
-        run["phase"] = WAITING_LINK
-        world.moves[world.cursor[0]["moves_waiting"]] = slot
-        world.cursor[0]["moves_waiting"] += 1
-    return False
 
 
 @inlined
@@ -242,41 +125,6 @@ def end_move(world: World, slot: int, now_us: int) -> bool:
     return deviates
 
 
-@inlined
-def leave_links(world: World, slot: int, now_us: int) -> None:
-    """Free the links that carry a batch."""
-    run = world.runs[slot]
-    hop = world.hops[slot, run["stage"]]
-    for link in (hop["uplink"], hop["downlink"]):
-        if link != NONE:
-            world.carrying[link] = NONE
-            world.busy_us[link] += now_us - run["since_us"]
-
-
-@kernel
-def next_moves(world: World, now_us: int) -> None:
-    """Start every waiting transfer that can, those reserved first before others."""
-    cursor = world.cursor[0]
-    tried_start, tried_number = NONE, NONE
-    for _ in range(cursor["moves_waiting"]):
-        best = NONE
-        best_start, best_number = 0, 0
-        for k in range(cursor["moves_waiting"]):
-            run = world.runs[world.moves[k]]
-            start = world.hops[world.moves[k], run["stage"]]["move_start_us"]
-            number = run["number"]
-            later = start > tried_start or (start == tried_start and number > tried_number)
-            sooner = start < best_start or (start == best_start and number < best_number)
-            if later and (best == NONE or sooner):
-                best, best_start, best_number = k, start, number
-        if best == NONE:
-            return
-        tried_start, tried_number = best_start, best_number
-        if try_move(world, world.moves[best], now_us):
-            cursor["moves_waiting"] -= 1
-            world.moves[best] = world.moves[cursor["moves_waiting"]]
-
-
 @kernel
 def forget(world: World, slot: int, now_us: int) -> None:
     """A batch was aborted: whatever it used or waited for is free."""
@@ -287,7 +135,7 @@ def forget(world: World, slot: int, now_us: int) -> None:
         leave_vgpu(world, slot, now_us)
         next_on_vgpu(world, vgpu, now_us)
     elif phase == WAITING_VGPU:
-        _leave_line(world, slot, vgpu)
+        leave_line(world, slot, vgpu)
     elif phase == MOVING:
         leave_links(world, slot, now_us)
         next_moves(world, now_us)
@@ -299,15 +147,3 @@ def forget(world: World, slot: int, now_us: int) -> None:
                 world.moves[k] = world.moves[cursor["moves_waiting"]]
                 break
     run["number"] = NONE
-
-
-@inlined
-def _leave_line(world: World, slot: int, vgpu: int) -> None:
-    following = world.runs[slot]["next"]
-    if world.waiting[vgpu] == slot:
-        world.waiting[vgpu] = following
-        return
-    at = world.waiting[vgpu]
-    while world.runs[at]["next"] != slot:
-        at = world.runs[at]["next"]
-    world.runs[at]["next"] = following

@@ -16,14 +16,7 @@ from triton_backend.core.tables import (
     OUT_ROWS,
     SETTLED,
 )
-from triton_backend.sim.cluster import (
-    end_move,
-    end_stage,
-    forget,
-    launch,
-    try_move,
-    try_stage,
-)
+from triton_backend.sim.cluster import end_move, end_stage, forget, launch
 from triton_backend.sim.heap import (
     ARRIVAL,
     MOVE_END,
@@ -35,7 +28,9 @@ from triton_backend.sim.heap import (
     WORKER_LOST,
     remove_first,
 )
+from triton_backend.sim.links import try_move
 from triton_backend.sim.ticks import cycles
+from triton_backend.sim.workers import try_stage
 from triton_backend.sim.world import DROPPED, World
 
 OVER = 0

@@ -11,118 +11,10 @@ at them beforehand, so accepted requests can end late.
 Requests go to the pipelines of their model in proportion to the planned throughputs.
 """
 
-from typing import NamedTuple
-
-import numpy as np
-
-from triton_backend.core.compiled import FAR, NONE, Integers, Records, kernel
-from triton_backend.core.plan import Plan
-from triton_backend.core.topology import Topology
-from triton_backend.sim.cluster import NOISE_ONE
-from triton_backend.sim.heap import EVENT, STAGE_END, remove_first, sift_up
-from triton_backend.sim.world import DROPPED, LATE, SERVED, USE_RECORD
-
-VGPU = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "first",  # requests of the batch that runs, chained
-            "size",
-            "start_us",
-            "end_us",
-            "number",
-            "next_first",  # the batch that was sent ahead; NONE where there is none
-            "next_size",
-            "next_ready_us",
-            "next_number",
-        )
-    ]
-)
-LINE = np.dtype([(name, np.int64) for name in ("first", "last", "requests", "later_us")])
-STATE = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "now_us",
-            "arrival",
-            "events",
-            "sequence",
-            "batches",
-            "uses",
-            "factor",
-            "steps",
-        )
-    ]
-)
-
-
-class Pools(NamedTuple):
-    """State of a reactive run.
-
-    Attributes:
-        lines: per stage row the requests that wait, and what later stages are planned to take.
-        links: [resource] instant from which a link is free.
-        assigned: per pipeline, requests sent to it so far.
-        shares: per pipeline, its share of the model's planned throughput in millionths.
-        next, place: per request its successor in a chain, and the vGPU that holds its tensors.
-    """
-
-    topology: Topology
-    requests: Records
-    heap: Records
-    lines: Records
-    vgpus: Records
-    links: Integers
-    assigned: Integers
-    shares: Integers
-    next: Integers
-    place: Integers
-    busy_us: Integers
-    uses: Records
-    factors: Integers
-    state: Records
-
-
-def new_pools(plan: Plan, topology: Topology, requests: Records, factors: Integers) -> Pools:
-    """Idle pools before the first arrival."""
-    vgpus = np.zeros(len(topology.vgpu_stage), dtype=VGPU)
-    for name in ("first", "next_first"):
-        vgpus[name] = NONE
-    lines = np.zeros(len(topology.stage_last), dtype=LINE)
-    lines["first"] = lines["last"] = NONE
-    shares: list[int] = []
-    for model in plan.models:
-        total = sum(pipeline.throughput_rps for pipeline in model.pipelines)
-        shares += [max(1, round(1e6 * p.throughput_rps / total)) for p in model.pipelines]
-    row = 0
-    for model in plan.models:
-        for pipeline in model.pipelines:
-            stages = pipeline.stages
-            for number in range(len(stages)):
-                later = stages[number + 1 :]
-                into = stages[number:-1]
-                lines[row]["later_us"] = sum(s.latency_us for s in later) + sum(
-                    s.transfer_us for s in into
-                )
-                row += 1
-    resources = int(max(topology.vgpu_up.max(initial=0), topology.vgpu_down.max(initial=0))) + 1
-    hops = int(np.diff(topology.pipeline_stages).max(initial=1))
-    return Pools(
-        topology=topology,
-        requests=requests,
-        heap=np.zeros(len(vgpus) + 2, dtype=EVENT),
-        lines=lines,
-        vgpus=vgpus,
-        links=np.zeros(resources, dtype=np.int64),
-        assigned=np.zeros(len(shares), dtype=np.int64),
-        shares=np.asarray(shares, dtype=np.int64),
-        next=np.full(len(requests), NONE, dtype=np.int64),
-        place=np.full(len(requests), NONE, dtype=np.int64),
-        busy_us=np.zeros(resources, dtype=np.int64),
-        uses=np.zeros(hops * len(requests) + 1, dtype=USE_RECORD),
-        factors=factors,
-        state=np.zeros(1, dtype=STATE),
-    )
+from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.sim.heap import STAGE_END, remove_first, sift_up
+from triton_backend.sim.pools import Pools, answer, drop, join, leave, move
+from triton_backend.sim.workers import NOISE_ONE
 
 
 @kernel
@@ -145,11 +37,11 @@ def run_pools(pools: Pools) -> None:
             state["arrival"] += 1
             pipeline = _least_served(pools, pools.requests[request]["model"])
             if pipeline == NONE:
-                _drop(pools, request)
+                drop(pools, request)
             else:
                 pools.assigned[pipeline] += 1
                 stage = pools.topology.pipeline_stages[pipeline]
-                _join(pools, stage, request)
+                join(pools, stage, request)
                 _dispatch(pools, stage, pipeline)
         else:
             return
@@ -172,54 +64,6 @@ def _least_served(pools: Pools, model: int) -> int:
 
 
 @kernel
-def _join(pools: Pools, stage: int, request: int) -> None:
-    """Put a request into a line, in the order of deadlines (ties: arrival)."""
-    line = pools.lines[stage]
-    deadline = pools.requests[request]["deadline_us"]
-    line["requests"] += 1
-    last = line["last"]
-    if last == NONE or pools.requests[last]["deadline_us"] <= deadline:
-        pools.next[request] = NONE
-        if last == NONE:
-            line["first"] = request
-        else:
-            pools.next[last] = request
-        line["last"] = request
-        return
-    before = NONE
-    after = line["first"]
-    while pools.requests[after]["deadline_us"] <= deadline:
-        before = after
-        after = pools.next[after]
-    pools.next[request] = after
-    if before == NONE:
-        line["first"] = request
-    else:
-        pools.next[before] = request
-
-
-@kernel
-def _leave(pools: Pools, stage: int) -> int:
-    """Take the head out of a line."""
-    line = pools.lines[stage]
-    head = line["first"]
-    line["first"] = pools.next[head]
-    if line["first"] == NONE:
-        line["last"] = NONE
-    line["requests"] -= 1
-    return head
-
-
-@kernel
-def _drop(pools: Pools, request: int) -> None:
-    record = pools.requests[request]
-    record["outcome"] = DROPPED
-    record["finish_us"] = pools.state[0]["now_us"]
-    record["dispatch_us"] = record["batch_id"] = NONE
-    record["batch_samples"] = 0
-
-
-@kernel
 def _dispatch(pools: Pools, stage: int, pipeline: int) -> None:
     """Form batches of a line while some vGPU takes them."""
     now = pools.state[0]["now_us"]
@@ -235,7 +79,7 @@ def _dispatch(pools: Pools, stage: int, pipeline: int) -> None:
         while size > 0 and _takes(pools, vgpu, size) > budget:
             size -= 1
         if size == 0:
-            _drop(pools, _leave(pools, stage))
+            drop(pools, leave(pools, stage))
         elif wait > 0 and line["requests"] < size:
             return
         else:
@@ -276,20 +120,20 @@ def _send(pools: Pools, stage: int, vgpu: int, size: int) -> None:
     together = 0
     last = NONE
     for _ in range(size):
-        request = _leave(pools, stage)
+        request = leave(pools, stage)
         record = pools.requests[request]
         if record["dispatch_us"] == NONE:
             record["dispatch_us"] = state["now_us"]
         record["batch_id"] = state["batches"]
         record["batch_samples"] = size
         if pools.place[request] != sender:
-            ready = max(ready, _move(pools, stage, sender, vgpu, together))
+            ready = max(ready, move(pools, stage, sender, vgpu, together))
             sender = pools.place[request]
             together = 0
         together += 1
         last = request
     pools.next[last] = NONE
-    ready = max(ready, _move(pools, stage, sender, vgpu, together))
+    ready = max(ready, move(pools, stage, sender, vgpu, together))
     row = pools.vgpus[vgpu]
     row["next_first"] = first
     row["next_size"] = size
@@ -298,32 +142,6 @@ def _send(pools: Pools, stage: int, vgpu: int, size: int) -> None:
     state["batches"] += 1
     if row["first"] == NONE:
         _start_stage(pools, vgpu)
-
-
-@kernel
-def _move(pools: Pools, stage: int, sender: int, receiver: int, samples: int) -> int:
-    """Carry tensors over both links, first come, first served; returns when they are there."""
-    topology = pools.topology
-    now = pools.state[0]["now_us"]
-    if sender == NONE:
-        length = topology.move_us[stage, topology.vgpu_rate[receiver], samples]
-        if length == 0:
-            return now
-        down = topology.vgpu_down[receiver]
-        end = max(now, pools.links[down]) + length
-        pools.links[down] = end
-        pools.busy_us[down] += length
-        return end
-    rate = min(topology.vgpu_rate[sender], topology.vgpu_rate[receiver])
-    length = topology.move_us[stage, rate, samples]
-    if length == 0:
-        return now
-    up, down = topology.vgpu_up[sender], topology.vgpu_down[receiver]
-    end = max(now, pools.links[up], pools.links[down]) + length
-    pools.links[up] = pools.links[down] = end
-    pools.busy_us[up] += length
-    pools.busy_us[down] += length
-    return end
 
 
 @kernel
@@ -374,31 +192,13 @@ def _end_stage(pools: Pools, vgpu: int) -> None:
     while request != NONE:
         following = pools.next[request]
         if topology.stage_last[stage] == 1:
-            _answer(pools, vgpu, request)
+            answer(pools, vgpu, request)
         else:
             pools.place[request] = vgpu
-            _join(pools, stage + 1, request)
+            join(pools, stage + 1, request)
         request = following
     if row["next_first"] != NONE:
         _start_stage(pools, vgpu)
     if topology.stage_last[stage] == 0:
         _dispatch(pools, stage + 1, pipeline)
     _dispatch(pools, stage, pipeline)
-
-
-@kernel
-def _answer(pools: Pools, vgpu: int, request: int) -> None:
-    topology = pools.topology
-    now = pools.state[0]["now_us"]
-    pipeline = 0
-    while topology.pipeline_stages[pipeline + 1] <= topology.vgpu_stage[vgpu]:
-        pipeline += 1
-    length = topology.answer_us[pipeline, topology.vgpu_rate[vgpu], 1]
-    if length > 0:
-        up = topology.vgpu_up[vgpu]
-        now = max(now, pools.links[up]) + length
-        pools.links[up] = now
-        pools.busy_us[up] += length
-    record = pools.requests[request]
-    record["finish_us"] = now
-    record["outcome"] = SERVED if now <= record["deadline_us"] else LATE

@@ -16,11 +16,11 @@ from triton_backend.core.tables import Tables, new_tables, with_room
 from triton_backend.core.topology import build_topology
 from triton_backend.core.units import s_to_us
 from triton_backend.sim.arrivals import Offer, offered_requests
-from triton_backend.sim.cluster import NOISE_ONE
 from triton_backend.sim.failures import schedule_failures
 from triton_backend.sim.loop import FULL, run
 from triton_backend.sim.options import REACTIVE, PlanChange, SimOptions, rates_of
-from triton_backend.sim.reactive import new_pools, run_pools
+from triton_backend.sim.pools import new_pools
+from triton_backend.sim.reactive import run_pools
 from triton_backend.sim.results import (
     DecisionCost,
     Flush,
@@ -30,6 +30,7 @@ from triton_backend.sim.results import (
     utilisation,
 )
 from triton_backend.sim.ticks import cycles_now
+from triton_backend.sim.workers import NOISE_ONE
 from triton_backend.sim.world import DROPPED, World, fit, new_world, with_tables
 
 FACTORS = 1 << 16
