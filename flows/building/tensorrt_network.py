@@ -13,12 +13,13 @@ from typing import Any
 from flows.building.tensorrt_stage import StageEdges, read_edges, without_forwarded
 from triton_backend.core.errors import InputError
 from triton_backend.core.tensors import TensorSpec
+from triton_backend.engines.cuda import open_cuda
 from triton_backend.engines.tensorrt_layers import (
     EngineDescription,
     description_from_inspector,
     description_from_log,
 )
-from triton_backend.engines.tensorrt_library import Library, LogKeeper, make_logger
+from triton_backend.engines.tensorrt_library import RTX, Library, LogKeeper, make_logger
 
 MIB = 1 << 20
 
@@ -210,7 +211,7 @@ def _configure(
             shape = (batch, *spec.shape[1:])
             profile.set_shape(spec.name, shape, shape, shape)
         config.add_optimization_profile(profile)
-    if library.name != "tensorrt":  # tensorrt-rtx times nothing while building
+    if library.name == RTX:  # it times nothing while building
         return config, None
     cache = config.create_timing_cache(timing_cache or b"")
     config.set_timing_cache(cache, ignore_mismatch=False)
@@ -223,7 +224,7 @@ def require_supported(library: Library, capability: str) -> None:
     Raises:
         InputError: it does not; the message lists what it builds for.
     """
-    kinds = getattr(library.module, "ComputeCapability", None)
+    kinds = library.module.ComputeCapability if library.name == RTX else None
     if kinds is not None and not hasattr(kinds, _kind_name(capability)):
         known = sorted(k for k in vars(kinds) if k.startswith("SM"))
         raise InputError(
@@ -238,11 +239,17 @@ def _kind_name(capability: str) -> str:
 
 def _target(library: Library, config: Any, capability: str) -> None:
     """Name the card to build for; the data-centre library builds for the card it runs on."""
-    if hasattr(config, "set_compute_capability"):
-        require_supported(library, capability)
+    require_supported(library, capability)
+    if library.name == RTX:
         config.num_compute_capabilities = 1
         kind = getattr(library.module.ComputeCapability, _kind_name(capability))
         config.set_compute_capability(kind, 0)
+        return
+    found = open_cuda().compute_capability()
+    if found != capability:
+        raise InputError(
+            f"compute capability {capability}", f"{library.name} builds on the GPU here, a {found}"
+        )
 
 
 def _build_error(where: str, keeper: LogKeeper) -> StageError:

@@ -20,7 +20,7 @@ from flows.commands.options import (
 from flows.commands.output import note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
-    from flows.building.tensorrt import BuildReport
+    from flows.building.tensorrt_requests import BuildReport
     from flows.profiling.measure import MeasureLimits
     from flows.steps.engines import EngineOptions
     from flows.steps.workspace import Workspace
@@ -48,7 +48,7 @@ def engines(
 
     Without them a plan for GPU classes is served by emulated workers.
     """
-    from flows.building.tensorrt import EngineSettings
+    from flows.building.tensorrt_requests import EngineSettings
     from flows.commands.stored import find_plan
     from flows.files import write_plan
     from flows.steps.engines import attach_engines
@@ -143,7 +143,7 @@ def _gpu_classes(cluster: Path) -> list[str]:
 
 
 def _engine_options(choices: EngineChoices) -> "EngineOptions":
-    from flows.building.tensorrt import DEFAULT_BATCHES, EngineSettings
+    from flows.building.tensorrt_requests import DEFAULT_BATCHES, EngineSettings
     from flows.steps.engines import EngineOptions
 
     settings = EngineSettings(library=choices.library, compute_capabilities=choices.capabilities)

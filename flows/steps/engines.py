@@ -5,15 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows.building.tensorrt import (
+from flows.building.tensorrt import RUNTIME, build_engines
+from flows.building.tensorrt_half import convert_chain
+from flows.building.tensorrt_requests import (
     DEFAULT_BATCHES,
-    RUNTIME,
     BuildReport,
     EngineRequest,
     EngineSettings,
-    build_engines,
 )
-from flows.building.tensorrt_half import convert_chain
 from flows.clock import now_utc
 from flows.planning.decode import plan_identity
 from flows.splitting.extracting import extract_stage

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.building.tensorrt import BuildReport
+from flows.building.tensorrt_requests import BuildReport
 from flows.profiling.gpu import GpuMeasured, ProfiledGpu, measure_on_gpu
 from flows.profiling.measure import CellKey, MeasureLimits, ProfileTarget, Progress
 from flows.splitting.model import SplitModel

@@ -12,9 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.building.tensorrt import build_engines
+from flows.building.tensorrt_network import require_supported
+from flows.building.tensorrt_requests import EngineRequest, EngineSettings
 from flows.clock import Stopwatch
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.units import US_PER_MS, US_PER_S
+from triton_backend.engines.base import NUMPY_DTYPES, Artifact
+from triton_backend.engines.cuda import open_cuda
+from triton_backend.engines.tensorrt import TensorrtRuntime, open_tensorrt
+from triton_backend.engines.tensorrt_library import load_library
 
 Arrays = Mapping[str, NDArray[Any]]
 CLASS = "this-gpu"
@@ -83,39 +90,26 @@ class TensorrtPath:
 
     def __init__(self, work: Path) -> None:
         """Find the library and a card it builds for."""
-        from flows.building import tensorrt as building
-        from triton_backend.engines.cuda import open_cuda
-        from triton_backend.engines.tensorrt_library import load_library
-
-        self._building, self._work = building, work
+        self._work = work
         self.library = load_library()
         self.capability = open_cuda().compute_capability()
-        self._settings = building.EngineSettings(
+        require_supported(self.library, self.capability)
+        self._settings = EngineSettings(
             library=self.library.name, compute_capabilities={CLASS: self.capability}
         )
-        kinds = getattr(self.library.module, "ComputeCapability", None)
-        wanted = "SM" + self.capability.replace(".", "")
-        if self.library.name != "tensorrt" and not hasattr(kinds, wanted):
-            raise InputError(
-                self.library.name,
-                f"{self.library.version} does not support compute capability {self.capability}",
-            )
 
     def artifact(self, onnx_file: Path) -> Path:
         """Build the engine of a stage, or find it built."""
-        request = self._building.EngineRequest(
+        request = EngineRequest(
             stage=onnx_file.stem, onnx=onnx_file, gpu_class=CLASS, batches=BATCHES
         )
-        report = self._building.build_engines([request], self._work, self._settings)
+        report = build_engines([request], self._work, self._settings)
         if report.failures:
             raise InputError("engine", str(report.failures[0]))
         return report.results[0].folder
 
     def open(self, onnx_file: Path, *, graphs: bool) -> OpenStage:
         """Build and load."""
-        from triton_backend.engines.base import Artifact
-        from triton_backend.engines.tensorrt import open_tensorrt
-
         folder = self.artifact(onnx_file)
         return TensorrtStage(
             open_tensorrt(folder, Artifact.read(folder), use_graphs=graphs), graphs=graphs
@@ -125,7 +119,7 @@ class TensorrtPath:
 class TensorrtStage:
     """The product's runtime behind the checks' protocol."""
 
-    def __init__(self, runtime: Any, *, graphs: bool) -> None:
+    def __init__(self, runtime: TensorrtRuntime, *, graphs: bool) -> None:
         self.runtime = runtime
         self.inputs: tuple[str, ...] = tuple(spec.name for spec in runtime.inputs)
         if graphs and runtime.graph_fallbacks:
@@ -133,8 +127,6 @@ class TensorrtStage:
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """One batch into fresh arrays."""
-        from triton_backend.engines.base import NUMPY_DTYPES
-
         batch = len(next(iter(inputs.values())))
         out = {
             s.name: np.empty((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype])

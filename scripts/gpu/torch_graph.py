@@ -14,6 +14,8 @@ import torch  # pyright: ignore[reportMissingImports] -- not a dependency
 from onnx import helper, numpy_helper
 from torch.nn import functional  # pyright: ignore[reportMissingImports] -- not a dependency
 
+from triton_backend.core.errors import InputError
+
 Values = dict[str, Any]
 Operator = Callable[[list[Any], dict[str, Any]], Any]
 
@@ -37,7 +39,7 @@ class TorchGraph:
         self.outputs = [v.name for v in graph.output]
         lacking = {n.op_type for n in self._nodes} - set(OPERATORS)
         if lacking:
-            raise NotImplementedError(f"operators {sorted(lacking)} are not written for torch")
+            raise InputError(str(path), f"operators {sorted(lacking)} are not written for torch")
 
     def run(self, given: Mapping[str, Any]) -> Values:
         """Compute every output."""

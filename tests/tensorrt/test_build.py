@@ -1,7 +1,11 @@
 """Engines really built with tensorrt-rtx, which needs no GPU."""
 
+import fcntl
 import json
+import os
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +13,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from flows.building.tensorrt import (
+from flows.building.tensorrt import build_engines
+from flows.building.tensorrt_requests import (
     EngineFailure,
     EngineRequest,
     EngineResult,
     EngineSettings,
-    build_engines,
     compute_capability,
 )
 from tests.tensorrt import models
@@ -216,6 +220,21 @@ def test_builder_that_dies_costs_the_stage_it_was_building(tmp_path: Path) -> No
     report = build_engines([request(onnx)], tmp_path / "art", settings)
     (failure,) = report.failures
     assert "stopped after" in failure.reason
+
+
+def test_two_builds_never_share_a_gpu(tmp_path: Path) -> None:
+    gpu = f"GPU-of-{tmp_path.name}"
+    lock = Path(tempfile.gettempdir()) / f"poolpipe-locks-{os.getuid()}" / f"{gpu}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    wanted = request(models.two_in_three_out(tmp_path / "m.onnx"))
+    impatient = EngineSettings(library="tensorrt-rtx", devices={CLASS: gpu}, time_limit_s=2.5)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (failure,) = build_engines([wanted], tmp_path / "art", impatient).failures
+        assert "stopped after" in failure.reason
+    patient = replace(impatient, time_limit_s=60.0)
+    assert build_engines([wanted], tmp_path / "art", patient).built == 1
+    lock.unlink()
 
 
 def test_capability_comes_from_the_name_or_is_stated() -> None:

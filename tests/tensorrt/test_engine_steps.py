@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.building.tensorrt import EngineSettings
+from flows.building.tensorrt_requests import EngineSettings
 from flows.cli import run
 from flows.files import read_plan, write_plan
 from flows.profiling.gpu import ProfiledGpu

@@ -7,8 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from flows.building.tensorrt import EngineRequest, EngineSettings, build_engines
+from flows.building.tensorrt import build_engines
 from flows.building.tensorrt_half import convert_chain, convert_stage
+from flows.building.tensorrt_requests import EngineRequest, EngineSettings
 from tests.tensorrt import models
 from triton_backend.core.errors import InputError
 from triton_backend.engines.base import Artifact

@@ -5,7 +5,8 @@ import json
 import onnx
 import pytest
 
-from flows.building.tensorrt import EngineRequest, EngineSettings, build_engines
+from flows.building.tensorrt import build_engines
+from flows.building.tensorrt_requests import EngineRequest, EngineSettings
 from flows.splitting.examples import write_example
 from flows.splitting.graph import read_layers
 from flows.splitting.model import SplitModel

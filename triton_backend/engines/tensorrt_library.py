@@ -16,7 +16,8 @@ from typing import Any
 
 from triton_backend.core.errors import InputError
 
-LIBRARIES = ("tensorrt", "tensorrt-rtx")
+DATA_CENTRE, RTX = "tensorrt", "tensorrt-rtx"
+LIBRARIES = (DATA_CENTRE, RTX)
 INSTALL_HINT = (
     "install the wheels that build without a GPU with `pip install poolpipe[tensorrt-rtx]`, or"
     " the data-centre library with `pip install tensorrt` (see flows/building/TENSORRT.md)"
@@ -57,7 +58,7 @@ def load_library(name: str | None = None) -> Library:
     if name is not None and name not in LIBRARIES:
         raise InputError(f"TensorRT library {name!r}", f"is none of {', '.join(LIBRARIES)}")
     for candidate in LIBRARIES if name is None else (name,):
-        module = _import_tensorrt() if candidate == "tensorrt" else _import_tensorrt_rtx()
+        module = _import_tensorrt() if candidate == DATA_CENTRE else _import_tensorrt_rtx()
         if module is not None:
             return Library(name=candidate, version=str(module.__version__), module=module)
     raise InputError(
