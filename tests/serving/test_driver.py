@@ -11,10 +11,12 @@ from tests.serving.plans import BATCH, SLO_US, plan, two_stage
 from tests.serving.system import deploy
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
-from triton_backend.serving.driver import DROP_REASONS, Front, Gateway, Letter, State, Worker
+from triton_backend.serving.counters import State
+from triton_backend.serving.driver import OVERDUE_AT_LEAST_US, Front, Gateway, Letter, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import (
+    DROP_REASONS,
     HEADER_BYTES,
     ArrivalBody,
     DispatchBody,
@@ -284,3 +286,25 @@ def test_workers_that_are_all_slow_are_left_alone() -> None:
     assert not watch.is_slow(2, {2})
     watch.forget(2)
     assert not watch.is_slow(2, {0, 1, 2})
+
+
+def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    gateway.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
+    gateway.look_for_overdue(10_000 + OVERDUE_AT_LEAST_US)
+    assert not gateway.letters()
+    gateway.look_for_overdue(11_000 + OVERDUE_AT_LEAST_US)
+    letters = gateway.letters()
+    assert {Kind.RETIRE, Kind.ABORT, Kind.DISPATCH} <= set(kinds(letters))
+    ((_, again),) = dispatches(letters)
+    assert again.requests == body.requests
+    assert again.hops[1].vgpu == 2
+
+
+def test_the_only_worker_of_a_pool_is_waited_for(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    gateway.letters()
+    gateway.look_for_overdue(10 * OVERDUE_AT_LEAST_US)
+    assert not gateway.letters()
+    assert gateway.in_flight == 1

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer,
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving import event_log, server
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
+from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.event_log import EventLog, read_events, to_line
 from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
 from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
@@ -205,3 +208,16 @@ def test_the_command_line_of_the_server_says_what_is_wrong(
 ) -> None:
     assert server.main(["start", f"--folder={tmp_path}"]) == 2
     assert "not a settings file" in capsys.readouterr().err
+
+
+def test_the_end_of_a_process_wakes_its_watcher() -> None:
+    watch = DeathWatch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        watch.watch(process.pid)
+        watch.watch(process.pid)
+        assert watch.wait(0) == []
+        process.kill()
+        assert watch.wait(10) == [process.pid]
+    assert watch.wait(0) == []
+    watch.watch(process.pid)
+    assert watch.wait(0) == []

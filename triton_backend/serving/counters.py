@@ -1,10 +1,19 @@
-"""What the gateway counts; published elsewhere, a few times a second."""
+"""What the gateway counts, and where it stands; published elsewhere, a few times a second."""
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from triton_backend.serving.settings import Deployment
+
+
+class State(StrEnum):
+    """Where a rollout stands."""
+
+    SERVING = "serving"
+    FLUSHING = "flushing"
+    FLUSHED = "flushed"
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ flight) -> swap -> *serving* under the new generation. Abort returns to *serving
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from triton_backend.core.decisions import (
@@ -38,11 +37,12 @@ from triton_backend.core.events import (
     WorkerLost,
 )
 from triton_backend.core.scheduler import Scheduler
-from triton_backend.serving.counters import GatewayCounters
+from triton_backend.serving.counters import GatewayCounters, State
 from triton_backend.serving.memory import SlotPool
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import (
+    DROP_REASONS,
     ArrivalBody,
     DispatchBody,
     DropBody,
@@ -55,9 +55,10 @@ from triton_backend.serving.wire import (
     pack_json,
 )
 
-DROP_REASONS: tuple[DropReason, ...] = tuple(DropReason)
 # A slot granted to an aborted batch may still be written by its sender for this long.
 QUARANTINE_SLOS = 2
+OVERDUE_FACTOR = 4
+OVERDUE_AT_LEAST_US = 150_000
 
 
 class Front(NamedTuple):
@@ -80,14 +81,6 @@ class Letter(NamedTuple):
     data: bytes
 
 
-class State(StrEnum):
-    """Where a rollout stands."""
-
-    SERVING = "serving"
-    FLUSHING = "flushing"
-    FLUSHED = "flushed"
-
-
 @dataclass(slots=True)
 class _Request:
     front: Front
@@ -101,6 +94,7 @@ class _Batch:
     requests: tuple[int, ...]
     samples: int
     path: tuple[tuple[int, int], ...]  # (vGPU, slot) of every stage
+    ends_us: tuple[int, ...]  # reserved end of every stage
     done: int = 0
 
 
@@ -237,6 +231,7 @@ class Gateway:
         self._up.add(worker)
         if worker.generation == self.deployment.generation:
             self._pace.forget(worker.vgpu)
+            self._heard_us[worker.vgpu] = now_us
             self._tell(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
 
     def worker_lost(self, worker: Worker, now_us: int) -> None:
@@ -273,6 +268,7 @@ class Gateway:
         if known is None or stage != known.done or known.path[stage][0] != times.vgpu:
             return  # aborted, or of another life of the scheduler
         known.done = stage + 1
+        self._heard_us[times.vgpu] = now_us
         self._slots[times.vgpu].give(known.path[stage][1])
         stage_us = times.end_us - times.start_us
         self.counters.busy(self.deployment, times.vgpu, stage_us)
@@ -300,10 +296,41 @@ class Gateway:
         self._pace.ran(vgpu, took_us, round(expected * deployment.settings.time_stretch))
         up = {w.vgpu for w in self._up if w.generation == deployment.generation}
         if self._pace.is_slow(vgpu, up):
-            worker = Worker(deployment.generation, vgpu)
-            self.counters.workers_drained += 1
-            self._post(worker, frame(Kind.RETIRE, plan_tag=deployment.tag))
-            self.worker_lost(worker, self._last_us)
+            self._renew(Worker(deployment.generation, vgpu), self._last_us)
+
+    def look_for_overdue(self, now_us: int) -> None:
+        """Give up on workers that should have ended a batch long ago and have said nothing since.
+
+        Their node would notice a hung process too, but later; the requests can be run elsewhere now.
+        """
+        deployment = self.deployment
+        overdue: set[int] = set()
+        for batch in self._batches.values():
+            if batch.done < len(batch.path):
+                vgpu = batch.path[batch.done][0]
+                last_us = max(batch.ends_us[batch.done], self._heard_us[vgpu])
+                stage_us = deployment.stage_of(vgpu).latency_us * deployment.settings.time_stretch
+                if now_us - last_us > max(OVERDUE_FACTOR * stage_us, OVERDUE_AT_LEAST_US):
+                    overdue.add(vgpu)
+        for vgpu in overdue:
+            if self._has_another(vgpu, overdue):
+                self._renew(Worker(deployment.generation, vgpu), now_us)
+
+    def _has_another(self, vgpu: int, overdue: set[int]) -> bool:
+        """Whether the pool of a vGPU has another one that is up and well."""
+        pools = self._pools
+        return any(
+            worker.generation == self.deployment.generation
+            and worker.vgpu not in overdue
+            and pools[worker.vgpu] == pools[vgpu]
+            for worker in self._up
+        )
+
+    def _renew(self, worker: Worker, now_us: int) -> None:
+        """Take a worker for lost and have its process replaced."""
+        self.counters.workers_drained += 1
+        self._post(worker, frame(Kind.RETIRE, plan_tag=self.deployment.tag))
+        self.worker_lost(worker, now_us)
 
     def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
         """A runtime could not run a batch: its requests are answered by the front as failed."""
@@ -383,7 +410,9 @@ class Gateway:
     def _next_slots(self) -> None:
         deployment = self.deployment
         self._slots = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
-        self._pace = PaceWatch([(v.model, v.pipeline, v.stage) for v in deployment.vgpus])
+        self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
+        self._pace = PaceWatch(self._pools)
+        self._heard_us = [0] * len(self._pools)
         self._models = {model.name: i for i, model in enumerate(deployment.plan.models)}
         self._slack_us = min(
             deployment.settings.guard_us(model.slo_us) for model in deployment.plan.models
@@ -458,6 +487,7 @@ class Gateway:
             dispatch.request_ids,
             dispatch.samples,
             tuple((hop.vgpu, hop.slot) for hop in hops),
+            tuple(hop.end_us for hop in hops),
         )
         self.counters.dispatched(front.model, dispatch.samples)
         body = DispatchBody(

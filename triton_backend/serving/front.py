@@ -21,13 +21,13 @@ from triton_backend.core.errors import PoolPipeError
 from triton_backend.core.plan import ModelPlan
 from triton_backend.core.units import us_to_ms
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.driver import DROP_REASONS
 from triton_backend.serving.front_counters import FrontCounters
 from triton_backend.serving.hub import Connection, Hub
 from triton_backend.serving.memory import Arrays, Segment, SlotPool
 from triton_backend.serving.outbound import Outbound, checksum_of
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.wire import (
+    DROP_REASONS,
     AnswerBody,
     ArrivalBody,
     BatchBody,

@@ -57,6 +57,10 @@ class HealthBoard:
         """The worker ended its batch."""
         self.rows[vgpu, _SINCE] = 0
 
+    def has_beaten(self, vgpu: int) -> bool:
+        """Whether the worker has finished loading."""
+        return bool(self.rows[vgpu, _BEAT])
+
     def reset(self, vgpu: int) -> None:
         """A new process takes the row."""
         self.rows[vgpu] = 0

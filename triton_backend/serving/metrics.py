@@ -5,10 +5,13 @@ keyed by metric name and labels; a counter is published by what it grew since th
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from triton_backend.serving.driver import Gateway, State
+from triton_backend.serving.counters import State
 from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
+
+if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
+    from triton_backend.serving.driver import Gateway
 
 Labels = tuple[tuple[str, str], ...]
 Values = dict[tuple[str, Labels], float]
@@ -102,7 +105,7 @@ def front_values(model: str, counters: FrontCounters) -> Values:
     return values
 
 
-def gateway_values(gateway: Gateway) -> Values:
+def gateway_values(gateway: "Gateway") -> Values:
     """Queues, batches, pools and the plan of the scheduler."""
     counters, deployment = gateway.counters, gateway.deployment
     status = gateway.status()
@@ -134,7 +137,7 @@ def gateway_values(gateway: Gateway) -> Values:
     return values | _pool_sizes(gateway)
 
 
-def _pool_sizes(gateway: Gateway) -> Values:
+def _pool_sizes(gateway: "Gateway") -> Values:
     sizes: Values = {}
     for model in gateway.deployment.plan.models:
         for pipeline in model.pipelines:

@@ -18,7 +18,8 @@ from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.memory import SHARED_FOLDER
 from triton_backend.serving.settings import SETTINGS_NAME, Deployment
 
-WATCH_SECONDS = 0.1
+WATCH_SECONDS = 0.05
+LOADING_AT_ONCE = 2  # more would take the processor from those who serve
 FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
@@ -84,8 +85,13 @@ class Node:
     def _run(self) -> None:
         while not self._stopping.is_set():
             now_us = self._clock.now_us()
+            loading = sum(self._is_loading(worker) for worker in self._workers)
             for worker in self._workers:
-                self._watch(worker, now_us)
+                if worker.process is not None:
+                    self._watch(worker, now_us)
+                elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
+                    loading += 1
+                    self._start(worker, now_us)
             self._stopping.wait(WATCH_SECONDS)
         processes = [w.process for w in self._workers if w.process is not None]
         for process in processes:
@@ -96,11 +102,11 @@ class Node:
             self._remove_memory(worker)
         self._board.remove()
 
+    def _is_loading(self, worker: _Process) -> bool:
+        return worker.process is not None and not self._board.has_beaten(worker.vgpu)
+
     def _watch(self, worker: _Process, now_us: int) -> None:
-        if worker.process is None:
-            if now_us >= worker.restart_us:
-                self._start(worker, now_us)
-            return
+        assert worker.process is not None
         code = worker.process.poll()
         if code is None:
             complaint = self._board.complaint(worker.vgpu, now_us)

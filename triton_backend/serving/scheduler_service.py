@@ -37,6 +37,7 @@ from triton_backend.serving.wire import (
 )
 
 BEAT_US = 250_000
+LOOK_US = 50_000
 COMMANDS = ("prepare", "flush", "swap", "abort", "status")
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class SchedulerService:
         self._names: dict[Connection, Front | Worker] = {}
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_beat_us = now_us
+        self._next_look_us = now_us
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -135,6 +137,9 @@ class SchedulerService:
             self.gateway.timer(now_us)
         self._post()
         self._hub.alarm.set(self.gateway.timer_us)
+        if now_us >= self._next_look_us:
+            self._next_look_us = now_us + LOOK_US
+            self.gateway.look_for_overdue(now_us)
         if now_us >= self._next_beat_us:
             self._next_beat_us = now_us + BEAT_US
             self._beat()

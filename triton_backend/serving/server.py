@@ -34,10 +34,12 @@ from typing import Any
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving.access import TOKEN_HEADER, Access, reached_at
+from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.memory import remove_segments
 from triton_backend.serving.settings import SETTINGS_NAME, ServeSettings
 
 STATE_NAME = "state.json"
+OWN_PREFIX = "poolpipe_"  # of scheduler and nodes; all others are fronts
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3
 WATCH_SECONDS = 0.2
@@ -164,6 +166,7 @@ class Supervisor:
         self._ports = ports
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
+        self._deaths = DeathWatch()
         self._stopping = threading.Event()
         self._state_path = settings.folder / STATE_NAME
 
@@ -173,7 +176,8 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         try:
             self._start()
-            while not self._stopping.wait(WATCH_SECONDS):
+            while not self._stopping.is_set():
+                self._deaths.wait(WATCH_SECONDS)
                 self._watch()
         finally:
             self._clean()
@@ -242,6 +246,7 @@ class Supervisor:
         for file in list(pids.glob("*")) if pids.is_dir() else []:
             with contextlib.suppress(OSError, ValueError):
                 pid, beat_us = map(int, file.read_text().split())
+                self._deaths.watch(pid)
                 silent_us = SystemClock().now_us() - beat_us
                 if silent_us > SILENT_US and _alive(pid):
                     _LOG.warning("%s is killed: silent for %d ms", file.name, silent_us // 1000)
@@ -252,6 +257,9 @@ class Supervisor:
     def _heal(self, file: Path) -> None:
         """Load a model whose stub died anew, under the next restart number."""
         file.unlink(missing_ok=True)
+        if not file.name.startswith(OWN_PREFIX):
+            # Until the new process is there, refuse what the dead one would never answer.
+            self._http("POST", f"/v2/repository/models/{file.name}/unload", b"{}")
         config = self._settings.folder / "repository" / file.name / "config.pbtxt"
         if not config.is_file():
             return

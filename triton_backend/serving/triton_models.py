@@ -31,7 +31,6 @@ from triton_backend.serving.metrics import (
     node_values,
 )
 from triton_backend.serving.node import Node
-from triton_backend.serving.scheduler_service import SchedulerService
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 
 PUBLISH_SECONDS = 1.0
@@ -217,6 +216,9 @@ class ControlModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the scheduler."""
+        # Imported here, because fronts and nodes need no scheduler and start sooner without it.
+        from triton_backend.serving.scheduler_service import SchedulerService  # noqa: PLC0415
+
         self._service = SchedulerService(self.settings, self.deployment, self.clock)
         self._service.start()
 

@@ -14,6 +14,7 @@ import zlib
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import PoolPipeError
 
 MAGIC = b"PPIP"
@@ -24,6 +25,10 @@ MAX_PAYLOAD_BYTES = 1 << 33
 # magic, version, kind, stage, body bytes, body CRC-32, batch, plan tag, payload bytes
 _HEADER = struct.Struct("<4sBBhIIqQQ")
 HEADER_BYTES = _HEADER.size
+
+
+# A reason crosses as its place in this order.
+DROP_REASONS: tuple[DropReason, ...] = tuple(DropReason)
 
 
 class FrameError(PoolPipeError):
