@@ -179,8 +179,10 @@ def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str |
 
 
 def _print(vary: str, curves: Curves) -> None:
+    """The table, and beneath it why values have no plan (a column of that would squeeze it)."""
     from flows.reporting import words
 
+    points = [(name, point) for name, curve in curves.items() for point in curve]
     rows = [
         (
             f"{point.value:g}",
@@ -189,9 +191,8 @@ def _print(vary: str, curves: Curves) -> None:
             words.percent(point.gap, 2),
             None if point.gpus_used is None else sum(point.gpus_used.values()),
             point.solve_seconds,
-            point.reason or "",
         )
-        for name, points in curves.items()
-        for point in points
+        for name, point in points
     ]
-    show(table((vary, "planner", "objective", "gap", "GPUs", "seconds", ""), rows))
+    show(table((vary, "planner", "objective", "gap", "GPUs", "seconds"), rows))
+    notes([f"{name} at {point.value:g}: {point.reason}" for name, point in points if point.reason])
