@@ -1,0 +1,135 @@
+"""Problems and plans of the published evaluation, for the simulator's benchmark and reproduction.
+
+A cell is one model of one published workload on one cluster: 6 groups x 4 clusters x 3 models.
+Plans come from our planner and are kept in memory only.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.planning import PlanOptions, make_plan
+from flows.profiling.tables import read_tables
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import ModelPlan, Plan
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.units import US_PER_S
+from triton_backend.core.workload import ModelDemand, Workload
+
+GROUPS = tuple(f"G{i}" for i in range(1, 7))
+CLUSTERS = tuple(f"HC{i}-L" for i in range(1, 5))
+PLANNERS = ("pool", "dart-r", "no-partitioning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One model of one plan, offered a share of what the `pool` plan promises."""
+
+    group: str
+    cluster: str
+    model: str
+    plan: Plan
+    reference: Plan
+
+
+@dataclass(slots=True, kw_only=True)
+class PaperData:
+    """The folder of inputs, read, and the plans made of it so far."""
+
+    folder: Path
+    profiles: dict[str, ModelProfile]
+    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict[tuple[Any, ...], Plan])
+
+    @classmethod
+    def read(cls, folder: Path) -> "PaperData":
+        """Read the tables of a folder such as `data/ppipe`."""
+        if not (folder / "block_latency_us.csv").exists():
+            raise InputError(str(folder), "has no block_latency_us.csv; give the folder of tables")
+        profiles, _ = read_tables(folder)
+        return cls(folder=folder, profiles=profiles)
+
+    def cluster(self, name: str) -> Cluster:
+        """A cluster of the folder."""
+        return Cluster.from_dict(_yaml(self.folder / "clusters" / f"{name}.yaml"))
+
+    def workload(self, name: str) -> Workload:
+        """A workload of the folder."""
+        return Workload.from_dict(_yaml(self.folder / "workloads" / f"{name}.yaml"))
+
+    def slos_us(self) -> dict[str, int]:
+        """SLO of every model: 5 x its batch-1 latency on an L4."""
+        with (self.folder / "slo_us.csv").open(newline="", encoding="utf-8") as file:
+            return {row["model"]: int(float(row["slo_us"])) for row in csv.DictReader(file)}
+
+    def group_plan(self, group: str, cluster: str, planner: str) -> Plan:
+        """Plan of one published problem of three models."""
+        key = (group, cluster, planner)
+        if key not in self.plans:
+            workload = self.workload(f"{group}-{cluster}")
+            options = PlanOptions(planner=planner)
+            self.plans[key] = make_plan(self.profiles, self.cluster(cluster), workload, options)
+        return self.plans[key]
+
+    def single_plan(self, model: str, cluster: Cluster, slo_us: int, options: PlanOptions) -> Plan:
+        """Plan of one model alone; its batch-building rate is its no-partitioning throughput."""
+        workload = Workload(models=(ModelDemand(name=model, slo_us=slo_us, weight=1.0),))
+        return make_plan(self.profiles, cluster, workload, options)
+
+    def cells(self, planner: str) -> Iterator[Cell]:
+        """All 72 cells."""
+        for group in GROUPS:
+            for cluster in CLUSTERS:
+                plan = self.group_plan(group, cluster, planner)
+                reference = self.group_plan(group, cluster, "pool")
+                for model in plan.models:
+                    yield Cell(
+                        group=group,
+                        cluster=cluster,
+                        model=model.name,
+                        plan=plan,
+                        reference=reference,
+                    )
+
+
+def at_objective(plan: Plan) -> Plan:
+    """The plan with every model's rate cut to weight x objective: what the optimum promises.
+
+    Models that are not the scarcest can serve more than that, and `throughput_rps` says how much.
+    Published plans state the lower figure for nearly all models, so published load factors refer
+    to it.
+    """
+    rates = {
+        demand.name: (demand.weight or 1.0) * plan.objective.value
+        for demand in plan.workload.models
+    }
+    models = tuple(
+        replace(model, throughput_rps=min(rates[model.name], model.throughput_rps))
+        for model in plan.models
+    )
+    return replace(plan, models=models)
+
+
+def ideal_attainment(model: ModelPlan, slack_us: float, arrivals_us: Any) -> float:
+    """What a single server of the plan's rate attains that loses no time and knows every deadline.
+
+    Requests of equal size that can wait `slack_us` at most: a request is served exactly if the
+    work before it is done by then (the workload of an M/D/1 queue with impatience).
+    """
+    service_us = US_PER_S / model.throughput_rps
+    work_us, last_us, served = 0.0, 0, 0
+    for now_us in arrivals_us.tolist():
+        work_us = max(0.0, work_us - (now_us - last_us))
+        last_us = now_us
+        if work_us <= slack_us:
+            work_us += service_us
+            served += 1
+    return served / max(1, len(arrivals_us))
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
