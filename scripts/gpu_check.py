@@ -28,6 +28,7 @@ from triton_backend.core.errors import InputError, PoolPipeError  # noqa: E402 -
 from triton_backend.engines.cuda import open_cuda  # noqa: E402 -- found by the line above
 
 FAILED, NO_GPU = 1, 2
+LOAD = "build and load"
 PACKAGES = ("numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu12-bindings", "torch")
 
 
@@ -47,10 +48,15 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(work=work, model=options.model, quick=options.quick, cuda=cuda)
         bench.path = find_path(work, bench.complaints, options.path)
-        results = [_run(name, bench) for name in CHECKS if options.only in {None, name}]
+        results = [_run(name, bench) for name in _chosen(options.only)]
     summary |= {"gpu": True, "path": bench.path.name if bench.path else None, "checks": results}
     failed = any(result["result"] == "fail" for result in results)
     return _finish(summary, options.json, FAILED if failed else 0)
+
+
+def _chosen(only: str | None) -> list[str]:
+    """All checks in order, or the one asked for after the one that loads the model."""
+    return [name for name in CHECKS if only in {None, name} or name == LOAD]
 
 
 def _run(name: str, bench: Bench) -> dict[str, Any]:
