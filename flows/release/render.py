@@ -82,7 +82,7 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:
 
 def _write_settings(folder: Path, variables: Mapping[str, Any]) -> None:
     """`settings.json`, mode 0600, with what is this host's own."""
-    text = _render(
+    text = render_template(
         "settings.json.j2",
         **{
             **variables,
@@ -224,10 +224,11 @@ def _model(folder: Path, kind: str, name: str, *, generation: int, **variables: 
         "restart": 0,
     }
     for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
-        (place / target).write_text(_render(f"{kind}/{template}.j2", **common, **variables))
+        (place / target).write_text(render_template(f"{kind}/{template}.j2", **common, **variables))
 
 
-def _render(template: str, **variables: Any) -> str:
+def render_template(template: str, **variables: Any) -> str:
+    """A template of `model_repo_templates` as text; a variable that is not given is an error."""
     templates = Path(model_repo_templates.__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
