@@ -75,6 +75,15 @@ class IngestParameters(Parameters):
     folder: Path | None = Field(
         default=None, description="Serve folder whose event files are read; the project's own."
     )
+    watched_minutes: int = Field(
+        default=10, ge=1, description="Ended minutes in which the conditions below are looked for."
+    )
+    attainment_target: float = Field(
+        default=0.99, gt=0, le=1, description="A model under it is an event."
+    )
+    share_shift: float = Field(
+        default=0.2, gt=0, le=1, description="So much of the load on other models is an event."
+    )
 
 
 class PruneParameters(Parameters):

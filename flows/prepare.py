@@ -9,9 +9,11 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.sync import concurrency
 
 from flows.files import read_cluster, read_device_classes
 from flows.parameters import PrepareParameters
+from flows.profiling.devices import list_devices
 from flows.profiling.measure import CellKey
 from flows.splitting.model import SplitModel
 from flows.steps.prepare import ClassToProfile, Prepared, profile_step, split_step
@@ -47,7 +49,9 @@ def profile(work: Workspace, model: SplitModel, classes: list[ClassToProfile]) -
                 artifact, progress=100.0 * done / total, description=f"{key.gpu_class} {key.block}"
             )
 
-    prepared = profile_step(work, model, classes, progress=progress)
+    # Nothing else may run on a GPU that is being measured.
+    with concurrency([f"gpu:{device.uuid}" for device in list_devices()]):
+        prepared = profile_step(work, model, classes, progress=progress)
     update_progress_artifact(artifact, progress=100.0)
     return prepared
 

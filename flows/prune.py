@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from prefect import flow
+from prefect.concurrency.sync import concurrency
 
 from flows.clock import now_utc
 from flows.parameters import PruneParameters
@@ -14,5 +15,8 @@ from warehouse.care import prune as prune_warehouse
 def prune(parameters: PruneParameters) -> dict[str, int]:
     """Rows removed by table."""
     before = now_utc() - timedelta(days=parameters.keep_days)
-    with workspace(parameters.warehouse).open() as warehouse:
+    with (
+        concurrency("warehouse-writer"),
+        workspace(parameters.warehouse).open() as warehouse,
+    ):
         return prune_warehouse(warehouse, before)

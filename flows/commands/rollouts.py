@@ -154,6 +154,9 @@ def replan(
     warm_up_hours: Annotated[
         float, typer.Option(metavar="N", min=0.01, help="Hours of the table before the first plan.")
     ] = 24.0,
+    simulate_minutes: Annotated[
+        int, typer.Option(min=0, help="So many intervals of the backtest are also simulated.")
+    ] = 0,
     chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
@@ -179,7 +182,10 @@ def replan(
     if backtest is None:
         _replan_now(parameters, as_json=as_json)
         return
-    from flows.commands.backtesting import BacktestOptions, draw, run_backtest
+    from flows.commands.backtesting import draw, replay
+    from flows.planning import PlanOptions
+    from flows.replanning.forecast import ForecastOptions
+    from flows.steps.backtest import BacktestOptions
 
     asked = BacktestOptions(
         table=backtest,
@@ -188,22 +194,30 @@ def replan(
         peak_rps=options.rates("--peak", peak),
         period_s=round(period_hours * 3600),
         warm_up_s=round(warm_up_hours * 3600),
+        forecast=ForecastOptions(quantile=quantile, headroom=headroom),
+        planning=PlanOptions(max_partitions=max_partitions, slo_margin=slo_margin),
+        simulated_minutes=simulate_minutes,
     )
     with progress("backtesting") as report:
-        found, history = run_backtest(parameters, asked, report)
+        done = replay(parameters, asked, report)
+    document = done.to_dict()
     if chart is not None:
-        draw(found, history, chart)
+        draw(done, chart)
     if as_json:
-        print_json(found.to_dict() | ({} if chart is None else {"chart": chart}))
+        print_json(document | ({} if chart is None else {"chart": chart}))
         return
-    show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(found.to_dict())]))
+    show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(document)]))
 
 
 def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [
-        (name, ", ".join(value) if isinstance(value, list) else value)
-        for name, value in document.items()
-    ]
+    rows: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        if isinstance(value, dict):
+            inner: dict[str, Any] = value
+            rows += [(f"{name} {key}", given) for key, given in _figures(inner)]
+        else:
+            rows.append((name, ", ".join(value) if isinstance(value, list) else value))
+    return rows
 
 
 def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.clock import Stopwatch
 from flows.replanning.forecast import ForecastOptions, forecast_rps
 from flows.replanning.rates import RateHistory
 from triton_backend.core.errors import InputError
@@ -27,14 +28,15 @@ class Period:
     """One planned period; rates are per model, in the history's order.
 
     Attributes:
-        first: the first interval of the period.
+        first, intervals: the first interval of the period, and how many it has.
         gpus: GPUs the plan uses.
         offered_rps, served_rps: means over the period, after capacity.
-        plan_seconds: wall time of the planner.
+        plan_seconds: wall time of the planner, with every attempt it made.
     """
 
     first: int
-    plan_id: str
+    intervals: int
+    plan: Plan
     gpus: int
     forecast_rps: tuple[float, ...]
     planned_rps: tuple[float, ...]
@@ -45,7 +47,10 @@ class Period:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backtest:
-    """All periods, and the plan for the highest rates that would have served without replanning."""
+    """All periods, and the plan for the highest rates that would have served without replanning.
+
+    The highest rates are those that came, not forecast ones: nobody could have known them.
+    """
 
     names: tuple[str, ...]
     interval_s: int
@@ -55,13 +60,26 @@ class Backtest:
     @property
     def served_fraction(self) -> float:
         """Requests served / offered, over all periods and models."""
-        offered = sum(sum(p.offered_rps) for p in self.periods)
-        return sum(sum(p.served_rps) for p in self.periods) / offered if offered else 1.0
+        offered = sum(sum(p.offered_rps) * p.intervals for p in self.periods)
+        served = sum(sum(p.served_rps) * p.intervals for p in self.periods)
+        return served / offered if offered else 1.0
+
+    @property
+    def served_by_model(self) -> dict[str, float]:
+        """The same for every model."""
+        rates = np.array([[p.offered_rps, p.served_rps] for p in self.periods])
+        weights = np.array([p.intervals for p in self.periods])
+        offered, served = np.tensordot(weights, rates, axes=1)
+        return {
+            name: float(s / o) if o > 0 else 1.0
+            for name, o, s in zip(self.names, offered, served, strict=True)
+        }
 
     @property
     def mean_gpus(self) -> float:
-        """GPUs used, averaged over the periods."""
-        return float(np.mean([p.gpus for p in self.periods]))
+        """GPUs used, averaged over time."""
+        weights = [p.intervals for p in self.periods]
+        return float(np.average([p.gpus for p in self.periods], weights=weights))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as `replan --backtest --json` prints it."""
@@ -69,6 +87,7 @@ class Backtest:
             "models": list(self.names),
             "periods": len(self.periods),
             "served_fraction": self.served_fraction,
+            "served_by_model": self.served_by_model,
             "mean_gpus": self.mean_gpus,
             "static_gpus": self.static_gpus,
             "gpu_fraction": self.mean_gpus / self.static_gpus if self.static_gpus else 0.0,
@@ -115,19 +134,22 @@ def _period(
 ) -> Period:
     at, length = span
     foreseen = forecast_rps(history, at, length, options)
+    watch = Stopwatch()
     plan = planner(_rates(history.names, foreseen))
+    plan_seconds = watch.seconds()
     planned = np.array([plan.model(name).throughput_rps for name in history.names])
     offered = np.nan_to_num(history.rps[at : at + length])
     served = np.minimum(offered, planned)
     return Period(
         first=at,
-        plan_id=plan.plan_id,
+        intervals=length,
+        plan=plan,
         gpus=sum(plan.gpus_used.values()),
         forecast_rps=tuple(foreseen.tolist()),
         planned_rps=tuple(planned.tolist()),
         offered_rps=tuple(offered.mean(axis=0).tolist()),
         served_rps=tuple(served.mean(axis=0).tolist()),
-        plan_seconds=plan.solve_seconds,
+        plan_seconds=plan_seconds,
     )
 
 

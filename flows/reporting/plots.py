@@ -105,32 +105,6 @@ def curve_chart(
     return _save(figure, axes, path)
 
 
-def backtest_chart(
-    hours: Sequence[float],
-    rates: Mapping[str, Sequence[float]],
-    gpus: Sequence[float],
-    path: Path,
-    *,
-    title: str = "",
-) -> Path:
-    """Offered, planned and served rates over time above the GPUs in use."""
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    _plain(above)
-    _plain(below)
-    for number, (label, values) in enumerate(rates.items()):
-        above.plot(hours, values, label=label, color=model_colour(number), linewidth=1.3)
-    above.set_ylabel("requests/s")
-    above.set_ylim(bottom=0)
-    below.step(hours, gpus, where="post", color=model_colour(4))
-    below.fill_between(hours, gpus, step="post", color=model_colour(4), alpha=0.2)
-    below.set_ylim(bottom=0)
-    below.set_ylabel("GPUs used")
-    below.set_xlabel("hours")
-    above.set_title(title, loc="left", fontsize=11)
-    return _save(figure, above, path)
-
-
 def _figure(title: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -1,0 +1,94 @@
+"""What a running system shows that should not wait for the night: reasons to look at the plan.
+
+Here: the conditions, from the warehouse's minutes and the system's own status. Not here: telling
+anybody (the flow emits events, which automations of `prefect.yaml` answer with a replan).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from flows.release.admin import ServerError, read_state
+from flows.replanning.decide import share_shift
+from flows.steps.planning import find_plan
+from flows.steps.workspace import Workspace
+from triton_backend.core.errors import InputError
+from warehouse.operations import rates_between
+
+ATTAINMENT_LOW = "poolpipe.attainment.low"
+SHARE_SHIFTED = "poolpipe.share.shifted"
+WORKERS_LOST = "poolpipe.workers.lost"
+ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a condition is worth an event.
+
+    Attributes:
+        attainment: least share of a model's requests served in time.
+        share: most share of the requests that may belong to other models than planned.
+        minutes: whole minutes looked at, the newest that have ended.
+    """
+
+    attainment: float = 0.99
+    share: float = 0.2
+    minutes: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition that holds: the event's name, what it is about, and the reason in words."""
+
+    event: str
+    about: str
+    reason: str
+
+
+def conditions(work: Workspace, now: datetime, limits: Limits) -> list[Condition]:
+    """Everything that holds now; nothing where no system is served or measured."""
+    until = now.replace(second=0, microsecond=0)
+    with work.open(read_only=True) as warehouse:
+        rows = rates_between(warehouse, until - limits.minutes * MINUTE, until)
+    found = low_attainment(rows, limits)
+    try:
+        status = read_state(work.state.serve).control("status")
+    except (InputError, ServerError):
+        return found
+    workers = status["workers"]
+    if workers["up"] < workers["total"]:
+        text = f"{workers['up']} of {workers['total']} workers are up"
+        found.append(Condition(event=WORKERS_LOST, about=str(status["plan_id"]), reason=text))
+    shift = _shift(work, str(status["plan_id"]), rows)
+    if shift > limits.share:
+        text = f"{shift:.0%} of the requests belong to other models than planned"
+        found.append(Condition(event=SHARE_SHIFTED, about=str(status["plan_id"]), reason=text))
+    return found
+
+
+def low_attainment(rows: Sequence[dict[str, Any]], limits: Limits) -> list[Condition]:
+    """Models under the target, from rows of minute, model, offered_rps and served_rps."""
+    found: list[Condition] = []
+    for model in sorted({row["model"] for row in rows}):
+        mine = [row for row in rows if row["model"] == model]
+        offered, served = (
+            round(60 * sum(row[name] for row in mine)) for name in ("offered_rps", "served_rps")
+        )
+        if offered >= ENOUGH_REQUESTS and served < limits.attainment * offered:
+            reason = f"{model} attains {served / offered:.2%} of {offered} requests"
+            found.append(Condition(event=ATTAINMENT_LOW, about=model, reason=reason))
+    return found
+
+
+def _shift(work: Workspace, plan_id: str, rows: Sequence[dict[str, Any]]) -> float:
+    try:
+        plan = find_plan(work, plan_id)
+    except InputError:
+        return 0.0
+    names = [model.name for model in plan.models]
+    measured = [sum(r["offered_rps"] for r in rows if r["model"] == name) for name in names]
+    if 60 * sum(measured) < ENOUGH_REQUESTS:
+        return 0.0
+    return share_shift([model.throughput_rps for model in plan.models], measured)
