@@ -43,6 +43,7 @@ _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 4  # by this many times
 _EQUAL = 1e-12  # scores this close are ties
+_WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
@@ -159,6 +160,8 @@ class _Run:
             inside = self._integer(np.sort(chosen), thorough=last)
             proven = min(proven, max(inside, ceiling, self.best.score))
             if last or self._settled(proven) or self._out_of_time():
+                if len(left_out) and not self._settled(proven):
+                    proven = min(proven, self._whole_space(open_rows))
                 self._note(len(left_out), proven)
                 break
         self.trace.configurations = {
@@ -167,6 +170,18 @@ class _Run:
             "kept": kept,
         }
         return proven
+
+    def _whole_space(self, rows: NDArray[np.int64]) -> float:
+        """What the narrowed relaxation over all configurations left open still allows."""
+        cutoff = self.best.score + self._step()
+        if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
+            return self.bound.score
+        columns = self.columns.take(np.sort(rows))
+        narrowed = tighten(self.problem, columns, self.goal, cutoff)
+        if narrowed is None:
+            self.trace.status = "optimal"
+            return cutoff
+        return max(cutoff, narrowed.ceiling)
 
     def _sizes(self) -> list[int]:
         """How many configurations each integer program may have, the last one the most."""
@@ -288,7 +303,7 @@ class _Run:
             narrowed = tighten(self.problem, columns, self.goal, cutoff)
             if narrowed is None:
                 return None
-            program = narrowed
+            program = narrowed.program
         seconds = self._seconds_left()
         limits = Limits(
             relative_gap=self.options.relative_gap, nodes=nodes, seconds=seconds, cutoff=cutoff

@@ -5,7 +5,7 @@ class a model must own; rounding these to whole numbers cuts deep, because few G
 shared by few models. Repeated while it helps. No plan that is better is lost.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,8 +20,16 @@ _ROUNDS = 4
 _WHOLE = 1e-6  # a relaxed extreme this close to a whole number is that number
 
 
-def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Program | None:
-    """The program with narrower bounds on the GPUs of models; None where no plan reaches `cutoff`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowed:
+    """The program with narrower bounds on the GPUs of models, and what its relaxation reaches."""
+
+    program: Program
+    ceiling: float
+
+
+def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Narrowed | None:
+    """Narrow the bounds on the GPUs of models; None where no plan reaches `cutoff`.
 
     The row `better` stays out of the program returned: solvers find plans faster without it.
     """
@@ -45,5 +53,8 @@ def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Pr
                 narrowed = True
         if not narrowed:
             break
+    ceiling = relaxation.best(probe.cost)
+    if ceiling is None:
+        return None
     program, _ = integer_program(problem, columns, goal, -np.inf)
-    return replace(program, lower=lower, upper=upper)
+    return Narrowed(program=replace(program, lower=lower, upper=upper), ceiling=ceiling)
