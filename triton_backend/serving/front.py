@@ -17,7 +17,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from triton_backend.core.decisions import DropReason
-from triton_backend.core.errors import PoolPipeError
 from triton_backend.core.plan import ModelPlan
 from triton_backend.core.units import us_to_ms
 from triton_backend.engines.clock import Clock
@@ -54,6 +53,7 @@ GRACE_US = 50_000
 # A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
 FORGET_BATCH_US = 10_000_000
 _CANCEL_CHECKS_PER_TICK = 16
+FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.BEAT})
 _LOG = logging.getLogger(__name__)
 
 
@@ -205,7 +205,7 @@ class FrontService:
                 if now_us >= next_tick_us:
                     next_tick_us = now_us + TICK_US
                     self._tick(now_us)
-            except PoolPipeError:
+            except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
                 _LOG.exception("the front of %s goes on", self.model)
         self._outbound.close()
         self._hub.close()
@@ -268,6 +268,7 @@ class FrontService:
         Raises:
             FrameError: nobody may say this to a front.
         """
+        self._check_sender(connection, header.kind)
         match header.kind:
             case Kind.DISPATCH:
                 self._dispatch(header, unpack_dispatch(body))
@@ -287,6 +288,12 @@ class FrontService:
                 pass
             case _:
                 raise FrameError(f"a front takes no {header.kind.name}")
+
+    def _check_sender(self, connection: Connection, kind: Kind) -> None:
+        if kind in FROM_SCHEDULER and connection is not self._scheduler:
+            raise FrameError(f"{kind.name} from somebody who is not the scheduler")
+        if not connection.trusted and kind is not Kind.HELLO:
+            raise FrameError(f"{kind.name} before HELLO")
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """The scheduler or a worker is gone, or was refused."""

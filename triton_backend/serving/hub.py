@@ -371,8 +371,9 @@ class Hub:
         try:
             if not connection.receive(self._owner):
                 self.drop(connection, "the peer is gone")
-        except FrameError as error:
-            self.drop(connection, f"refused: {error}")
+        except (FrameError, InputError, KeyError, TypeError, ValueError) as error:
+            # The last three: a body that is well packed and still makes no sense.
+            self.drop(connection, f"refused: {error!r}")
 
     def drop(self, connection: Connection, reason: str) -> None:
         """End a connection and tell the owner, once."""

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from triton_backend.core.decisions import Decision
-from triton_backend.core.errors import InputError, PoolPipeError
+from triton_backend.core.errors import InputError
 from triton_backend.core.events import Event, PlanChanged
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.driver import Front, Gateway, Worker
@@ -118,8 +118,8 @@ class SchedulerService:
         while not self._stopping:
             try:
                 self._round()
-            except PoolPipeError:
-                _LOG.exception("the scheduler met a broken invariant and goes on")
+            except Exception:  # noqa: BLE001  # one bad frame or batch must not end all others
+                _LOG.exception("the scheduler goes on")
         self._hub.close()
         self._log.close()
 

@@ -50,6 +50,7 @@ from triton_backend.serving.wire import (
 )
 
 RECONNECT_SECONDS = 0.1
+FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.BEAT})
 _PR_SET_PDEATHSIG = 1
 _LOG = logging.getLogger(__name__)
 
@@ -178,6 +179,10 @@ class StageWorker:
         Raises:
             FrameError: nobody may say this to a worker.
         """
+        if header.kind in FROM_SCHEDULER and connection is not self._scheduler:
+            raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
+        if not connection.trusted and header.kind is not Kind.HELLO:
+            raise FrameError(f"{header.kind.name} before HELLO")
         match header.kind:
             case Kind.BATCH:
                 self._take(header, unpack_batch(body))
