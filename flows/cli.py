@@ -19,6 +19,7 @@ from flows.commands import (
     online,
     operations,
     planning,
+    render,
     rollouts,
     simulation,
     warehouse,
@@ -49,6 +50,7 @@ for group in (
     online,
     load,
     rollouts,
+    render,
     warehouse,
 ):
     group.add_to(app)

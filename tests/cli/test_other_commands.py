@@ -205,3 +205,21 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
     )  # fmt: skip
     assert refused.code == 2
     assert "has no column 'net'; it has minute, f1" in refused.err
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_plan_is_rendered_for_containers(poolpipe: Command) -> None:
+    found = poolpipe("render", "plan.json", "--target", "container", "-o", "bundle", "--json")
+    assert found.code == 0, found.err
+    assert found.document["containers"][0] == "gateway"
+    assert Path("bundle", "compose.yaml").is_file()
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--name", "Not A Label")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is not a DNS label" in refused.err
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_bundle_for_another_target_is_wrong_usage(poolpipe: Command) -> None:
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--target", "moon")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--target" in refused.err
