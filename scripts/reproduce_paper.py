@@ -1,0 +1,388 @@
+"""Figures 6, 7, 8, 10 and 13 of the PPipe paper (ATC 2025), with its numbers beside ours.
+
+    .venv/bin/python scripts/reproduce_paper.py --data DIR --out DIR [--only 6,7,8,10,13]
+        [--policy reservation]
+
+`--data` is the folder of published tables. Writes `figure_N.csv`, `figure_N.png` and `report.md`.
+Plans, scheduler and simulator are ours; load factor 1 is the `pool` plan's rate; NICs are isolated as
+in the published simulator. The paper's bursty trace is not public at the needed rate: gamma gaps of
+shape 0.3 stand in for it.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from paper_cells import CLUSTERS, GROUPS, PLANNERS, Cell, PaperData
+from paper_numbers import (
+    FIGURE_6,
+    FIGURE_6_GAINS,
+    FIGURE_7,
+    FIGURE_8,
+    FIGURE_10,
+    FIGURE_13_MARGIN,
+    FIGURE_13_RATIO,
+    HIGH_CLASSES,
+)
+
+from flows.planning import PlanOptions
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InputError
+from triton_backend.sim.arrivals import POISSON, Arrivals, Gamma
+from triton_backend.sim.goodput import GRID, find_goodput
+from triton_backend.sim.options import SimOptions
+from triton_backend.sim.run import simulate
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+ARRIVALS: dict[str, Arrivals] = {"Poisson": POISSON, "Bursty": Gamma(shape=0.3)}
+ATTAINMENT = 0.99
+
+Row = dict[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Study:
+    """What every figure needs: inputs, where to write, and what was simulated before."""
+
+    data: PaperData
+    out: Path
+    policy: str
+    factors: dict[tuple[str, str], list[float]] = field(
+        default_factory=dict[tuple[str, str], list[float]]
+    )
+    report: list[str] = field(default_factory=list[str])
+
+    def options(self, cell: Cell, **more: object) -> SimOptions:
+        """Options of a run of one model alone."""
+        plain = SimOptions(
+            policy=self.policy,
+            nic="isolated",
+            models=(cell.model,),
+            reference=cell.reference,
+            keep_uses=False,
+        )
+        return replace(plain, **more)  # type: ignore[arg-type] # names and types are SimOptions' own
+
+    def load_factors(self, planner: str, arrivals: str) -> list[float]:
+        """Highest load factor of all 72 cells."""
+        key = (planner, arrivals)
+        if key not in self.factors:
+            self.factors[key] = [
+                find_goodput(cell.plan, self.options(cell, arrivals=ARRIVALS[arrivals])).load_factor
+                for cell in self.data.cells(planner)
+            ]
+        return self.factors[key]
+
+    def keep(self, number: int, title: str, rows: Sequence[Row]) -> None:
+        """Write a figure's table, and the same into the report."""
+        names = list(rows[0])
+        with (self.out / f"figure_{number}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+        lines = [f"## Figure {number}: {title}", "", f"![](figure_{number}.png)", ""]
+        lines += ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+        lines += ["| " + " | ".join(_text(row[name]) for name in names) + " |" for row in rows]
+        self.report += [*lines, ""]
+        print("\n".join([*lines, ""]), flush=True)
+
+    def draw(self, number: int, figure: plt.Figure) -> None:
+        """Write a figure's chart."""
+        figure.tight_layout()
+        figure.savefig(self.out / f"figure_{number}.png", dpi=120)
+        plt.close(figure)
+
+
+def figure_6(study: Study) -> None:
+    """Highest load factor with 99 % attainment, by cluster, planner and arrivals."""
+    rows: list[Row] = []
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), sharey=True)
+    for axis, arrivals in zip(axes, ARRIVALS, strict=True):
+        means = {p: _by_cluster(study.load_factors(p, arrivals)) for p in PLANNERS}
+        for k, planner in enumerate(PLANNERS):
+            positions = np.arange(len(CLUSTERS)) + 0.27 * (k - 1)
+            axis.bar(positions, means[planner], width=0.25, label=planner)
+            axis.axhline(FIGURE_6[arrivals, planner], color=f"C{k}", linestyle=":")
+            gains = FIGURE_6_GAINS.get((arrivals, planner))
+            for c, cluster in enumerate(CLUSTERS):
+                gain = means["pool"][c] / means[planner][c] - 1
+                rows.append(
+                    {
+                        "arrivals": arrivals,
+                        "cluster": cluster,
+                        "planner": planner,
+                        "load factor": means[planner][c],
+                        "gain of pool": gain if gains else None,
+                        "gain of pool, paper": gains[c] if gains else None,
+                    }
+                )
+            rows.append(
+                {
+                    "arrivals": arrivals,
+                    "cluster": "mean",
+                    "planner": planner,
+                    "load factor": float(np.mean(means[planner])),
+                    "load factor, paper": FIGURE_6[arrivals, planner],
+                }
+            )
+        axis.set_xticks(range(len(CLUSTERS)), CLUSTERS)
+        axis.set_title(f"{arrivals} (dotted: paper's mean)")
+    axes[0].set_ylabel("load factor at 99 % attainment")
+    axes[0].legend()
+    study.draw(6, figure)
+    study.keep(6, "highest load factor at 99 % attainment", _filled(rows))
+
+
+def figure_7(study: Study) -> None:
+    """Attainment of group G1 against load, mean of its three models."""
+    rows: list[Row] = []
+    figure, axes = plt.subplots(1, len(CLUSTERS), figsize=(14, 3.2), sharey=True)
+    for axis, cluster in zip(axes, CLUSTERS, strict=True):
+        for k, planner in enumerate(PLANNERS):
+            cells = [
+                c for c in study.data.cells(planner) if (c.group, c.cluster) == ("G1", cluster)
+            ]
+            attained = [
+                float(
+                    np.mean(
+                        [
+                            simulate(c.plan, study.options(c, load_factor=at)).attainment
+                            for c in cells
+                        ]
+                    )
+                )
+                for at in GRID
+            ]
+            axis.plot(GRID, attained, color=f"C{k}", label=planner)
+            holds = [at for at, share in zip(GRID, attained, strict=True) if share >= ATTAINMENT]
+            highest = max(holds, default=0.0)
+            axis.axvline(highest, color=f"C{k}", linestyle=":")
+            row: Row = {
+                "cluster": cluster,
+                "planner": planner,
+                "load factor at 99 %": highest,
+                "paper": FIGURE_7[planner] if cluster == "HC1-L" else None,
+                "attainment at load factor 1": attained[0],
+            }
+            rows.append(row)
+        axis.set_title(cluster)
+        axis.set_xlabel("load factor")
+        axis.set_ylim(0.5, 1.01)
+    axes[0].set_ylabel("SLO attainment, group G1")
+    axes[0].legend()
+    study.draw(7, figure)
+    study.keep(7, "attainment of group G1 against load (Poisson)", rows)
+
+
+def figure_8(study: Study) -> None:
+    """Utilisation of both classes at the highest load factor, all models of a group at once."""
+    rows: list[Row] = []
+    for cluster in CLUSTERS:
+        for planner in PLANNERS:
+            found = [_busy(study, group, cluster, planner) for group in GROUPS]
+            high, low = (float(np.mean([pair[k] for pair in found])) for k in range(2))
+            rows.append({"cluster": cluster, "planner": planner, "high": high, "low": low})
+    for planner in PLANNERS:
+        chosen = [row for row in rows if row["planner"] == planner]
+        high, low = (float(np.mean([float(str(r[k])) for r in chosen])) for k in ("high", "low"))
+        rows.append(
+            {
+                "cluster": "mean",
+                "planner": planner,
+                "high": high,
+                "low": low,
+                "low, paper": FIGURE_8[planner],
+            }
+        )
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    for axis, kind in zip(axes, ("high", "low"), strict=True):
+        for k, planner in enumerate(PLANNERS):
+            values = [float(str(r[kind])) for r in rows if r["planner"] == planner]
+            axis.bar(np.arange(len(values)) + 0.27 * (k - 1), values, width=0.25, label=planner)
+        axis.set_xticks(range(len(CLUSTERS) + 1), (*CLUSTERS, "mean"))
+        axis.set_title(f"{kind}-class GPUs")
+    axes[0].set_ylabel("busy share of all GPUs")
+    axes[0].legend()
+    study.draw(8, figure)
+    study.keep(8, "utilisation at 99 % attainment (Poisson)", _filled(rows))
+
+
+def _busy(study: Study, group: str, cluster: str, planner: str) -> tuple[float, float]:
+    """Busy share of high- and low-class GPUs: every model alone at its highest load, summed."""
+    high = low = 0.0
+    for cell in study.data.cells(planner):
+        if (cell.group, cell.cluster) != (group, cluster):
+            continue
+        found = find_goodput(cell.plan, study.options(cell))
+        result = simulate(cell.plan, study.options(cell, load_factor=found.load_factor))
+        for name, busy in result.utilisation.items():
+            high += busy if name in HIGH_CLASSES else 0.0
+            low += busy if name not in HIGH_CLASSES else 0.0
+    return high, low
+
+
+def figure_10(study: Study) -> None:
+    """Reservation against reactive: one model alone, at most 3 stages, margin 0.1, HC2-L."""
+    cluster = study.data.cluster("HC2-L")
+    options = PlanOptions(slo_margin=0.1, max_partitions=3)
+    cells = [_alone(study, model, cluster, options) for model in study.data.profiles]
+    attained: dict[str, list[float]] = {}
+    highest: dict[str, float] = {}
+    for policy in FIGURE_10:
+        runs = [
+            [
+                simulate(cell.plan, study.options(cell, policy=policy, load_factor=at)).attainment
+                for at in GRID
+            ]
+            for cell in cells
+        ]
+        attained[policy] = np.mean(runs, axis=0).tolist()
+        highest[policy] = float(np.mean([_highest(run) for run in runs]))
+    figure, axis = plt.subplots(figsize=(5, 3.2))
+    for policy, values in attained.items():
+        axis.plot(GRID, values, label=policy)
+    axis.set_xlabel("load factor")
+    axis.set_ylabel("SLO attainment, mean of 18 models")
+    axis.legend()
+    study.draw(10, figure)
+    study.keep(
+        10,
+        "reactive and reservation scheduling, HC2-L",
+        [
+            {"policy": p, "load factor at 99 %": highest[p], "paper": FIGURE_10[p]}
+            for p in FIGURE_10
+        ],
+    )
+
+
+def figure_13(study: Study) -> None:
+    """Sensitivity on HC1-S: SLO scale, share of high-class GPUs, margin."""
+    base = study.data.cluster("HC1-S")
+    rows: list[Row] = []
+    for scale in (2, 3, 5, 7, 10):
+        gain = _gain(study, base, PlanOptions(), scale / 5)
+        rows.append({"varied": "SLO scale", "value": scale, **gain})
+    for high in (2, 4, 6, 8, 10, 12):
+        gain = _gain(study, _with_high(base, high), PlanOptions(), 1.0)
+        paper = FIGURE_13_RATIO.get(high)
+        rows.append({"varied": "high-class GPUs", "value": high, **gain, "gain, paper": paper})
+    for margin in (0.2, 0.4, 0.6):
+        gain = _gain(study, base, PlanOptions(slo_margin=margin), 1.0)
+        paper = FIGURE_13_MARGIN[margin]
+        rows.append({"varied": "margin", "value": margin, **gain, "gain, paper": paper})
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2))
+    for axis, varied in zip(axes, ("SLO scale", "high-class GPUs", "margin"), strict=True):
+        chosen = [row for row in rows if row["varied"] == varied]
+        for planner in ("pool", "no-partitioning"):
+            axis.plot(
+                [float(str(row["value"])) for row in chosen],
+                [float(str(row[planner])) for row in chosen],
+                marker="o",
+                label=planner,
+            )
+        axis.set_xlabel(varied)
+    axes[0].set_ylabel("load factor at 99 %, mean of 18 models")
+    axes[0].legend()
+    study.draw(13, figure)
+    study.keep(13, "sensitivity on HC1-S", _filled(rows))
+
+
+def _gain(study: Study, cluster: Cluster, options: PlanOptions, slo_share: float) -> Row:
+    """Mean highest load factors of `pool` and `no-partitioning`, one model alone, 18 models."""
+    means: dict[str, list[float]] = {"pool": [], "no-partitioning": []}
+    for model in study.data.profiles:
+        reference = _alone(study, model, cluster, options, slo_share).plan
+        for planner, found in means.items():
+            cell = _alone(study, model, cluster, replace(options, planner=planner), slo_share)
+            cell = replace(cell, reference=reference)
+            found.append(find_goodput(cell.plan, study.options(cell)).load_factor)
+    pool, whole = (float(np.mean(found)) for found in means.values())
+    return {"pool": pool, "no-partitioning": whole, "gain": pool / whole - 1}
+
+
+def _alone(
+    study: Study, model: str, cluster: Cluster, options: PlanOptions, slo_share: float = 1.0
+) -> Cell:
+    slo_us = int(study.data.slos_us()[model] * slo_share)
+    plan = study.data.single_plan(model, cluster, slo_us, options)
+    return Cell(group="", cluster=cluster.name, model=model, plan=plan, reference=plan)
+
+
+def _with_high(cluster: Cluster, high: int) -> Cluster:
+    """A cluster of 16 one-GPU nodes, `high` of them of the high class."""
+    total = sum(group.count for group in cluster.nodes)
+    counts = [high if g.gpu_class in HIGH_CLASSES else total - high for g in cluster.nodes]
+    nodes = tuple(replace(g, count=n) for g, n in zip(cluster.nodes, counts, strict=True))
+    return replace(cluster, nodes=nodes)
+
+
+def _highest(attained: Iterable[float]) -> float:
+    """Highest load factor of the grid that attains, searched from above."""
+    for at, share in zip(GRID, attained, strict=True):
+        if share >= ATTAINMENT:
+            return at
+    return 0.0
+
+
+def _by_cluster(factors: Sequence[float]) -> list[float]:
+    """Means per cluster; cells are ordered by group, cluster, model."""
+    shaped = np.asarray(factors).reshape(len(GROUPS), len(CLUSTERS), -1)
+    return shaped.mean(axis=(0, 2)).tolist()
+
+
+def _filled(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the same columns, None where a row has no value."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+FIGURES: dict[int, Callable[[Study], None]] = {
+    6: figure_6,
+    7: figure_7,
+    8: figure_8,
+    10: figure_10,
+    13: figure_13,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Make the figures; 2 on wrong input."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of published tables")
+    parser.add_argument("--out", type=Path, required=True, help="folder for tables and charts")
+    parser.add_argument("--only", default=",".join(map(str, FIGURES)), help="numbers of figures")
+    parser.add_argument("--policy", default="reservation", help="of `pool` and its baselines")
+    chosen = parser.parse_args(arguments)
+    try:
+        data = PaperData.read(chosen.data)
+        figures = [FIGURES[int(number)] for number in chosen.only.split(",")]
+    except (InputError, KeyError, ValueError) as error:
+        print(f"reproduce_paper: {error}", file=sys.stderr)
+        return 2
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    study = Study(data=data, out=chosen.out, policy=chosen.policy)
+    for figure in figures:
+        figure(study)
+    heading = f"# Figures of the paper, policy `{chosen.policy}`"
+    text = "\n".join([heading, "", *study.report])
+    (chosen.out / "report.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

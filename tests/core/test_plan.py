@@ -1,0 +1,115 @@
+"""Plans: numbering, plain form, checks."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fakes.plans import Pool, make_plan, two_stages
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import PlacementRun, Plan, Slot, Stage
+from triton_backend.core.tensors import TensorSpec
+
+SPEC = TensorSpec(name="x", dtype="FP16", shape=(-1, 4))
+
+
+def stage(**changes: Any) -> Stage:
+    return replace(two_stages().models[0].pipelines[0].stages[0], **changes)
+
+
+def test_vgpus_are_numbered_by_model_pipeline_stage_and_place() -> None:
+    pool = Pool(latency_us=(10,), gpus=2, divisor=2)
+    plan = make_plan([[pool, pool], [pool]], [[pool]])
+    vgpus = plan.vgpus()
+    assert [v.index for v in vgpus] == list(range(16))
+    assert [(v.model, v.pipeline, v.stage) for v in vgpus[::4]] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (1, 0, 0),
+    ]
+    assert [v.slot for v in vgpus[:4]] == [
+        Slot(0, 0, 0),
+        Slot(0, 0, 1),
+        Slot(1, 0, 0),
+        Slot(1, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("gpus", [4, 1_000])
+def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
+    plan = make_plan([[Pool(latency_us=(10, 15), gpus=gpus, bytes_out=7)]])
+    first = plan.models[0].pipelines[0].stages[0]
+    full = replace(first, boundary=(SPEC,), artifact="m/0.onnx")
+    pipeline = replace(plan.models[0].pipelines[0], stages=(full,))
+    model = replace(plan.models[0], pipelines=(pipeline,), inputs=(SPEC,), outputs=(SPEC,))
+    plan = replace(plan, models=(model,), certificate={"status": "optimal"})
+    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again.to_dict() == plan.to_dict()
+    assert again.vgpus() == plan.vgpus()
+
+
+def test_many_vgpus_are_listed_as_ranges() -> None:
+    def entries(gpus: int) -> int:
+        plan = make_plan([[Pool(latency_us=(10,), gpus=gpus)]])
+        return len(plan.to_dict()["models"][0]["pipelines"][0]["stages"][0]["placement"])
+
+    assert (entries(512), entries(513)) == (512, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blocks": (2, 2)},
+        {"vgpus": 0},
+        {"vgpus": 3},
+        {"latency_us_by_batch": ()},
+        {"latency_us_by_batch": (0,)},
+        {"transfer_us": -1},
+        {"placement": (PlacementRun(node=0, gpu=0, slot=0),)},
+    ],
+)
+def test_an_impossible_stage_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="stage"):
+        stage(**changes)
+
+
+def test_stages_must_cover_the_model_in_order_with_one_batch() -> None:
+    pipeline = two_stages().models[0].pipelines[0]
+    with pytest.raises(InputError, match="starts at block 1"):
+        replace(pipeline, stages=pipeline.stages[1:])
+    with pytest.raises(InputError, match="no latency for batch 5"):
+        replace(pipeline, batch=5)
+    with pytest.raises(InputError, match="0 stages"):
+        replace(pipeline, stages=())
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    assert two_stages().model("m0").slo_us == 100_000
+    with pytest.raises(InputError, match="no model 'x'; it has m0"):
+        two_stages().model("x")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (("cluster",), None, "'cluster' is missing"),
+        (("models",), 3, "a field has the wrong type: 'int'"),
+        (("models", 0, "slo_ms"), "soon", "a field has the wrong type: can"),
+        (("models", 0, "pipelines", 0, "stages", 0, "vgpus"), None, "'vgpus' is missing"),
+    ],
+)
+def test_a_damaged_plan_names_the_field(
+    path: tuple[str | int, ...], value: object, complaint: str
+) -> None:
+    data: Any = json.loads(json.dumps(two_stages().to_dict()))
+    at = data
+    for step in path[:-1]:
+        at = at[step]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    with pytest.raises(InputError, match=complaint):
+        Plan.from_dict(data)
