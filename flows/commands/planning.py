@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from triton_backend.core.plan import Plan
     from triton_backend.core.workload import Workload
 
-AUTO = "auto"
-
 PerModel = Annotated[list[str] | None, typer.Option(metavar="MODEL=CLASS,CLASS")]
 
 
@@ -44,7 +42,7 @@ def plan(
     objective: options.Objective = "throughput",
     max_partitions: options.MaxPartitions = 2,
     slo_margin: Annotated[
-        str, typer.Option(metavar="SHARE|auto", help="Share of every SLO that is kept free.")
+        str, typer.Option(metavar="SHARE", help="Share of every SLO that is kept free.")
     ] = "0.4",
     solver: options.Solver = "highs",
     time_limit: options.TimeLimit = None,
