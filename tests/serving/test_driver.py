@@ -12,9 +12,9 @@ from tests.serving.system import deploy
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
-from triton_backend.serving.driver import OVERDUE_AT_LEAST_US, Front, Gateway, Letter, Worker
+from triton_backend.serving.driver import Front, Gateway, Letter, Worker
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.slow import PaceWatch
+from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import (
     DROP_REASONS,
     HEADER_BYTES,
@@ -276,16 +276,32 @@ def test_a_worker_that_stays_slow_is_drained_where_its_pool_has_another(
 
 def test_workers_that_are_all_slow_are_left_alone() -> None:
     watch = PaceWatch([(0, 0, 0)] * 3)
-    for _ in range(20):
+    for _ in range(LAST_RUNS):
         for vgpu in range(3):
-            watch.ran(vgpu, took_us=40, expected_us=10)
-    assert not any(watch.is_slow(vgpu, {0, 1, 2}) for vgpu in range(3))
-    for _ in range(20):
-        watch.ran(2, took_us=100, expected_us=10)
-    assert [watch.is_slow(vgpu, {0, 1, 2}) for vgpu in range(3)] == [False, False, True]
-    assert not watch.is_slow(2, {2})
+            watch.ran(vgpu, took_us=40_000, expected_us=10_000, late_us=0)
+    assert not any(watch.is_slow(vgpu, (0, 1, 2)) for vgpu in range(3))
+    for _ in range(LAST_RUNS):
+        watch.ran(2, took_us=100_000, expected_us=10_000, late_us=0)
+    assert [watch.is_slow(vgpu, (0, 1, 2)) for vgpu in range(3)] == [False, False, True]
+    assert not watch.is_slow(2, (2,))
     watch.forget(2)
-    assert not watch.is_slow(2, {0, 1, 2})
+    assert not watch.is_slow(2, (0, 1, 2))
+
+
+def test_a_few_late_runs_are_not_slowness() -> None:
+    watch = PaceWatch([(0, 0, 0)] * 2)
+    for run in range(LAST_RUNS):
+        watch.ran(0, took_us=1_000, expected_us=1_000, late_us=0)
+        watch.ran(1, took_us=90_000 if run % 3 == 0 else 1_000, expected_us=1_000, late_us=0)
+    assert not watch.is_slow(1, (0, 1))
+
+
+def test_where_all_reports_are_late_more_patience_is_had() -> None:
+    watch = PaceWatch([(0, 0, 0)] * 2)
+    assert watch.overdue_after_us(1_000) == OVERDUE_AT_LEAST_US
+    for _ in range(200):
+        watch.ran(0, took_us=1_000, expected_us=1_000, late_us=100_000)
+    assert watch.overdue_after_us(1_000) > 5 * OVERDUE_AT_LEAST_US
 
 
 def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:

@@ -57,8 +57,7 @@ from triton_backend.serving.wire import (
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
 QUARANTINE_SLOS = 2
-OVERDUE_FACTOR = 4
-OVERDUE_AT_LEAST_US = 150_000
+RENEW_EVERY_US = 1_000_000
 
 
 class Front(NamedTuple):
@@ -129,6 +128,7 @@ class Gateway:
             deployment.plan, policy=deployment.settings.policy, nic=deployment.settings.nic
         )
         self._last_us = now_us
+        self._renewed_us = now_us - RENEW_EVERY_US
         self._next_request = 0
         self._requests: dict[int, _Request] = {}
         self._numbers: dict[tuple[Front, int], int] = {}
@@ -285,18 +285,21 @@ class Gateway:
         )
         if known.done == len(known.path):
             self._end(number, known)
-        self._watch_pace(times.vgpu, stage_us, known.samples)
+        self._watch_pace(known, times, now_us)
         self._retry_held()
         self._flushed_yet()
 
-    def _watch_pace(self, vgpu: int, took_us: int, samples: int) -> None:
-        """Drain a worker that stays slow: it is taken for lost, and its process is renewed."""
-        deployment = self.deployment
-        expected = deployment.stage_of(vgpu).latency_us_by_batch[samples - 1]
-        self._pace.ran(vgpu, took_us, round(expected * deployment.settings.time_stretch))
-        up = {w.vgpu for w in self._up if w.generation == deployment.generation}
-        if self._pace.is_slow(vgpu, up):
-            self._renew(Worker(deployment.generation, vgpu), self._last_us)
+    def _watch_pace(self, batch: _Batch, times: TimesBody, now_us: int) -> None:
+        """Renew a worker that stays slow."""
+        deployment, vgpu = self.deployment, times.vgpu
+        profile_us = deployment.stage_of(vgpu).latency_us_by_batch[batch.samples - 1]
+        expected_us = max(round(profile_us * deployment.settings.time_stretch), 1)
+        late_us = now_us - batch.ends_us[batch.done - 1]
+        took_us = times.end_us - times.start_us
+        if self._pace.ran(vgpu, took_us, expected_us, late_us) and self._pace.is_slow(
+            vgpu, (w.vgpu for w in self._up if w.generation == deployment.generation)
+        ):
+            self._renew(Worker(deployment.generation, vgpu), now_us)
 
     def look_for_overdue(self, now_us: int) -> None:
         """Give up on workers that should have ended a batch long ago and have said nothing since.
@@ -310,7 +313,7 @@ class Gateway:
                 vgpu = batch.path[batch.done][0]
                 last_us = max(batch.ends_us[batch.done], self._heard_us[vgpu])
                 stage_us = deployment.stage_of(vgpu).latency_us * deployment.settings.time_stretch
-                if now_us - last_us > max(OVERDUE_FACTOR * stage_us, OVERDUE_AT_LEAST_US):
+                if now_us - last_us > self._pace.overdue_after_us(stage_us):
                     overdue.add(vgpu)
         for vgpu in overdue:
             if self._has_another(vgpu, overdue):
@@ -327,7 +330,13 @@ class Gateway:
         )
 
     def _renew(self, worker: Worker, now_us: int) -> None:
-        """Take a worker for lost and have its process replaced."""
+        """Take a worker for lost and have its process replaced.
+
+        One at a time, lest a machine that is busy loses them all.
+        """
+        if now_us - self._renewed_us < RENEW_EVERY_US:
+            return
+        self._renewed_us = now_us
         self.counters.workers_drained += 1
         self._post(worker, frame(Kind.RETIRE, plan_tag=self.deployment.tag))
         self.worker_lost(worker, now_us)

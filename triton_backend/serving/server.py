@@ -45,6 +45,8 @@ EXIT_TIMEOUT_SECONDS = 3
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
 MOST_RESTARTS = 5
+HTTP_OK = 200
+RETRY_SECONDS = 1.0
 SILENT_US = 8_000_000  # of a model's stub, which beats every second
 _LOG = logging.getLogger(__name__)
 
@@ -211,7 +213,7 @@ class Supervisor:
             if self._process.poll() is not None:
                 log = self._settings.folder / "logs" / "triton.log"
                 raise InputError(str(log), f"tritonserver ended with {self._process.returncode}")
-            if self._http("GET", "/v2/health/ready") == 200:  # noqa: PLR2004  # HTTP's OK
+            if self._http("GET", "/v2/health/ready") == HTTP_OK:
                 return
             if self._stopping.wait(WATCH_SECONDS):
                 return
@@ -255,22 +257,32 @@ class Supervisor:
                     self._heal(file)
 
     def _heal(self, file: Path) -> None:
-        """Load a model whose stub died anew, under the next restart number."""
-        file.unlink(missing_ok=True)
+        """Load a model whose stub died anew, under the next restart number.
+
+        A load that fails (no memory, say) is tried again with the next look at the file, which
+        stays until the new process writes its own.
+        """
         if not file.name.startswith(OWN_PREFIX):
             # Until the new process is there, refuse what the dead one would never answer.
             self._http("POST", f"/v2/repository/models/{file.name}/unload", b"{}")
         config = self._settings.folder / "repository" / file.name / "config.pbtxt"
         if not config.is_file():
+            file.unlink(missing_ok=True)
             return
         text = re.sub(
             r'(key: "restart"[^"]*string_value: ")(\d+)',
             lambda match: f"{match[1]}{int(match[2]) + 1}",
             config.read_text(),
         )
-        config.write_text(text)
+        # On a full disk the old configuration stays whole.
+        written = config.with_suffix(".new")
+        written.write_text(text)
+        written.replace(config)
         _LOG.warning("the stub of %s died; the model is loaded anew", file.name)
-        self._http("POST", f"/v2/repository/models/{file.name}/load", b"{}")
+        code = self._http("POST", f"/v2/repository/models/{file.name}/load", b"{}")
+        if code != HTTP_OK:
+            _LOG.warning("%s was not loaded (HTTP %d), tried again soon", file.name, code)
+            self._stopping.wait(RETRY_SECONDS)
 
     def _write_state(self, *, ready: bool) -> None:
         assert self._process is not None

@@ -1,53 +1,68 @@
-"""Telling a worker that has become slow from a machine that is busy.
+"""Telling a worker that has become slow, or silent, from a machine that is busy.
 
-A worker is slow when its runs have lasted much longer than its profile for a while, and much longer
-than the others' of its pool, and the pool has others. Single late runs need nothing of this: the
-scheduler's tables follow every report.
+A worker is slow when most of its last runs lasted much longer than its profile, and much longer
+than those of the others of its pool; it is overdue when it should have reported long ago, measured
+by how late reports are just now. Single late runs need nothing of this: the scheduler's tables
+follow every report.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
+LAST_RUNS = 15
 FEWEST_RUNS = 8
 SLOW_FACTOR = 2.0
-_WEIGHT_OF_NEWEST = 0.25
-
-
-@dataclass(slots=True)
-class _Pace:
-    runs: int = 0
-    ratio: float = 1.0  # run time over profile, exponentially weighted
+SLOW_AT_LEAST_US = 2_000
+OVERDUE_FACTOR = 4
+OVERDUE_AT_LEAST_US = 150_000
+OVERDUE_LATENESS_FACTOR = 10
+_WEIGHT_OF_NEWEST = 0.05
 
 
 class PaceWatch:
     """The pace of every vGPU of a plan.
 
     Args:
-        pools: number of the pool of every vGPU.
+        pools: the pool of every vGPU, by anything that tells pools apart.
     """
 
     def __init__(self, pools: list[tuple[int, int, int]]) -> None:
         self._pools = pools
-        self._paces = [_Pace() for _ in pools]
+        self._ratios = [deque[float](maxlen=LAST_RUNS) for _ in pools]
+        self._lateness_us = 0.0
 
-    def ran(self, vgpu: int, took_us: int, expected_us: int) -> None:
-        """A vGPU ran a batch."""
-        pace = self._paces[vgpu]
-        pace.runs += 1
-        pace.ratio += _WEIGHT_OF_NEWEST * (took_us / expected_us - pace.ratio)
+    def ran(self, vgpu: int, took_us: int, expected_us: int, late_us: int) -> bool:
+        """A vGPU ran a batch and reported it `late_us` after its reserved end.
+
+        Returns:
+            whether the run gives reason to ask `is_slow`.
+        """
+        self._lateness_us += _WEIGHT_OF_NEWEST * (max(late_us, 0) - self._lateness_us)
+        self._ratios[vgpu].append(took_us / expected_us)
+        slow = took_us > SLOW_FACTOR * expected_us and took_us - expected_us > SLOW_AT_LEAST_US
+        return slow and len(self._ratios[vgpu]) >= FEWEST_RUNS
 
     def forget(self, vgpu: int) -> None:
         """A new process stands for the vGPU."""
-        self._paces[vgpu] = _Pace()
+        self._ratios[vgpu].clear()
 
-    def is_slow(self, vgpu: int, up: set[int]) -> bool:
+    def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
         """Whether a vGPU must be drained, given the vGPUs that are up."""
-        pace = self._paces[vgpu]
-        if pace.runs < FEWEST_RUNS or pace.ratio < SLOW_FACTOR:
+        if len(self._ratios[vgpu]) < FEWEST_RUNS:
             return False
+        own = median(self._ratios[vgpu])
         others = [
-            self._paces[other].ratio
+            median(self._ratios[other]) if self._ratios[other] else 1.0
             for other in up
             if other != vgpu and self._pools[other] == self._pools[vgpu]
         ]
-        return bool(others) and pace.ratio > SLOW_FACTOR * median(others)
+        return bool(others) and own > SLOW_FACTOR * max(median(others), 1.0)
+
+    def overdue_after_us(self, expected_us: float) -> float:
+        """How long after its reserved end a batch that lasts `expected_us` is given up."""
+        return max(
+            OVERDUE_FACTOR * expected_us,
+            OVERDUE_AT_LEAST_US,
+            OVERDUE_LATENESS_FACTOR * self._lateness_us,
+        )

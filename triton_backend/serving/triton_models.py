@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from triton_backend.serving.node import Node
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 
 PUBLISH_SECONDS = 1.0
+SWITCH_SECONDS = 5e-4
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -51,6 +53,8 @@ class _Model(ABC):
             format=f"%(asctime)s %(levelname)s {args['model_name']}: %(message)s",
             level=logging.INFO,
         )
+        # Threads here work for microseconds at a time; five milliseconds are too long to wait.
+        sys.setswitchinterval(SWITCH_SECONDS)
         self.parameters = _parameters(args)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
