@@ -30,6 +30,9 @@ def render(
     image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="What the image built is called.")
     ] = None,
+    triton_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Stock image of the example Dockerfile.")
+    ] = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="In Kubernetes.")] = "poolpipe",
     class_label: Annotated[
         str, typer.Option(metavar="LABEL", help="Node label whose value is the GPU class.")
@@ -41,6 +44,16 @@ def render(
     tls: Annotated[
         Literal["off", "server", "mutual"], typer.Option(help="Of the gateway's gRPC.")
     ] = "off",
+    metrics_address: Annotated[
+        str, typer.Option(metavar="HOST", help="Of Prometheus' endpoint, in every container.")
+    ] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=ADDRESS", help="Where a node runs, if not under its own name."),
+    ] = None,
+    gateway_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The gateway's address, likewise.")
+    ] = None,
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,
@@ -54,17 +67,21 @@ def render(
     Model repositories, artifacts, a start script, compose and Kubernetes examples.
     """
     from flows.commands.stored import find_plan
-    from flows.release.container import ContainerOptions, render_container
+    from flows.release.container import TRITON_IMAGE, ContainerOptions, render_container
     from flows.state import project_state
 
     asked = ContainerOptions(
         artifacts=project_state().artifacts,
         name=name,
         image=image,
+        triton_image=triton_image or TRITON_IMAGE,
         namespace=namespace,
         class_label=class_label,
         class_values=pairs("--class-value", class_value),
         tls=tls,
+        metrics_address=metrics_address,
+        hosts=pairs("--host", host),
+        gateway_host=gateway_host,
         request_gpus=request_gpus,
         policy=policy,
         nic=nic,

@@ -36,6 +36,8 @@ from triton_backend.core.plan import Plan
 from triton_backend.engines.base import Artifact
 from triton_backend.engines.stages import complete_tensors
 
+# Python 3.12 and current security fixes; any later one of the same Python will do.
+TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
 TLS_KINDS = ("off", "server", "mutual")
 EXECUTABLE = 0o755
 PLACED_BY_TARGET = ("artifacts", "compose.yaml", "kubernetes", "nodes")
@@ -62,7 +64,7 @@ class ContainerOptions:
 
     artifacts: Path | None = None
     name: str = "poolpipe"
-    triton_image: str = "nvcr.io/nvidia/tritonserver:25.08-py3"
+    triton_image: str = TRITON_IMAGE
     image: str | None = None
     namespace: str = "poolpipe"
     class_label: str = "poolpipe/gpu-class"
@@ -117,14 +119,15 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     """Write the bundle of a plan into a folder; what an earlier rendering left there goes.
 
     Raises:
-        InputError: a model's or a group's name cannot be used, an artifact is missing, or the
-            folder has files that no rendering wrote.
+        InputError: a model's or a group's name cannot be used, an artifact is missing, an address
+            is given for no node of the plan, or the folder has files that no rendering wrote.
     """
     for model in plan.models:
         check_name(model.name)
     artifacts = read_artifacts(plan, options.artifacts)
     plan = complete_tensors(plan)
     containers = node_containers(plan, options.name, artifacts)
+    _check_hosts(options, containers)
     _clear(folder)
     copy_artifacts(folder, options.artifacts, artifacts)
     stage_models = write_repositories(folder, plan, containers, options.places)
@@ -137,6 +140,13 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
         stage_models=stage_models,
         notes=tuple(_notes(containers, artifacts)),
     )
+
+
+def _check_hosts(options: ContainerOptions, containers: tuple[NodeContainer, ...]) -> None:
+    nodes = [container.node for container in containers]
+    unknown = sorted(set(options.hosts) - set(nodes))
+    if unknown:
+        raise InputError("--host", f"{unknown[0]!r} is no node of the plan: {', '.join(nodes)}")
 
 
 def _clear(folder: Path) -> None:

@@ -300,6 +300,11 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ("full", ContainerOptions(artifacts=artifacts), "not of a rendered bundle"),
         ("bundle", ContainerOptions(), "needs a folder of artifacts"),
         ("bundle", ContainerOptions(artifacts=tmp_path), "not an artifact manifest"),
+        (
+            "bundle",
+            ContainerOptions(artifacts=artifacts, hosts={"FAST": "10.0.0.1"}),
+            "'FAST' is no node of the plan: Fast.Group, SLOW-0, SLOW-1",
+        ),
     ):
         with pytest.raises(InputError, match=told):
             render_container(served, tmp_path / folder, options)
