@@ -29,7 +29,7 @@ from flows.planning.problem import Problem
 from flows.planning.rounding import round_down
 from flows.planning.screen import least_loss, undominated
 from flows.planning.solve import Answer, Limits, solve_integer
-from flows.planning.tighten import tighten
+from flows.planning.tighten import prove, tighten
 from triton_backend.core.errors import InfeasibleError
 
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
@@ -41,9 +41,10 @@ _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
-_EXTENSION = 4  # by this many times
+_EXTENSION = 2  # by this many times
 _EQUAL = 1e-12  # scores this close are ties
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
+_BOXES = 12  # ranges of GPUs per model that the last narrowing may split into
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
@@ -181,7 +182,9 @@ class _Run:
         if narrowed is None:
             self.trace.status = "optimal"
             return cutoff
-        return max(cutoff, narrowed.ceiling)
+        if self.options.max_partitions <= _SHORT or not self._far(narrowed.ceiling):
+            return max(cutoff, narrowed.ceiling)
+        return prove(self.problem, columns, self.goal, cutoff, _BOXES)
 
     def _sizes(self) -> list[int]:
         """How many configurations each integer program may have, the last one the most."""
