@@ -158,6 +158,18 @@ def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any
     wait_for(published)
 
 
+def test_a_traced_request_is_found_in_the_request_log(state: ServerState, client: Client) -> None:
+    trace = f"00-4bf92f3577b34da6a3ce929d0e0e4736-{id(client) % 16**16:016x}-01"
+    client.infer("affine", {"x": line(4)}, headers={"traceparent": trace}, request_id="traced")
+
+    def logged() -> bool:
+        files = (state.folder / "logs").glob("requests-*.jsonl")
+        text = "".join(file.read_text() for file in files)
+        return f'"request_id": "traced", "traceparent": "{trace}"' in text
+
+    wait_for(logged)
+
+
 def test_only_who_has_the_token_controls_and_loads(state: ServerState) -> None:
     stranger = ServerState({**state.data, "token": "guess"})
     with pytest.raises(ServerError, match="wrong token"):

@@ -1,10 +1,12 @@
 """Scheduler, fronts and workers together, over real sockets and shared memory, without Triton."""
 
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +106,19 @@ def test_more_samples_than_any_batch_are_an_invalid_argument(system: LocalSystem
     answer = system.ask("affine", {"x": numbers(5)})()
     assert isinstance(answer, Refusal)
     assert answer.status == "INVALID_ARG"
+
+
+def test_what_was_not_served_is_logged_with_its_numbers(system: LocalSystem) -> None:
+    system.ask("affine", {"x": numbers(1)}, allowed_us=1_000)()
+
+    def lines() -> list[dict[str, Any]]:
+        files = (system.settings.folder / "logs").glob("requests-*.jsonl")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    wait_for(lambda: "deadline" in {line["outcome"] for line in lines()})
+    line = next(line for line in lines() if line["outcome"] == "deadline")
+    assert (line["model"], line["samples"]) == ("affine", 1)
+    assert line["deadline_us"] - line["arrival_us"] == 1_000
 
 
 def test_a_cancelled_request_is_not_run(system: LocalSystem) -> None:

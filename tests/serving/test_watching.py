@@ -17,7 +17,7 @@ from tests.serving.system import deploy, wait_for
 from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
 from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer, WorkerLost
 from triton_backend.engines.clock import SystemClock
-from triton_backend.serving import event_log, server
+from triton_backend.serving import rolling, server
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.event_log import EventLog, read_events, to_line
@@ -69,8 +69,8 @@ def test_every_event_and_decision_comes_back_from_its_line() -> None:
 def test_event_files_roll_and_the_oldest_go(
     tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_log, "ROLL_BYTES", 10)
-    monkeypatch.setattr(event_log, "KEEP_FILES", 3)
+    monkeypatch.setattr(rolling, "ROLL_BYTES", 10)
+    monkeypatch.setattr(rolling, "KEEP_FILES", 3)
     log = EventLog(tmp_path / "events", SystemClock())
     log.header(deployment, 1, rollout=False)
     for item in ITEMS:

@@ -1,7 +1,7 @@
 """The gateway's event file: JSON lines of everything the core was told and answered.
 
-A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`, and
-`Plan` for a header that names the plan and generation the lines after it belong to. Instants are
+A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`,
+`Refused` (`overload`) for a request that the core was not told of, and `Plan` for a header that names the plan and generation the lines after it belong to. Instants are
 the host's monotonic clock in µs; a header also says what the wall clock showed at its own.
 Files roll at `ROLL_BYTES`, the oldest beyond `KEEP_FILES` are deleted, and a full disk stops the
 log, never the gateway. `read_events` gives a log back for a replay through the core.
@@ -9,40 +9,29 @@ log, never the gateway. `read_events` gives a log back for a replay through the 
 
 import dataclasses
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from triton_backend.core import decisions, events
 from triton_backend.core.decisions import Decision, Dispatch
 from triton_backend.core.events import Event
 from triton_backend.engines.clock import Clock
+from triton_backend.serving.rolling import RollingLines
+from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment
-
-ROLL_BYTES = 64 << 20
-KEEP_FILES = 8
-_LOG = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Appends lines; buffered until `flush`."""
+    """The files `events-*.jsonl` of a folder."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        now_us = clock.now_us()
         self._clock = clock
-        self._folder = folder
-        self._start_us = now_us
-        self._roll = 0
-        self._size = 0
-        self._lines: list[str] = []
-        self._file: IO[str] | None = None
-        self._lost = False
+        self._lines = RollingLines(folder, "events", clock.now_us())
 
     def header(self, deployment: Deployment, now_us: int, *, rollout: bool) -> None:
         """From here on this plan: of a new scheduler, or of the same one by a rollout."""
-        self._lines.append(
+        self._lines.write(
             json.dumps(
                 {
                     "t": "Plan",
@@ -57,47 +46,20 @@ class EventLog:
             )
         )
 
-    def write(self, item: Event | Decision) -> None:
+    def write(self, item: Event | Decision | Refused) -> None:
         """One event or decision."""
-        if not self._lost:
-            self._lines.append(to_line(item))
+        self._lines.write(to_line(item))
 
     def flush(self) -> None:
-        """Write what is buffered; on a full disk give up for good, with one warning."""
-        lines, self._lines = self._lines, []
-        if not lines or self._lost:
-            return
-        try:
-            if self._file is None or self._size > ROLL_BYTES:
-                self._open_next()
-            assert self._file is not None
-            text = "\n".join(lines) + "\n"
-            self._file.write(text)
-            self._file.flush()
-            self._size += len(text)
-        except OSError as error:
-            self._lost = True
-            _LOG.warning("the event log ends here: %s", error)
-
-    def _open_next(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        name = f"events-{self._start_us:020d}-{self._roll:04d}.jsonl"
-        self._file = (self._folder / name).open("w")
-        self._roll += 1
-        self._size = 0
-        for old in sorted(self._folder.glob("events-*.jsonl"))[:-KEEP_FILES]:
-            old.unlink(missing_ok=True)
+        """Write what is buffered."""
+        self._lines.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._lines.close()
 
 
-def to_line(item: Event | Decision) -> str:
+def to_line(item: Event | Decision | Refused) -> str:
     """One event or decision as a line of JSON.
 
     Written for speed, because every request pays for several: kinds of whole numbers only have a
@@ -119,7 +81,7 @@ def to_line(item: Event | Decision) -> str:
 _FORMATS: dict[type, tuple[str, tuple[str, ...] | None]] = {}
 
 
-def _format_of(kind: type[Event | Decision]) -> tuple[str, tuple[str, ...] | None]:
+def _format_of(kind: type[Event | Decision | Refused]) -> tuple[str, tuple[str, ...] | None]:
     fields = dataclasses.fields(kind)
     if any(field.type not in {int, "int"} for field in fields):
         return "", None
@@ -158,6 +120,8 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | dict[str, A
         if kind == "Plan":
             yield data
             continue
+        if kind == Refused.__name__:
+            continue  # the core was not told
         if kind == "Dispatch":
             data["hops"] = tuple(decisions.Hop(**hop) for hop in data["hops"])
             data["request_ids"] = tuple(data["request_ids"])

@@ -8,6 +8,7 @@ Triton's `send` blocks its caller. A request is answered exactly once: whoever t
 Here: the life of a request on the gateway. Not here: Triton's API (`triton_models`), decisions.
 """
 
+import json
 import logging
 import threading
 from collections import deque
@@ -24,7 +25,8 @@ from triton_backend.serving.front_counters import FrontCounters
 from triton_backend.serving.hub import Connection, Hub
 from triton_backend.serving.memory import Arrays, Segment, SlotPool
 from triton_backend.serving.outbound import Outbound, checksum_of
-from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.rolling import RollingLines
+from triton_backend.serving.settings import Deployment, ServeSettings, short_name
 from triton_backend.serving.wire import (
     DROP_REASONS,
     AnswerBody,
@@ -75,6 +77,8 @@ class Request:
     deadline_us: int
     reply: Callable[[Arrays | Refusal], None]
     is_cancelled: Callable[[], bool]
+    client_id: str = ""
+    trace: str = ""  # W3C traceparent
     number: int = 0
     batch_id: int | None = None
 
@@ -114,6 +118,9 @@ class FrontService:
         self._plan_now = deployment.plan.model(model)
         self._max_waiting = deployment.max_waiting(self._plan_now)
         self._current: Deployment = deployment
+        self._log = RollingLines(
+            settings.folder / "logs", f"requests-{short_name(model)}", clock.now_us()
+        )
         self._requests: dict[int, Request] = {}
         self._batches: dict[int, _Batch] = {}
         self._next_number = 0
@@ -170,6 +177,7 @@ class FrontService:
         self.counters.offered += 1
         if len(self._requests) >= self._max_waiting:
             self.counters.dropped["queue_full"] += 1
+            self._note(request, "queue_full")
             self._replies.put((request, self._full(), None))
             return
         self._next_number += 1
@@ -181,6 +189,27 @@ class FrontService:
         return Refusal(
             "UNAVAILABLE",
             f"model {self.model!r}: {self._max_waiting} requests are waiting, no more are taken",
+        )
+
+    def _note(self, request: Request, outcome: str, message: str = "") -> None:
+        """Log a request that was not served in time, or that is traced by its client."""
+        self._log.write(
+            json.dumps(
+                {
+                    "wall_us": self._clock.wall_us(),
+                    "model": self.model,
+                    "request": request.number,
+                    "request_id": request.client_id,
+                    "traceparent": request.trace,
+                    "batch": request.batch_id,
+                    "samples": request.samples,
+                    "arrival_us": request.arrival_us,
+                    "deadline_us": request.deadline_us,
+                    "answered_us": self._clock.now_us(),
+                    "outcome": outcome,
+                    "message": message,
+                }
+            )
         )
 
     def _announce(self, request: Request) -> None:
@@ -207,10 +236,12 @@ class FrontService:
                     self._tick(now_us)
             except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
                 _LOG.exception("the front of %s goes on", self.model)
+        self._log.close()
         self._outbound.close()
         self._hub.close()
 
     def _tick(self, now_us: int) -> None:
+        self._log.flush()
         if self._scheduler is None:
             self._connect()
         checks = _CANCEL_CHECKS_PER_TICK
@@ -258,6 +289,7 @@ class FrontService:
         request = self._requests.pop(number, None)
         if request is not None:
             self.counters.failed += 1
+            self._note(request, "failed", message)
             self._replies.put((request, Refusal(status, message), None))
 
     # Owner of the hub
@@ -438,7 +470,10 @@ class FrontService:
             end = at + request.samples
             if self._requests.pop(request.number, None) is not None:
                 live.append((request, {name: view[at:end] for name, view in views.items()}))
-                self.counters.answered(now_us - request.arrival_us, now_us > request.deadline_us)
+                late = now_us > request.deadline_us
+                self.counters.answered(now_us - request.arrival_us, late)
+                if late or request.trace:
+                    self._note(request, "late" if late else "served")
             at = end
         batch.unsent = len(live)
         if not live:
@@ -482,6 +517,7 @@ class FrontService:
             return
         reason = DROP_REASONS[body.reason]
         self.counters.dropped[str(reason)] += 1
+        self._note(request, str(reason))
         refusal = self._explain(request, body, reason)
         self._replies.put((request, refusal, None))
 

@@ -157,6 +157,8 @@ def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
         "--allow-gpu-metrics=false",
         "--allow-cpu-metrics=false",
         "--log-format=ISO8601",
+        "--http-header-forward-pattern=(?i)traceparent",
+        "--grpc-header-forward-pattern=(?i)traceparent",
     ]
 
 

@@ -35,6 +35,7 @@ from triton_backend.serving.node import Node
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 
 PUBLISH_SECONDS = 1.0
+TRACE_HEADER = "traceparent"
 SWITCH_SECONDS = 5e-4
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -155,6 +156,8 @@ class FrontModel(_Model):
                 deadline_us=arrival_us + (request.timeout() or self._service.plan.slo_us),
                 reply=reply,
                 is_cancelled=request.is_cancelled,
+                client_id=request.request_id(),
+                trace=_trace(request.parameters()),
             )
         )
 
@@ -171,6 +174,13 @@ class FrontModel(_Model):
             if not 1 <= len(array) <= largest:
                 raise InputError(where, f"{len(array)} samples, 1 to {largest} are allowed")
         return tensors, samples
+
+
+def _trace(parameters: str) -> str:
+    """The W3C trace context of a request, which Triton forwards among its parameters."""
+    if TRACE_HEADER not in parameters:
+        return ""
+    return str(json.loads(parameters).get(TRACE_HEADER, ""))
 
 
 def _response(result: Arrays | Refusal, wanted: frozenset[str]) -> Any:
