@@ -210,6 +210,8 @@ def _prepare(change: _Change, ready_seconds: float) -> None:
     )
     watch = Stopwatch()
     while (ready := status["prepared"]) is None or ready["up"] < ready["total"]:
+        if ready is None:
+            raise ServerError(f"the gateway no longer knows plan {change.new.plan_id}: restarted")
         if watch.seconds() > ready_seconds:
             raise ServerError(f"workers of plan {change.new.plan_id} are not ready: {ready}")
         time.sleep(READY_POLL_SECONDS)
@@ -236,6 +238,9 @@ def _settle(change: _Change) -> None:
     for model in change.new.models:
         render_front(change.folder, model, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
+    # One that restarted between swap and now has come back under the old plan and needs its nodes.
+    if change.state.control("status")["generation"] != change.generation:
+        raise ServerError(f"the gateway restarted under plan {change.old.plan_id}")
 
 
 def _unload(change: _Change) -> None:
@@ -245,9 +250,16 @@ def _unload(change: _Change) -> None:
 
 
 def _abort(change: _Change) -> None:
-    """Back to the old plan; what cannot be undone because the server is gone does not matter."""
-    with contextlib.suppress(PoolPipeError):
-        change.state.control("abort", plan_id=change.new.plan_id)
+    """Back to the old plan, unless the swap was done and only its answer got lost.
+
+    Where the gateway does not say which, nothing is taken away: `recover` asks again.
+    """
+    try:
+        status = change.state.control("abort", plan_id=change.new.plan_id)
+    except PoolPipeError:
+        return
+    if status["generation"] == change.generation:
+        return
     for name in [*change.new_nodes(), *(model.name for model in change.added())]:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)

@@ -7,12 +7,18 @@ What belongs to another generation is unloaded and removed. Doing it twice chang
 import contextlib
 import json
 import re
+import time
 from pathlib import Path
+from typing import Any
 
-from flows.release.admin import ServerError, note_plan, read_state
-from flows.release.render import remove_model, render_control, render_front
+from flows.clock import Stopwatch
+from flows.release.admin import ServerError, ServerState, note_plan, read_state
+from flows.release.render import RESERVED_PREFIX, remove_model, render_control, render_front
 from triton_backend.core.plan import Plan
 
+# A gateway that was killed is loaded again within seconds; meanwhile nobody knows what is served.
+GATEWAY_SECONDS = 60.0
+POLL_SECONDS = 0.1
 _NODE_MODEL = re.compile(r"poolpipe_node_.+_g(\d+)")
 
 
@@ -21,10 +27,10 @@ def recover(folder: Path) -> str:
 
     Raises:
         InputError: nothing is being served from `folder`.
-        ServerError: the system does not answer.
+        ServerError: the system does not answer for a minute.
     """
     state = read_state(folder)
-    status = state.control("status")
+    status = _status(state)
     if status["state"] != "serving" or status["prepared"]:
         prepared = status["prepared"] or {}
         state.control("abort", plan_id=prepared.get("plan_id", ""))
@@ -33,8 +39,7 @@ def recover(folder: Path) -> str:
     plan_path = folder / "generations" / str(generation) / "plan.json"
     plan = Plan.from_dict(json.loads(plan_path.read_text()))
     for entry in sorted((folder / "repository").iterdir()):
-        node = _NODE_MODEL.fullmatch(entry.name)
-        if node and int(node[1]) != generation:
+        if _left_over(entry.name, generation, {model.name for model in plan.models}):
             with contextlib.suppress(ServerError):  # it may never have been loaded
                 state.unload(entry.name)
             remove_model(folder, entry.name)
@@ -43,3 +48,23 @@ def recover(folder: Path) -> str:
         render_front(folder, model, generation)
     note_plan(folder, plan.plan_id, generation)
     return plan.plan_id
+
+
+def _left_over(name: str, generation: int, served: set[str]) -> bool:
+    """Whether a model of the repository belongs to a plan that is not in force."""
+    node = _NODE_MODEL.fullmatch(name)
+    if node:
+        return int(node[1]) != generation
+    return not name.startswith(RESERVED_PREFIX) and name not in served
+
+
+def _status(state: ServerState) -> dict[str, Any]:
+    """What the gateway says, waiting for one that is being loaded again."""
+    watch = Stopwatch()
+    while True:
+        try:
+            return state.control("status")
+        except ServerError:
+            if watch.seconds() > GATEWAY_SECONDS:
+                raise
+        time.sleep(POLL_SECONDS)

@@ -61,7 +61,7 @@ def draw_backtest(picture: BacktestPicture, path: Path) -> Path:
     last = int(picture.hours[-1])
     axes[-1].set_xlim(picture.hours[0], picture.hours[-1])
     axes[-1].set_xticks(range(int(picture.hours[0]), last + 1, HOURS_PER_TICK))
-    axes[-1].set_xlabel("hours since the table begins")
+    axes[-1].set_xlabel("hours since the table begins", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return path

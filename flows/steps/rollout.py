@@ -98,6 +98,9 @@ def roll_out(
     try:
         migrate(work.state.serve, plan, lambda step: _record_step(work, rollout, step, say))
     except PoolPipeError as error:
+        # The running system itself knows whether the step that failed came before the swap.
+        if recover(work.state.serve) == plan.plan_id:
+            return _end(work, rollout, DONE, f"{error}; the new plan is in force all the same")
         _end(work, rollout, FAILED, f"{error}; the former plan goes on")
         raise
     breach = _bake(state, plan, before, options)
