@@ -22,7 +22,8 @@ MINUTE_US = 60 * US_PER_S
 GIVE_UP_US = 10 * MINUTE_US
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What a line begins with decides whether it is worth parsing.
-KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Abort", "Plan")
+REFUSED = -1  # a request that never had a number
+KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Refused", "Abort", "Plan")
 
 
 class Header(NamedTuple):
@@ -134,6 +135,8 @@ class Tally:
             self._stage_done(item)
         elif kind == "Drop":
             self._drop(item)
+        elif kind == "Refused":
+            self._refused(item)
         elif kind == "Abort":
             self.batches.pop(item["batch_id"], None)
 
@@ -163,6 +166,11 @@ class Tally:
         )
         self.requests[item["request_id"]] = request
         self._model(request).offered += 1
+
+    def _refused(self, item: Mapping[str, Any]) -> None:
+        """Refused for overload, before the scheduler: offered and dropped at once."""
+        self._arrival({**item, "request_id": REFUSED})
+        self._drop({"request_id": REFUSED, "reason": "overload"})
 
     def _stage_done(self, item: Mapping[str, Any]) -> None:
         batch = self.batches.get(item["batch_id"])

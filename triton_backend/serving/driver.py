@@ -39,6 +39,7 @@ from triton_backend.core.events import (
 from triton_backend.core.scheduler import Scheduler
 from triton_backend.serving.counters import GatewayCounters, State
 from triton_backend.serving.memory import SlotPool
+from triton_backend.serving.overload import OVERLOAD, Admission, Refused
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import (
@@ -104,7 +105,7 @@ class _Quarantine:
     slots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
-Watcher = Callable[[Event | Decision], None]
+Watcher = Callable[[Event | Decision | Refused], None]
 
 
 class Gateway:
@@ -197,18 +198,42 @@ class Gateway:
             return
         if (front, message.request) in self._numbers:
             return  # told again after a reconnection
+        now_us = self._at(now_us)
+        if not self._admissions[model].admits(message.samples, message.deadline_us, now_us):
+            self._refuse(front, message, model, now_us)
+            return
         number, self._next_request = self._next_request, self._next_request + 1
         self._requests[number] = _Request(front, message.request, message.deadline_us)
         self._numbers[front, message.request] = number
         self._tell(
             Arrival(
-                now_us=self._at(now_us),
+                now_us=now_us,
                 request_id=number,
                 model=model,
                 deadline_us=message.deadline_us,
                 samples=message.samples,
             )
         )
+
+    def _refuse(self, front: Front, message: ArrivalBody, model: int, now_us: int) -> None:
+        """Overload: the core is not told of what not even an ideal server could answer in time."""
+        self.counters.dropped[front.model, OVERLOAD] += 1
+        self._watch(
+            Refused(
+                now_us=now_us,
+                model=model,
+                deadline_us=message.deadline_us,
+                samples=message.samples,
+            )
+        )
+        body = DropBody(
+            message.request,
+            DROP_REASONS.index(DropReason.DEADLINE),
+            message.deadline_us,
+            self._admissions[model].best_finish_us(now_us),
+            self._core.queue_lengths()[model],
+        )
+        self._post(front, frame(Kind.DROP, pack_drop(body)))
 
     def cancel(self, front: Front, local: int, now_us: int) -> None:
         """The client of a request gave up."""
@@ -423,6 +448,7 @@ class Gateway:
         self._pace = PaceWatch(self._pools)
         self._heard_us = [0] * len(self._pools)
         self._models = {model.name: i for i, model in enumerate(deployment.plan.models)}
+        self._admissions = [Admission(model) for model in deployment.plan.models]
         self._slack_us = min(
             deployment.settings.guard_us(model.slo_us) for model in deployment.plan.models
         )

@@ -8,17 +8,29 @@ request is therefore refused when the work admitted before it already fills its 
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
 """
 
+from dataclasses import dataclass
 from math import exp
 
 from triton_backend.core.plan import ModelPlan
 
-# An offer is an overload when the mean over the last SLOs exceeds the capacity by so much: above
-# the scatter of Poisson arrivals at full load, far below a rate that matters.
-OVERLOAD_FACTOR = 1.15
-MEMORY_SLOS = 5
+# An offer is an overload when its mean over the last SLOs exceeds the capacity. At full load that
+# happens by chance, and hardly matters: then the work admitted seldom fills a request's time.
+OVERLOAD_FACTOR = 1.0
+MEMORY_SLOS = 3
 # Share of the time between arrival and deadline, beyond the run itself, that may be queued work.
-FILLED_SHARE = 0.5
+FILLED_SHARE = 0.75
 US_PER_S = 1e6
+OVERLOAD = "overload"  # how such drops are counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A request the core was never told of, for the event file; `model` is its number."""
+
+    now_us: int
+    model: int
+    deadline_us: int
+    samples: int
 
 
 class Admission:

@@ -22,6 +22,7 @@ from triton_backend.engines.clock import Clock
 from triton_backend.serving.driver import Front, Gateway, Worker
 from triton_backend.serving.event_log import EventLog
 from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.warm_up import warm_up
 from triton_backend.serving.wire import (
@@ -156,7 +157,7 @@ class SchedulerService:
         for connection in self._hub.connections:
             connection.send(data)
 
-    def _watch(self, item: Event | Decision) -> None:
+    def _watch(self, item: Event | Decision | Refused) -> None:
         if isinstance(item, PlanChanged):
             self._log.header(self.gateway.deployment, item.now_us, rollout=True)
         else:
