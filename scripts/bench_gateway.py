@@ -4,7 +4,7 @@ A real Triton server on this machine serves one emulated stage with 4 KB request
 `wrk` over HTTP (where it is installed) and `poolpipe load` over gRPC offer more than the gateway
 takes; then 500 requests/s with batches of one, whose stage time is known, show the latency added.
 
-    .venv/bin/python scripts/bench_gateway.py [--port 18040] [--seconds 10]
+    .venv/bin/python scripts/bench_gateway.py [--port 18040] [--seconds 10] [--output FILE]
 """
 
 import argparse
@@ -13,8 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from testbed import machine, store
 
 from flows.release import admin, render
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
@@ -27,6 +30,10 @@ SLO_US = 100_000
 RATE_OFFERED = 4_000.0
 RATE_QUIET = 500.0
 WRK_CONNECTIONS = 64
+HTTP_TARGET_RPS = 2_000.0
+GRPC_TARGET_RPS = 1_500.0
+ATTAINMENT_TARGET = 0.99
+ADDED_LATENCY_MS = {"p50": 1.5, "p99": 5.0}
 
 
 def one_stage_plan(batch: int, vgpus: int, rate_rps: float) -> Plan:
@@ -161,30 +168,74 @@ def load(state: admin.ServerState, plan_file: Path, rate: float, seconds: int) -
     return json.loads(text)["models"]["sink"]
 
 
-def main() -> None:
-    """Run and print one JSON object."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure beside its target."""
+
+    what: str
+    figure: float | None
+    target: str
+    met: bool | None
+
+
+def measure(port: int, seconds: int) -> tuple[list[Row], dict[str, Any]]:
+    """All rows, and what they were made from."""
+    raw: dict[str, Any] = {}
+    full = Served(one_stage_plan(batch=16, vgpus=2, rate_rps=RATE_OFFERED), port)
+    with full as state:
+        raw["wrk_http"] = wrk(state, seconds)
+        raw["load_grpc"] = load(state, full.plan_file, GRPC_TARGET_RPS, seconds)
+        raw["status"] = state.control("status")["counters"]
+    single = Served(one_stage_plan(batch=1, vgpus=4, rate_rps=RATE_QUIET), port)
+    with single as state:
+        raw["load_grpc_batch_1"] = load(state, single.plan_file, RATE_QUIET, seconds)
+    http = raw["wrk_http"]["rps"] if raw["wrk_http"] else None
+    added = {
+        name: raw["load_grpc_batch_1"]["latency_ms"][name] - STAGE_US / 1000
+        for name in ("p50", "p99")
+    }
+    attainment = raw["load_grpc"]["attainment"]
+    rows = [
+        Row(
+            "requests/s, wrk over HTTP",
+            http,
+            f">= {HTTP_TARGET_RPS:.0f}",
+            None if http is None else http >= HTTP_TARGET_RPS,
+        ),
+        Row(
+            f"attainment at {GRPC_TARGET_RPS:.0f} requests/s, poolpipe load over gRPC",
+            attainment,
+            f">= {ATTAINMENT_TARGET}",
+            attainment >= ATTAINMENT_TARGET,
+        ),
+        *(
+            Row(
+                f"added latency {name} at {RATE_QUIET:.0f} requests/s, ms",
+                added[name],
+                f"<= {limit}",
+                added[name] <= limit,
+            )
+            for name, limit in ADDED_LATENCY_MS.items()
+        ),
+    ]
+    return rows, raw
+
+
+def main() -> int:
+    """Run, print the table, exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=18_040)
     parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--output", type=Path, help="store figures, machine and versions here")
     options = parser.parse_args()
-    result: dict[str, Any] = {}
-    full = Served(one_stage_plan(batch=16, vgpus=2, rate_rps=RATE_OFFERED), options.port)
-    with full as state:
-        result["wrk_http"] = wrk(state, options.seconds)
-        for rate in (1_000.0, 1_500.0, 2_000.0):
-            outcome = load(state, full.plan_file, rate, options.seconds)
-            result[f"load_grpc_{rate:.0f}"] = outcome
-        result["status"] = state.control("status")["counters"]
-    single = Served(one_stage_plan(batch=1, vgpus=4, rate_rps=RATE_QUIET), options.port)
-    with single as state:
-        outcome = load(state, single.plan_file, RATE_QUIET, options.seconds)
-        result["load_grpc_500_batch_1"] = outcome
-        latency = outcome["latency_ms"]
-        result["added_latency_ms"] = {
-            name: latency[name] - STAGE_US / 1000 for name in ("p50", "p99")
-        }
-    print(json.dumps(result, indent=1))
+    rows, raw = measure(options.port, options.seconds)
+    for row in rows:
+        figure = "no wrk here" if row.figure is None else f"{row.figure:.2f}"
+        verdict = {True: "met", False: "missed", None: "not measured"}[row.met]
+        print(f"{row.what:64} {figure:>12}  {row.target:10} {verdict}")
+    store(options.output, {"machine": machine(), "rows": [asdict(row) for row in rows], "raw": raw})
+    return 1 if any(row.met is False for row in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,15 +3,14 @@
 Two processes use the code of the workers (`hub`, `memory`, `outbound`): the sender copies a payload
 into the place that the road names (as a runtime would write its outputs) and sends a BATCH frame;
 the receiver notes the instant at which its owner is told. One way, CLOCK_MONOTONIC of one machine.
-*overhead* is that time less the memcpy alone. With `--netns` (root) the receiver runs in a network
+*overhead* is that time less the sender's own copying. With `--netns` (root) the receiver runs in a network
 namespace of its own behind a veth pair, and raw TCP through the same pair is the yardstick.
 
-    .venv/bin/python scripts/bench_transport.py [--netns] [--repeats 200]
+    .venv/bin/python scripts/bench_transport.py [--netns] [--repeats 200] [--output FILE]
 """
 
 import argparse
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -20,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from testbed import machine, store
 
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.serving.hub import Connection, Hub
@@ -33,6 +34,8 @@ from triton_backend.serving.wire import Header, Kind, frame
 SIZES = (4_096, 600_000, 3_000_000, 12_500_000)
 SEGMENT = "poolpipe-bench-transport"
 NAMESPACE = "poolpipe-bench"
+OVERHEAD_TARGET_US = 150.0
+TCP_TARGET = 1.3
 HERE, THERE = "10.123.77.1", "10.123.77.2"
 
 
@@ -158,18 +161,24 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
         source = np.ones(size, np.uint8)
         times = [one_hop(hub, owner, road, source) for _ in range(repeats + 10)][10:]
         hub.close()
-    return {"p50": float(np.median(times)), "p99": float(np.percentile(times, 99))}
+    total, beyond = np.array(times).T
+    return {
+        "p50": float(np.median(total)),
+        "p99": float(np.percentile(total, 99)),
+        "overhead_p50": float(np.median(beyond)),
+    }
 
 
-def one_hop(hub: Hub, owner: Sender, road: Road, source: NDArray[np.uint8]) -> float:
-    """Microseconds from the first byte written until the receiver was told."""
+def one_hop(hub: Hub, owner: Sender, road: Road, source: NDArray[np.uint8]) -> tuple[float, float]:
+    """Microseconds until the receiver was told, from the first and from the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
     np.copyto(road.views(0, 1)["boundary"][0], source)
+    copied = time.monotonic_ns()
     road.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), 0, 1)
     while owner.answer is None:
         hub.poll(None)
-    return (owner.answer - start) / 1e3
+    return (owner.answer - start) / 1e3, (owner.answer - copied) / 1e3
 
 
 def raw_tcp_us(host: str, size: int, repeats: int, *, netns: bool) -> dict[str, float]:
@@ -209,9 +218,9 @@ def namespace() -> Generator[None]:
         ip("netns", "del", NAMESPACE)
 
 
-def measure(repeats: int, *, netns: bool) -> dict[str, object]:
+def measure(repeats: int, *, netns: bool) -> dict[str, dict[str, Any]]:
     """All sizes."""
-    results: dict[str, object] = {}
+    results: dict[str, dict[str, Any]] = {}
     for size in SIZES:
         count = max(repeats * SIZES[1] // max(size, SIZES[1]), 20)
         copy = memcpy_us(size, count)
@@ -223,7 +232,6 @@ def measure(repeats: int, *, netns: bool) -> dict[str, object]:
         results[str(size)] = {
             "memcpy_us": copy,
             "same_host_us": same_host,
-            "same_host_overhead_p50_us": same_host["p50"] - copy,
             "tcp_us": tcp,
             "raw_tcp_us": raw,
             "tcp_over_raw_p50": tcp["p50"] / raw["p50"],
@@ -231,23 +239,56 @@ def measure(repeats: int, *, netns: bool) -> dict[str, object]:
     return results
 
 
-def main() -> None:
-    """Run and print one JSON object."""
+def targets(
+    results: dict[str, dict[str, Any]], *, netns: bool
+) -> list[tuple[str, float, str, bool]]:
+    """What must hold: (what, figure, target, met)."""
+    rows = [
+        (
+            f"overhead over memcpy p50, {size} bytes, same host, us",
+            results[str(size)]["same_host_us"]["overhead_p50"],
+            f"<= {OVERHEAD_TARGET_US:.0f}",
+            results[str(size)]["same_host_us"]["overhead_p50"] <= OVERHEAD_TARGET_US,
+        )
+        for size in SIZES[1:]
+    ]
+    ratio = results[str(SIZES[-1])]["tcp_over_raw_p50"]
+    where = "namespaces" if netns else "loopback"
+    rows.append(
+        (
+            f"TCP over raw TCP p50, {SIZES[-1]} bytes, {where}",
+            ratio,
+            f"<= {TCP_TARGET}",
+            ratio <= TCP_TARGET,
+        )
+    )
+    return rows
+
+
+def main() -> int:
+    """Run, print the table, exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--netns", action="store_true")
+    parser.add_argument("--output", type=Path, help="store figures, machine and versions here")
     parser.add_argument("--receive", help=argparse.SUPPRESS)
     parser.add_argument("--receive-raw", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.receive:
         receive(options.receive, options.size)
-    elif options.receive_raw:
+        return 0
+    if options.receive_raw:
         receive_raw(options.size)
-    else:
-        with namespace() if options.netns else contextlib.nullcontext():
-            print(json.dumps(measure(options.repeats, netns=options.netns), indent=1))
+        return 0
+    with namespace() if options.netns else contextlib.nullcontext():
+        results = measure(options.repeats, netns=options.netns)
+    rows = targets(results, netns=options.netns)
+    for what, figure, target, met in rows:
+        print(f"{what:58} {figure:9.1f}  {target:8} {'met' if met else 'missed'}")
+    store(options.output, {"machine": machine(), "rows": rows, "raw": results})
+    return 0 if all(met for *_, met in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
