@@ -38,7 +38,7 @@ def make_plan(
             for cannot be reached.
     """
     options = options or PlanOptions()
-    workload = _with_rates(profiles, cluster, workload, options)
+    workload = with_rates(profiles, cluster, workload, options)
     whole = options.planner != "pool"
     problem = build_problem(profiles, cluster, workload, options, whole_gpus=whole)
     inputs = Inputs(
@@ -98,7 +98,7 @@ def _require_rates(workload: Workload, options: PlanOptions) -> None:
             )
 
 
-def _with_rates(
+def with_rates(
     profiles: Mapping[str, ModelProfile],
     cluster: Cluster,
     workload: Workload,

@@ -1,0 +1,188 @@
+"""Plans chosen by what they serve in the simulator, not by what they promise.
+
+A margin leaves room for waiting that the plan does not see; too much of it wastes GPUs, too little
+misses deadlines. The batch-building rate says how long batches gather. Candidates differ in both,
+first for all models together, then model by model; each is planned, then offered Poisson arrivals
+in proportion to the weights. The plan kept is the one with the highest *robust goodput*: the
+largest normalised rate at which every model answers 99 % of its requests in time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.planning.decode import plan_identity
+from flows.planning.options import PlanOptions
+from flows.planning.planner import make_plan, with_rates
+from triton_backend.core.cluster import Cluster
+from triton_backend.core.errors import InfeasibleError, InputError
+from triton_backend.core.plan import Plan
+from triton_backend.core.profiles import ModelProfile
+from triton_backend.core.workload import Workload
+from triton_backend.sim.options import SimOptions
+from triton_backend.sim.run import simulate
+
+MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # the default first: a later one must beat it
+MARGIN_STEPS = (-0.1, 0.1)
+RATE_FACTORS = (0.7, 1.4)
+GRID = 20  # load factors are multiples of 1 / GRID of the plan's own rate
+_CANDIDATE_GAP = 2e-3  # simulated goodput is far coarser than this
+_CANDIDATE_NODES = 200
+_WORTH = 1.005  # an improvement below this is noise of one simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How candidates are tried out."""
+
+    duration_s: float = 30.0
+    seed: int = 0
+    attainment: float = 0.99
+    nic: str = "shared"
+    policy: str = "reservation"
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    margins: Mapping[str, float]
+    workload: Workload
+    plan: Plan
+    goodput: float
+
+
+def make_robust_plan(
+    profiles: Mapping[str, ModelProfile],
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions | None = None,
+    trial: Trial | None = None,
+) -> Plan:
+    """The pool plan with the highest robust goodput among candidate margins and rates.
+
+    The certificate's `robust` holds the goodput (normalised like the objective), the margins and
+    batch-building rates chosen, and how many candidates were tried.
+
+    Raises:
+        InputError: another objective than throughput is asked for.
+        InfeasibleError: no candidate margin leaves a model any pipeline.
+    """
+    options = options or PlanOptions()
+    if options.objective != "throughput":
+        raise InputError("--slo-margin auto", "needs the objective 'throughput'")
+    search = _Search(profiles, cluster, options, trial or Trial())
+    best = _common_margin(search, with_rates(profiles, cluster, workload, options))
+    for model in [m.name for m in workload.models]:
+        best = _improved(search, best, model)
+    robust = {
+        "goodput": best.goodput,
+        "slo_margins": dict(best.margins),
+        "batch_building_rate_rps": {
+            m.name: m.batch_building_rate_rps for m in best.workload.models
+        },
+        "candidates": search.tried,
+    }
+    plan = replace(best.plan, certificate={**best.plan.certificate, "robust": robust})
+    return replace(plan, plan_id=plan_identity(plan))
+
+
+@dataclass(slots=True)
+class _Search:
+    profiles: Mapping[str, ModelProfile]
+    cluster: Cluster
+    options: PlanOptions
+    trial: Trial
+    tried: int = 0
+
+    def candidate(
+        self, margins: Mapping[str, float], workload: Workload, beat: float
+    ) -> _Candidate | None:
+        """Plan and try out; None where that is impossible or does not beat a goodput."""
+        self.tried += 1
+        options = replace(
+            self.options,
+            slo_margins=dict(margins),
+            relative_gap=max(self.options.relative_gap, _CANDIDATE_GAP),
+            node_limit=self.options.node_limit or _CANDIDATE_NODES,
+        )
+        try:
+            plan = make_plan(self.profiles, self.cluster, workload, options)
+        except InfeasibleError:
+            return None
+        goodput = robust_goodput(plan, self.trial, beat)
+        return None if goodput <= beat else _Candidate(margins, workload, plan, goodput)
+
+
+def _common_margin(search: _Search, workload: Workload) -> _Candidate:
+    best: _Candidate | None = None
+    for margin in MARGINS:
+        margins = {m.name: margin for m in workload.models}
+        beat = 0.0 if best is None else best.goodput * _WORTH
+        best = search.candidate(margins, workload, beat) or best
+    if best is None:
+        raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
+    return best
+
+
+def _improved(search: _Search, best: _Candidate, model: str) -> _Candidate:
+    """Change the margin, then the batch-building rate, of one model, where that pays."""
+    changes: list[Callable[[_Candidate], tuple[Mapping[str, float], Workload]]] = [
+        *(lambda now, step=step: (_shifted(now, model, step), now.workload) for step in MARGIN_STEPS),
+        *(lambda now, by=by: (now.margins, _rescaled(now.workload, model, by)) for by in RATE_FACTORS),
+    ]  # fmt: skip
+    for change in changes:
+        margins, workload = change(best)
+        if all(0 <= margin < 1 for margin in margins.values()):
+            best = search.candidate(margins, workload, best.goodput * _WORTH) or best
+    return best
+
+
+def _shifted(now: _Candidate, model: str, step: float) -> dict[str, float]:
+    return {**now.margins, model: round(now.margins[model] + step, 6)}
+
+
+def _rescaled(workload: Workload, model: str, factor: float) -> Workload:
+    return Workload(
+        models=tuple(
+            replace(m, batch_building_rate_rps=m.batch_building_rate_rps * factor)
+            if m.name == model and m.batch_building_rate_rps is not None
+            else m
+            for m in workload.models
+        )
+    )
+
+
+def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
+    """Largest normalised rate, in steps of the plan's own, at which every model attains.
+
+    Requests arrive in proportion to the weights. Halving assumes that what attains at some load
+    attains below it. A plan that does not attain just above `beat` is not looked at further.
+    """
+    value = plan.objective.value
+    low = int(beat / value * GRID)
+    if low >= GRID or not _attains(plan, trial, value * (low + 1) / GRID):
+        return value * low / GRID
+    low, high = low + 1, GRID + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _attains(plan, trial, value * middle / GRID):
+            low = middle
+        else:
+            high = middle
+    return value * low / GRID
+
+
+def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
+    """Whether every model attains when `rate` × weight requests/s of each arrive."""
+    weights = {m.name: m.normaliser for m in plan.workload.models}
+    offered = replace(
+        plan,
+        models=tuple(replace(m, throughput_rps=rate * weights[m.name]) for m in plan.models),
+    )
+    options: dict[str, Any] = {
+        "duration_s": trial.duration_s,
+        "seed": trial.seed,
+        "nic": trial.nic,
+        "policy": trial.policy,
+    }
+    result = simulate(plan, SimOptions(**options, reference=offered, keep_uses=False))
+    return min(model.attainment for model in result.models) >= trial.attainment
