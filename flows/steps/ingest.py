@@ -87,7 +87,12 @@ class _Life:
                 continue
             if path.name != self._position.file:
                 self._position = Position(file=path.name)
-            while (piece := self._piece(path)).bytes_read:
+            # What is written from now on is for the next time, or this would never end.
+            size = path.stat().st_size
+            while self._position.offset < size:
+                piece = self._piece(path)
+                if not piece.bytes_read:
+                    break
                 total += piece
         if ended:  # another life has begun: nobody will say what became of the open requests
             self._tally.lost()
