@@ -27,6 +27,11 @@ for policy in POLICIES:
     )
     result = simulate(two_stages(slo_us=50_000), options)
     out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
+result = simulate(
+    two_stages(slo_us=50_000),
+    SimOptions(policy="reactive", duration_s=0.6, latency_noise_cv=0.1, seed=3),
+)
+out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
 scheduler = Scheduler(two_stages())
 for n in range(40):
     out.append(repr(scheduler.handle(

@@ -1,6 +1,7 @@
 """The scheduler as a shell sees it: events in, decisions out."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ from triton_backend.core.events import (
 )
 from triton_backend.core.plan import Plan
 from triton_backend.core.scheduler import Scheduler
+from triton_backend.core.tensors import TensorSpec
 
 SLO_US = 100_000
 
@@ -359,8 +361,26 @@ def test_unknown_policies_and_nics_are_named() -> None:
 
 
 def test_counting_io_reserves_the_way_in_and_the_way_back() -> None:
-    plan = two_stages()
-    assert Scheduler(plan, count_io=True).plan is plan
+    image = TensorSpec(name="image", dtype="UINT8", shape=(-1, 2_000_000))
+    classes = TensorSpec(name="classes", dtype="UINT8", shape=(-1, 1_000_000))
+    plan = make_plan([[Pool(latency_us=(10_000,))]])
+    plan = replace(plan, models=(replace(plan.models[0], inputs=(image,), outputs=(classes,)),))
+    scheduler = Scheduler(plan, count_io=True)
+    first, second = arrive(scheduler, 2)
+    assert isinstance(first, Dispatch)
+    assert isinstance(second, Dispatch)
+    assert first.hops[0] == Hop(
+        vgpu=0, transfer_start_us=0, transfer_end_us=2_000, start_us=2_000, end_us=12_000
+    )
+    assert second.hops[0].transfer_start_us == 2_000
+    told = {"now_us": 12_000, "batch_id": 0, "end_us": 12_000}
+    scheduler.handle(StageDone(stage=0, start_us=2_000, **told))
+    assert scheduler.in_flight() == 2
+    scheduler.handle(
+        TransferDone(now_us=13_000, batch_id=0, stage=1, start_us=12_000, end_us=13_000)
+    )
+    assert scheduler.in_flight() == 1
+    scheduler.check_invariants()
 
 
 def test_many_more_requests_than_there_was_room_for_are_kept(scheduler: Scheduler) -> None:
@@ -371,3 +391,20 @@ def test_many_more_requests_than_there_was_room_for_are_kept(scheduler: Schedule
     served = sum(d.samples for d in decided if isinstance(d, Dispatch))
     dropped = sum(isinstance(d, Drop) for d in decided)
     assert (served + dropped + scheduler.queue_lengths()[0], served > 0) == (3_000, True)
+
+
+def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_are_short() -> None:
+    def singles(policy: str) -> int:
+        pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+        scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy=policy)
+        decided = arrive(scheduler, 36)
+        late = [
+            Arrival(now_us=0, request_id=100 + n, model=0, deadline_us=97_000) for n in range(4)
+        ]
+        for event in late:
+            decided += scheduler.handle(event)
+        scheduler.check_invariants()
+        return sum(d.samples == 1 for d in decided if isinstance(d, Dispatch))
+
+    assert singles("reservation") > 0
+    assert singles("reservation-ahead") == 0

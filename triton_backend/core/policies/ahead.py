@@ -7,8 +7,9 @@ It differs in three places, each of which won in `scripts/bench_simulator.py`:
 2. Of the pipelines that can hold the head, it takes the one that waits least among those whose
    offer for the planned batch ends by the head's deadline; only where there is none, the one that
    waits least (ties: plan order).
-3. Where the head forces a batch smaller than planned and the requests behind it would fill a whole
-   one, the head is dropped: small batches would keep every later head as late as this one.
+3. Where the head's deadline allows only a batch smaller than planned and the planned batch would
+   have to wait for a resource, the head is dropped: vGPUs are short then, small batches use them
+   badly, and every later head would be as late as this one.
 
 Tried and lost: see `core/README.md`.
 """
@@ -35,7 +36,7 @@ def decide(tables: Tables, model: int) -> int:
         if size == 0:
             finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
             drop(tables, head, DEADLINE, finish)
-        elif size < tables.topology.pipeline_batch[pipeline] and _fuller(tables, model, pipeline):
+        elif size < tables.topology.pipeline_batch[pipeline] and _hinders(tables, pipeline):
             drop(tables, head, DEADLINE, tables.quotes[pipeline]["finish_us"])
         elif size > queue["samples"] and queue["expired"] != tables.requests[head]["sequence"]:
             queue["timer_us"] = last_moment(tables, model, pipeline)
@@ -76,15 +77,7 @@ def _choose(tables: Tables, model: int) -> int:
 
 
 @kernel
-def _fuller(tables: Tables, model: int, pipeline: int) -> bool:
-    """Whether without the heads that hinder it a full batch could be dispatched now."""
-    planned = tables.topology.pipeline_batch[pipeline]
-    left = tables.queues[model]["samples"]
-    if left <= planned:
-        return False
-    finish = probe(tables, pipeline, planned, tables.counts[0]["now_us"])
-    slot = tables.queues[model]["first"]
-    while slot != NONE and tables.requests[slot]["deadline_us"] < finish:
-        left -= tables.requests[slot]["samples"]
-        slot = tables.requests[slot]["next"]
-    return left >= planned
+def _hinders(tables: Tables, pipeline: int) -> bool:
+    """Whether vGPUs are busy enough that a small batch would cost more than it serves."""
+    probe(tables, pipeline, tables.topology.pipeline_batch[pipeline], tables.counts[0]["now_us"])
+    return tables.quotes[pipeline]["wait_us"] > 0
