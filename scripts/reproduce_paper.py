@@ -135,7 +135,8 @@ def figure_6(study: Study) -> None:
         axis.set_xticks(range(len(CLUSTERS)), CLUSTERS)
         axis.set_title(f"{arrivals} (dotted: paper's mean)")
     axes[0].set_ylabel("load factor at 99 % attainment")
-    axes[0].legend()
+    axes[0].set_ylim(0, 1.2)
+    axes[0].legend(loc="upper center", ncols=len(PLANNERS))
     study.draw(6, figure)
     study.keep(6, "highest load factor at 99 % attainment", _filled(rows))
 
@@ -176,7 +177,7 @@ def figure_7(study: Study) -> None:
         axis.set_xlabel("load factor")
         axis.set_ylim(0.5, 1.01)
     axes[0].set_ylabel("SLO attainment, group G1")
-    axes[0].legend()
+    axes[0].legend(loc="lower left")
     study.draw(7, figure)
     study.keep(7, "attainment of group G1 against load (Poisson)", rows)
 
@@ -209,7 +210,8 @@ def figure_8(study: Study) -> None:
         axis.set_xticks(range(len(CLUSTERS) + 1), (*CLUSTERS, "mean"))
         axis.set_title(f"{kind}-class GPUs")
     axes[0].set_ylabel("busy share of all GPUs")
-    axes[0].legend()
+    axes[0].set_ylim(0, 1.2)
+    axes[0].legend(loc="upper center", ncols=len(PLANNERS))
     study.draw(8, figure)
     study.keep(8, "utilisation at 99 % attainment (Poisson)", _filled(rows))
 
