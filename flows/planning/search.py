@@ -42,6 +42,7 @@ _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may ta
 _LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 2  # by this many times
+_REACHED = 1e-9  # a prescribed rate counts as reached from this close
 _EQUAL = 1e-12  # scores this close are ties
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _BOXES = 12  # ranges of GPUs per model that the last narrowing may split into
@@ -161,7 +162,7 @@ class _Run:
             inside = self._integer(np.sort(chosen), thorough=last)
             proven = min(proven, max(inside, ceiling, self.best.score))
             if last or self._settled(proven) or self._out_of_time():
-                if len(left_out) and not self._settled(proven):
+                if len(left_out) and not self._settled(proven) and not self._out_of_time():
                     proven = min(proven, self._whole_space(open_rows))
                 self._note(len(left_out), proven)
                 break
@@ -224,6 +225,14 @@ class _Run:
         if vgpus is None:
             return False
         vgpus = self._without_idle(trimmed(self.columns, vgpus))
+        rates = np.bincount(
+            self.columns.model,
+            weights=delivered_rps(self.columns, vgpus),
+            minlength=len(self.goal.weight),
+        )
+        asked = np.maximum(self.goal.weight * self.goal.fixed, self.goal.minimum_rps)
+        if np.any(rates < asked * (1 - _REACHED)):
+            return False
         if self.goal.fixed:
             used = gpus_in_use(self.problem, self.columns, vgpus)
             score = -float(self.goal.price @ used)
