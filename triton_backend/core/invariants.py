@@ -6,20 +6,16 @@ Plain Python over the arrays: slow, and independent of the kernels it checks.
 from collections.abc import Iterator
 
 from triton_backend.core.compiled import FAR, NONE, Record
-from triton_backend.core.errors import PoolPipeError
+from triton_backend.core.errors import InvariantError
 from triton_backend.core.tables import DOWNLINK, KINDS, UPLINK, VGPU, Tables
 from triton_backend.core.topology import BLOCK
-
-
-class BrokenInvariantError(PoolPipeError):
-    """Our fault: the tables contradict themselves."""
 
 
 def check_invariants(tables: Tables) -> None:
     """Check all of them.
 
     Raises:
-        BrokenInvariantError: with every contradiction found, one a line.
+        InvariantError: with every contradiction found, one a line.
     """
     found = [
         *_timelines(tables),
@@ -30,7 +26,7 @@ def check_invariants(tables: Tables) -> None:
         *_conservation(tables),
     ]
     if found:
-        raise BrokenInvariantError("\n".join(found))
+        raise InvariantError("\n".join(found))
 
 
 def _chain(records: Record, first: int, link: str = "next") -> list[int]:

@@ -120,7 +120,7 @@ class Scheduler:
         """Check that the tables do not contradict themselves.
 
         Raises:
-            BrokenInvariantError: they do, which is our fault.
+            InvariantError: they do, which is our fault.
         """
         check_invariants(self._tables)
 

@@ -59,7 +59,7 @@ def simulate(
 
     Raises:
         InputError: an option does not fit the plan.
-        BrokenInvariantError: the scheduler's tables contradict themselves (our fault).
+        InvariantError: the scheduler's tables contradict themselves (our fault).
     """
     options = options or SimOptions()
     if options.policy == REACTIVE:
