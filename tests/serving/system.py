@@ -1,6 +1,7 @@
 """A serve folder and the parts of a running system inside the test's own process."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +132,4 @@ class LocalSystem:
             thread.join(WAIT_SECONDS)
         self.scheduler.stop()
         remove_segments(self.settings.segment_prefix)
+        shutil.rmtree(self.settings.socket_folder)

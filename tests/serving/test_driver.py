@@ -12,7 +12,7 @@ from tests.serving.system import deploy
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
-from triton_backend.serving.driver import Front, Gateway, Letter, Worker
+from triton_backend.serving.driver import WAKE_US, Front, Gateway, Letter, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import (
@@ -308,9 +308,9 @@ def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
     gateway.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
-    gateway.look_for_overdue(10_000 + OVERDUE_AT_LEAST_US)
+    gateway.look(10_000 + OVERDUE_AT_LEAST_US)
     assert not gateway.letters()
-    gateway.look_for_overdue(11_000 + OVERDUE_AT_LEAST_US)
+    gateway.look(11_000 + OVERDUE_AT_LEAST_US)
     letters = gateway.letters()
     assert {Kind.RETIRE, Kind.ABORT, Kind.DISPATCH} <= set(kinds(letters))
     ((_, again),) = dispatches(letters)
@@ -321,6 +321,27 @@ def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:
 def test_the_only_worker_of_a_pool_is_waited_for(gateway: Gateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     gateway.letters()
-    gateway.look_for_overdue(10 * OVERDUE_AT_LEAST_US)
+    gateway.look(10 * OVERDUE_AT_LEAST_US)
     assert not gateway.letters()
     assert gateway.in_flight == 1
+
+
+def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deployment) -> None:
+    gateway = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+    arrive(gateway, 1, 2, 3, 4)
+    gateway.worker_up(Worker(1, 0), 20)
+    gateway.worker_up(Worker(1, 1), 30)
+    assert not gateway.letters()
+    gateway.worker_up(Worker(1, 2), 40)
+    assert kinds(gateway.letters()) == [Kind.DISPATCH]
+
+
+def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
+    gateway = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+    gateway.worker_up(Worker(1, 0), 20)
+    gateway.worker_up(Worker(1, 1), 30)
+    arrive(gateway, 1, 2, 3, 4, now_us=WAKE_US - 100)
+    gateway.look(WAKE_US - 50)
+    assert not gateway.letters()
+    gateway.look(WAKE_US)
+    assert kinds(gateway.letters()) == [Kind.DISPATCH]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     made.settings.socket_folder.mkdir(mode=0o700)
     yield made
     remove_segments(made.settings.segment_prefix)
+    shutil.rmtree(made.settings.socket_folder)
 
 
 def test_every_event_and_decision_comes_back_from_its_line() -> None:

@@ -59,6 +59,8 @@ from triton_backend.serving.wire import (
 # A slot granted to an aborted batch may still be written by its sender for this long.
 QUARANTINE_SLOS = 2
 RENEW_EVERY_US = 1_000_000
+# A new scheduler dispatches when all workers have reported, at the latest after this.
+WAKE_US = 1_000_000
 
 
 class Front(NamedTuple):
@@ -258,6 +260,9 @@ class Gateway:
             self._pace.forget(worker.vgpu)
             self._heard_us[worker.vgpu] = now_us
             self._tell(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
+            readiness = self._readiness(self.deployment)
+            if readiness["up"] == readiness["total"]:
+                self._wake(now_us)
 
     def worker_lost(self, worker: Worker, now_us: int) -> None:
         """A worker is gone, with what it held."""
@@ -326,7 +331,13 @@ class Gateway:
         ):
             self._renew(Worker(deployment.generation, vgpu), now_us)
 
-    def look_for_overdue(self, now_us: int) -> None:
+    def look(self, now_us: int) -> None:
+        """What has to be looked at now and then, whatever happens."""
+        if self._wake_us is not None and now_us >= self._wake_us:
+            self._wake(now_us)
+        self._give_up_overdue(now_us)
+
+    def _give_up_overdue(self, now_us: int) -> None:
         """Give up on workers that should have ended a batch long ago and have said nothing since.
 
         Their node would notice a hung process too, but later; the requests can be run elsewhere now.
@@ -431,7 +442,7 @@ class Gateway:
         self._prepared = None
         if self.state is not State.SERVING:
             self.state = State.SERVING
-            self._tell(Resume(now_us=self._at(now_us)))
+                self._tell(Resume(now_us=self._at(now_us)))
 
     # Inside
 
@@ -440,6 +451,16 @@ class Gateway:
         for vgpu in self.deployment.vgpus:
             if Worker(self.deployment.generation, vgpu.index) not in self._up:
                 self._tell(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
+        # The workers of an earlier life are about to report; what fronts tell again waits for them.
+        self._wake_us: int | None = now_us + WAKE_US
+        self._tell(Pause(now_us=self._at(now_us)))
+
+    def _wake(self, now_us: int) -> None:
+        """Dispatch from now on: all workers have reported, or had the time to."""
+        if self._wake_us is not None:
+            self._wake_us = None
+            if self.state is State.SERVING:
+                self._tell(Resume(now_us=self._at(now_us)))
 
     def _next_slots(self) -> None:
         deployment = self.deployment

@@ -17,8 +17,8 @@ from triton_backend.core import decisions, events
 from triton_backend.core.decisions import Decision, Dispatch
 from triton_backend.core.events import Event
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.rolling import RollingLines
 from triton_backend.serving.overload import Refused
+from triton_backend.serving.rolling import RollingLines
 from triton_backend.serving.settings import Deployment
 
 

@@ -140,7 +140,7 @@ class SchedulerService:
         self._hub.alarm.set(self.gateway.timer_us)
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
-            self.gateway.look_for_overdue(now_us)
+            self.gateway.look(now_us)
         if now_us >= self._next_beat_us:
             self._next_beat_us = now_us + BEAT_US
             self._beat()
