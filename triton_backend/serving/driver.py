@@ -442,7 +442,7 @@ class Gateway:
         self._prepared = None
         if self.state is not State.SERVING:
             self.state = State.SERVING
-                self._tell(Resume(now_us=self._at(now_us)))
+            self._tell(Resume(now_us=self._at(now_us)))
 
     # Inside
 
