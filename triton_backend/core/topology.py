@@ -14,7 +14,7 @@ import numpy as np
 
 from triton_backend.core.compiled import Integers
 from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan, Stage, VGpu
+from triton_backend.core.plan import Plan, VGpu
 from triton_backend.core.tensors import total_bytes_per_sample
 from triton_backend.core.units import transfer_us
 
@@ -186,8 +186,3 @@ def _bounds(
             least[s] = latency[s, 1 : batch + 1].min()
         path[p, 1 : batch + 1] = so_far + answer[p, stage_rate[rows[-1]], 1 : batch + 1]
     return ahead, least, path
-
-
-def stages_of(plan: Plan) -> tuple[Stage, ...]:
-    """Every stage in the order of the stage rows."""
-    return tuple(s for model in plan.models for p in model.pipelines for s in p.stages)
