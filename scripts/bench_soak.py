@@ -219,7 +219,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     first = small_plan("soak-0")
     slo_s = first.models[0].slo_us / 1e6
     migrations: list[Migration] = []
-    with Served(first, options.port) as served:
+    with Served(first, options.port, within=options.within) as served:
         checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in first.models]
         load = Load(
             served.state.grpc_url,
@@ -328,6 +328,7 @@ def main() -> None:
     add("--change-seconds", type=float, default=30.0)
     add("--only", choices=("overload", "soak"))
     add("--port", type=int, default=18_550)
+    add("--within", type=Path, help="where the serve folder is made")
     add("--output", type=Path)
     options = parser.parse_args()
     watch = Stopwatch()
