@@ -17,7 +17,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.replanning.backtest import Backtest, Period, Planner, backtest
 from flows.replanning.forecast import ForecastOptions
 from flows.replanning.rates import RateHistory, read_counts
-from flows.steps.replan import with_rates
+from flows.steps.replan import priced, with_rates
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InfeasibleError
 from triton_backend.core.plan import Plan
@@ -126,14 +126,6 @@ def run_backtest(
     )
     busiest, drawn = _samples(found, history, asked, report)
     return Backtested(found=found, history=history, busiest=busiest, drawn=drawn)
-
-
-def priced(cluster: Cluster) -> Cluster:
-    """A cluster with prices; where one is missing, every GPU counts the same."""
-    if all(c.hourly_cost is not None for c in cluster.gpu_classes):
-        return cluster
-    classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
-    return replace(cluster, gpu_classes=classes)
 
 
 def cheapest_planner(

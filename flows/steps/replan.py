@@ -18,7 +18,7 @@ from flows.replanning.rates import RateHistory
 from flows.steps.planning import plan_step
 from flows.steps.workspace import Workspace
 from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InputError
+from triton_backend.core.errors import InfeasibleError, InputError
 from triton_backend.core.plan import Plan
 from triton_backend.core.units import US_PER_S
 from triton_backend.core.workload import Workload
@@ -98,7 +98,7 @@ def replan(
         name: max(rate, LEAST_RATE_RPS) for name, rate in zip(names, foreseen.tolist(), strict=True)
     }
     planning = replace(options.planning, previous=in_force)
-    plan = plan_step(work, cluster, with_rates(workload, rates), planning).plan
+    plan = _plan(work, cluster, with_rates(workload, rates), planning)
     arrivals = busiest_minutes(history, options.seed)
     new = judge(plan, arrivals, options.seed)
     old = None if in_force is None else judge(in_force, arrivals, options.seed)
@@ -111,6 +111,25 @@ def replan(
         old=old,
         new=new,
     )
+
+
+def _plan(work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions) -> Plan:
+    """For cost or power the least that carries the rates; else, or beyond the cluster, the most."""
+    asked = priced(cluster) if options.objective == "cost" else cluster
+    try:
+        return plan_step(work, asked, workload, options).plan
+    except InfeasibleError:
+        if options.objective == "throughput":
+            raise
+        return plan_step(work, cluster, workload, replace(options, objective="throughput")).plan
+
+
+def priced(cluster: Cluster) -> Cluster:
+    """A cluster with prices; where one is missing, every GPU counts the same."""
+    if all(c.hourly_cost is not None for c in cluster.gpu_classes):
+        return cluster
+    classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
+    return replace(cluster, gpu_classes=classes)
 
 
 def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:

@@ -7,7 +7,8 @@ import pytest
 
 from flows.planning import PlanOptions
 from flows.replanning.forecast import ForecastOptions
-from flows.steps.backtest import Backtested, BacktestOptions, priced, run_backtest
+from flows.steps.backtest import Backtested, BacktestOptions, run_backtest
+from flows.steps.replan import priced
 from tests.planning.small import cluster, profile, workload
 from triton_backend.core.errors import InputError
 from triton_backend.core.workload import ModelDemand
