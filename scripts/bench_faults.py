@@ -62,6 +62,7 @@ class Fault:
     name: str
     inject: Callable[[Served], None]
     loses: str
+    at_least_s: float = 0.0
 
 
 def stub(served: Served, model: str) -> psutil.Process:
@@ -153,9 +154,19 @@ FAULTS = (
     Fault(name="worker slow", inject=slow_worker, loses="batches until its table is corrected"),
     Fault(name="front killed", inject=kill_stub("alpha"), loses="what it held"),
     Fault(name="scheduler killed", inject=kill_stub(CONTROL_MODEL), loses="until it is loaded"),
-    Fault(name="scheduler hung", inject=hang_stub(CONTROL_MODEL), loses="until noticed (8 s)"),
+    Fault(
+        name="scheduler hung",
+        inject=hang_stub(CONTROL_MODEL),
+        loses="until noticed (8 s)",
+        at_least_s=18,
+    ),
     Fault(name="node killed", inject=kill_stub("poolpipe_node_"), loses="its workers' batches"),
-    Fault(name="tritonserver killed", inject=kill_triton, loses="until it is started anew"),
+    Fault(
+        name="tritonserver killed",
+        inject=kill_triton,
+        loses="until it is started anew",
+        at_least_s=22,
+    ),
 )
 FILLED = (
     Fault(name="disk full", inject=fill(lambda served: served.folder), loses="log lines"),
@@ -294,7 +305,7 @@ def run_all(
                 continue
             row: dict[str, Any] = {"fault": fault.name, "may_lose": fault.loses}
             try:
-                row |= measure(served, fault, options.seconds)
+                row |= measure(served, fault, max(options.seconds, fault.at_least_s))
             except (RuntimeError, ServerError) as error:
                 row |= {"broken": str(error)}
             row["whole_again"] = wait_well(served)
@@ -366,7 +377,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--only", nargs="+", help="names of faults")
-    add("--seconds", type=float, default=14.0, help="of load per fault")
+    add("--seconds", type=float, default=12.0, help="of load per fault")
     add("--port", type=int, default=18_530)
     add("--output", type=Path)
     add("--verbose", action="store_true", help="the server's logs at the end")
@@ -382,7 +393,11 @@ def main() -> None:
     if wanted & {fault.name for fault in FAULTS}:
         rows += run_all(options, FAULTS, None)
     if wanted & {fault.name for fault in FILLED}:
-        rows += in_namespace()
+        filled = in_namespace()
+        rows += filled
+        for row in filled:
+            if "offered" not in row:
+                print(report(row))
     result = {"began": began, "wall_seconds": watch.seconds(), "machine": machine(), "rows": rows}
     store_result(options.output, result)
 

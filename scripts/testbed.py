@@ -193,9 +193,9 @@ class Served:
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             try:
-                if os.getpgid(process.pid) == group:
+                if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except OSError:
+            except (OSError, psutil.Error):
                 continue
         return found
 
