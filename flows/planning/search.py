@@ -36,6 +36,7 @@ _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer pro
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
 _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
+_FEWEST_NODES = 10  # an attempt with fewer is not worth its start
 _LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
@@ -45,7 +46,7 @@ _EXTENSION = 2  # by this many times
 _REACHED = 1e-9  # a prescribed rate counts as reached from this close
 _EQUAL = 1e-12  # scores this close are ties
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
-_BOXES = 12  # ranges of GPUs per model that the last narrowing may split into
+_BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
@@ -162,7 +163,8 @@ class _Run:
             inside = self._integer(np.sort(chosen), thorough=last)
             proven = min(proven, max(inside, ceiling, self.best.score))
             if last or self._settled(proven) or self._out_of_time():
-                if len(left_out) and not self._settled(proven) and not self._out_of_time():
+                more = self._settled(inside) or self._far(proven)
+                if len(left_out) and more and not self._out_of_time():
                     proven = min(proven, self._whole_space(open_rows))
                 self._note(len(left_out), proven)
                 break
@@ -283,7 +285,7 @@ class _Run:
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
         extended = self.options.node_limit is not None or self.options.max_partitions <= _SHORT
-        while nodes > 0:
+        while nodes >= min(_FEWEST_NODES, self._node_budget(columns)):
             cutoff = self.best.score + self._step()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
             if answer is None:
@@ -302,10 +304,11 @@ class _Run:
             if not (improved or thorough):
                 break
             nodes -= max(answer.nodes, 1)
-            if nodes <= 0 and self._far(ceiling) and not extended:
+            attempt = attempt if improved else attempt * _LONGER
+            if not (improved or extended) and self._far(ceiling):
                 extended = True
                 nodes += _EXTENSION * self._node_budget(columns)
-            attempt = attempt if improved else attempt * _LONGER
+                attempt = nodes
         return ceiling
 
     def _attempt(self, columns: Columns, cutoff: float, nodes: int) -> Answer | None:
