@@ -26,6 +26,7 @@ from triton_backend.serving.load.client import (
 from triton_backend.serving.load.payload import NUMPY_TYPES, Arrays
 
 SERVICE = "/inference.GRPCInferenceService"
+RECONNECT_MS = 250
 MAX_MESSAGE_BYTES = 2**31 - 1
 DATATYPES = {np.dtype(kind): name for name, kind in NUMPY_TYPES.items() if name != "BF16"}
 
@@ -69,6 +70,9 @@ class GrpcClient:
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            # An endpoint that comes back is found at once, or its time away would look longer.
+            ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
         ]
         self._address = address
         self._connect_s = connect_s
