@@ -65,6 +65,8 @@ def quickstart(
     from flows.quickstart import QuickstartOptions
     from flows.quickstart import quickstart as run
     from flows.release.admin import ServerPorts
+    from flows.release.ahead import check_can_start
+    from flows.splitting.loading import load_skeleton
 
     asked = QuickstartOptions(
         model=model,
@@ -75,6 +77,10 @@ def quickstart(
         seed=seed,
         ports=ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address),
     )
+    # Said at once, not after the minutes that profiling takes.
+    if model is not None:
+        load_skeleton(model)
+    check_can_start(work.state.serve, asked.ports)
     found = run(work, asked, say(quiet=as_json))
     if as_json:
         print_json(found)

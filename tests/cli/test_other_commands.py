@@ -49,6 +49,7 @@ def test_tables_survive_export_and_import(poolpipe: Command) -> None:
         (("profiles", "export", "t"), "poolpipe.duckdb: no such warehouse"),
         (("profile", "--cluster", "cluster.yaml"), "none has a `runtime"),
         (("quickstart", "--slo-ms", "5"), "--model and --slo-ms go together"),
+        (("quickstart", "--model=none.onnx", "--slo-ms=5"), "none.onnx: no such file"),
         (("report", "x"), "poolpipe.duckdb: no such warehouse"),
         (("status",), "nothing is being served from here"),
         (("warehouse", "check"), "poolpipe.duckdb: no such warehouse"),
@@ -70,6 +71,17 @@ def test_bad_input_is_refused_in_one_line(
 @pytest.mark.usefixtures("project")
 def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
     assert poolpipe("stop", "--json").document == {"stopped": False}
+
+
+@pytest.mark.usefixtures("project")
+def test_quickstart_names_a_port_in_use_before_it_starts_to_profile(poolpipe: Command) -> None:
+    http, metrics = free_ports(2)
+    with taken_port() as busy:
+        ports = (f"--http-port={http}", f"--grpc-port={busy}", f"--metrics-port={metrics}")
+        ran = poolpipe("quickstart", *ports)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"poolpipe: --grpc-port {busy}: ")
+    assert ran.err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("planned")
