@@ -216,7 +216,7 @@ def test_a_breach_while_watched_puts_the_former_plan_back(
     system.check_serving(old)
 
 
-@pytest.mark.parametrize("step", ["prepare", "flush", "swap", "settle"])
+@pytest.mark.parametrize("step", ["flush", "swap"])  # before and after the one that counts
 def test_a_gateway_killed_during_a_rollout_comes_back_with_one_plan(
     system: System, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
