@@ -1,0 +1,87 @@
+"""The repository keeps the shape its documents describe."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "flows",
+    "triton_backend",
+    "model_repo_templates",
+    "warehouse",
+    "tests",
+    "scripts",
+    "uv.lock",
+    "prefect.yaml",
+    "CHANGELOG.md",
+    "LICENSE",
+}
+MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
+SELF_EVIDENT = {"__init__.py", "README.md", "conftest.py"}
+
+
+def tracked_files() -> list[Path]:
+    """Files git knows, so that build products do not count."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
+    return [Path(name) for name in listing.split("\0") if name and (ROOT / name).exists()]
+
+
+def nearest_readme(path: Path) -> Path | None:
+    """The README that maps a file: its folder's, or the next one above within the top folder."""
+    for folder in path.parents:
+        if folder == Path():
+            return None
+        if (ROOT / folder / "README.md").exists():
+            return folder / "README.md"
+    return None
+
+
+def test_top_level_holds_only_what_was_agreed() -> None:
+    top = {path.parts[0] for path in tracked_files()}
+    assert {name for name in top if not name.startswith(".")} == TOP_LEVEL
+
+
+@pytest.mark.parametrize("folder", MAPPED)
+def test_every_file_of_a_folder_is_listed_in_the_readme_that_maps_it(folder: str) -> None:
+    missing: list[str] = []
+    for path in tracked_files():
+        if path.parts[0] != folder or path.name in SELF_EVIDENT or path.suffix not in {".py", ""}:
+            continue
+        readme = nearest_readme(path)
+        text = (ROOT / readme).read_text() if readme else ""
+        if not re.search(rf"\b{re.escape(path.stem)}\b", text):
+            missing.append(f"{path} in {readme}")
+    assert missing == []
+
+
+def test_every_folder_of_tests_is_listed() -> None:
+    folders = {path.parts[1] for path in tracked_files() if path.parts[0] == "tests"}
+    listed = set(re.findall(r"`([a-z_]+)`", (ROOT / "tests" / "README.md").read_text()))
+    assert {name for name in folders if "." not in name} - listed == set()
+
+
+def test_folders_are_at_most_three_levels_deep() -> None:
+    deep = [
+        str(path)
+        for path in tracked_files()
+        if path.suffix == ".py" and path.parts[0] != "tests" and len(path.parts) > 4
+    ]
+    assert deep == []
+
+
+def test_import_contracts_hold() -> None:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
