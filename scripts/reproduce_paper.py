@@ -68,7 +68,7 @@ class Study:
             reference=cell.reference,
             keep_uses=False,
         )
-        return replace(plain, **more)  # type: ignore[arg-type] # names and types are SimOptions' own
+        return replace(plain, **more)
 
     def load_factors(self, planner: str, arrivals: str) -> list[float]:
         """Highest load factor of all 72 cells."""
@@ -93,7 +93,7 @@ class Study:
         self.report += [*lines, ""]
         print("\n".join([*lines, ""]), flush=True)
 
-    def draw(self, number: int, figure: plt.Figure) -> None:
+    def draw(self, number: int, figure: Figure) -> None:
         """Write a figure's chart."""
         figure.tight_layout()
         figure.savefig(self.out / f"figure_{number}.png", dpi=120)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 PerModel = Annotated[list[str] | None, typer.Option(metavar="MODEL=CLASS,CLASS")]
 
+AUTO = "auto"
+DEFAULT_MARGIN = "0.4"
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this group."""
@@ -42,8 +45,12 @@ def plan(
     objective: options.Objective = "throughput",
     max_partitions: options.MaxPartitions = 2,
     slo_margin: Annotated[
-        str, typer.Option(metavar="SHARE", help="Share of every SLO that is kept free.")
-    ] = "0.4",
+        str,
+        typer.Option(
+            metavar="SHARE|auto",
+            help="Share of every SLO that is kept free; `auto` chooses it per model by simulation.",
+        ),
+    ] = DEFAULT_MARGIN,
     solver: options.Solver = "highs",
     time_limit: options.TimeLimit = None,
     previous: Annotated[
@@ -73,7 +80,7 @@ def plan(
         planner=planner,
         objective=objective,
         max_partitions=max_partitions,
-        slo_margin=_margin(slo_margin),
+        slo_margin=_margin(DEFAULT_MARGIN if slo_margin == AUTO else slo_margin),
         solver=solver,
         time_limit_s=time_limit,
         allowed_classes=_classes("--allow", allow),
@@ -84,7 +91,7 @@ def plan(
     files = (cluster, workload)
     contents = (read_cluster(cluster), read_workload(workload))
     with progress("planning"):
-        made = _plan(workspace(warehouse), files, contents, asked)
+        made = _plan(workspace(warehouse), files, contents, asked, robust=slo_margin == AUTO)
     if output is not None:
         write_plan(output, made)
     if as_json:
@@ -102,7 +109,7 @@ def _margin(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise InputError("--slo-margin", f"{text!r} is not a number") from error
+        raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}") from error
 
 
 def _classes(option: str, texts: list[str] | None) -> dict[str, tuple[str, ...]]:
@@ -114,6 +121,8 @@ def _plan(
     files: tuple[Path, Path],
     contents: "tuple[Cluster, Workload]",
     asked: "PlanOptions",
+    *,
+    robust: bool,
 ) -> "Plan":
     """The stored plan, with artifacts where the classes of the cluster run here."""
     from flows.commands.stored import check_known, naming
@@ -122,7 +131,7 @@ def _plan(
 
     check_known(work, files, contents)
     with naming(*files):
-        planned = plan_step(work, *contents, asked)
+        planned = plan_step(work, *contents, asked, robust=robust)
     notes(planned.warnings)
     notes(planned.plan.certificate.get("notes", ()))
     devices = read_device_classes(files[0])

@@ -9,6 +9,7 @@ from flows.device_class import DeviceClass
 from flows.files import read_device_classes
 from flows.planning import PlanOptions, make_plan
 from flows.planning.decode import plan_identity
+from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.release.admin import read_state
 from flows.steps.prepare import build_stages, read_split
@@ -45,16 +46,22 @@ def load_profiles(
 
 
 def plan_step(
-    work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions
+    work: Workspace,
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions,
+    *,
+    robust: bool = False,
 ) -> Planned:
-    """Plan, verify against the profiles, and store.
+    """Plan, verify against the profiles, and store; `robust` chooses margins by simulation.
 
     Raises:
         InputError: the inputs do not fit, or no plan can meet an SLO.
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
-    plan = make_plan(profiles, cluster, workload, options)
+    make = make_robust_plan if robust else make_plan
+    plan = make(profiles, cluster, workload, options)
     differences = verify_plan(plan, profiles)
     if differences:
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")

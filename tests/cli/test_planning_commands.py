@@ -44,6 +44,13 @@ def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
 
 
 @pytest.mark.usefixtures("profiled")
+def test_margins_can_be_chosen_by_simulation(poolpipe: Command) -> None:
+    made = poolpipe(*PLAN, "--json", "--slo-margin", "auto").document
+    assert made["certificate"]["robust"]["goodput"] > 0
+    assert made["options"]["slo_margins"].keys() == {"net"}
+
+
+@pytest.mark.usefixtures("profiled")
 def test_options_reach_the_planner(poolpipe: Command) -> None:
     ran = poolpipe(
         *PLAN, "--json", "--planner", "no-partitioning", "--slo-margin", "0.1", "--keep", "net=1"
@@ -62,7 +69,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
         ("--objective", "fun", "'fun' is none of throughput"),
         ("--solver", "abacus", "'abacus' is none of highs"),
         ("--slo-margin", "1.5", "1.5 is not in [0, 1)"),
-        ("--slo-margin", "wide", "'wide' is not a number"),
+        ("--slo-margin", "wide", "'wide' is neither a number nor auto"),
         ("--keep", "net", "is not NAME=VALUE"),
         ("--keep", "net=much", "write MODEL=NUMBER"),
         ("--previous", "none.json", "none.json: no such file"),
