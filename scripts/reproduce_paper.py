@@ -40,6 +40,7 @@ from triton_backend.sim.run import simulate
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 ARRIVALS: dict[str, Arrivals] = {"Poisson": POISSON, "Bursty": Gamma(shape=0.3)}
 ATTAINMENT = 0.99
