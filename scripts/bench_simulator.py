@@ -261,7 +261,7 @@ def three_stages(bench: Bench) -> Iterator[Figure]:
                 what=f"3 stages, 18 models, margin 0.1, {policy}, {nic}",
                 value=float(np.mean(means)),
                 spread=(min(means), max(means)),
-                least=least,
+                least=least if nic == "isolated" else None,
             )
 
 
