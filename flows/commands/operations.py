@@ -62,6 +62,7 @@ def quickstart(
     left is reused, and everything started is stopped at the end.
     """
     work = _flow_workspace(warehouse)
+    from flows.prefect_server import start_prefect_server
     from flows.quickstart import QuickstartOptions
     from flows.quickstart import quickstart as run
     from flows.release.admin import ServerPorts
@@ -81,6 +82,7 @@ def quickstart(
     if model is not None:
         load_skeleton(model)
     check_can_start(work.state.serve, asked.ports)
+    start_prefect_server()
     found = run(work, asked, say(quiet=as_json))
     if as_json:
         print_json(found)

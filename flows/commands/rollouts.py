@@ -227,9 +227,11 @@ def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
 
     prepare_prefect(project_state().prefect)
     from flows.parameters import ReplanParameters
+    from flows.prefect_server import start_prefect_server
     from flows.replan import replan_flow
 
     note("replanning; the first step starts Prefect")
+    start_prefect_server()
     found = replan_flow(ReplanParameters(**parameters))
     if as_json:
         print_json(found)

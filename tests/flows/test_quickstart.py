@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,3 +121,31 @@ def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str,
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert str(project.ports[0]) in done.stderr
+
+
+def test_ctrl_c_in_a_terminal_ends_everything_and_blocks_no_other_command(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    command = [POOLPIPE, "quickstart", f"--model={project.model}", "--slo-ms=500", "--duration=1"]
+    ports = zip(("http", "grpc", "metrics"), project.ports, strict=True)
+    with subprocess.Popen(
+        [*command, *(f"--{name}-port={port}" for name, port in ports)],
+        cwd=tmp_path,
+        env={**os.environ, "POOLPIPE_HOME": str(tmp_path / "state")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "cell" in line:
+                break
+        os.killpg(running.pid, signal.SIGINT)  # a terminal sends it to every process of the group
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    home = str(tmp_path)
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert [line for line in left if any(home in part for part in line)] == []
+    again = project.run("split", str(project.model))
+    assert again.returncode == 0, again.stderr
