@@ -126,7 +126,7 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> dict[st
     with log.step("plan") as note:
         plan = _plan(work, models)
         note.text = _plan_in_words(plan)
-    with log.step("simulate") as note:
+    with log.step("simulate (the first time, the scheduler is compiled)") as note:
         simulated = _simulate(plan, options)
         note.text = f"attainment {simulated.attainment:.2%} predicted"
     try:
