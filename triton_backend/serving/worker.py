@@ -14,56 +14,35 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from triton_backend.core.errors import InputError, PoolPipeError
-from triton_backend.core.units import transfer_us
-from triton_backend.engines.base import NUMPY_DTYPES, Runtime
+from triton_backend.core.errors import PoolPipeError
+from triton_backend.engines.base import Runtime
 from triton_backend.engines.clock import Clock, SystemClock
 from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Connection, Hub
-from triton_backend.serving.links import Links
-from triton_backend.serving.memory import Arrays, Segment
-from triton_backend.serving.outbound import Outbound, Road, checksum_of
+from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import open_runtime
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.wire import (
-    AnswerBody,
-    BatchBody,
     FrameError,
     Header,
-    HopGrant,
     Kind,
-    TimesBody,
     frame,
-    pack_answer,
-    pack_batch,
     pack_json,
-    pack_times,
     unpack_batch,
     unpack_json,
 )
+from triton_backend.serving.worker_compute import StageCompute
+from triton_backend.serving.worker_jobs import Job, Jobs
+from triton_backend.serving.worker_onward import Onward
 
 RECONNECT_SECONDS = 0.1
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.BEAT})
 _PR_SET_PDEATHSIG = 1
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    batch_id: int
-    body: BatchBody
-    hop: HopGrant
-
-    @property
-    def due_us(self) -> int:
-        return max(self.hop.start_us, self.body.available_us)
 
 
 class StageWorker:
@@ -80,7 +59,6 @@ class StageWorker:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
-        self._place = deployment.vgpus[vgpu]
         self._stage = deployment.stage_of(vgpu)
         self._node = deployment.node_name_of(vgpu)
         self._runtime = runtime
@@ -91,22 +69,15 @@ class StageWorker:
             deployment.worker_layout(vgpu),
             deployment.worker_slots(vgpu),
         )
+        name = f"stage {self._stage.blocks}"
+        self._compute = StageCompute(runtime, self._segment.layout.batch, name)
         self._hub = Hub(self)
-        self._outbound = Outbound(self._hub, self._settings, self._node)
-        self._links = self._open_links()
+        self._onward = Onward(self._hub, deployment, vgpu)
         self._scheduler: Connection | None = None
-        self._jobs: dict[int, _Job] = {}
+        self._jobs = Jobs(deployment, vgpu, self._segment)
         self._gateway_time = GatewayTime(clock)
         self._stopping = False
         self._reported = False
-        self._scratch = _Scratch(self._segment.layout.batch)
-
-    def _open_links(self) -> Links | None:
-        if not self._settings.emulate_links:
-            return None
-        return Links(
-            f"{self._settings.segment_prefix}links", self._deployment.plan.cluster.node_count
-        )
 
     def listen(self) -> None:
         """Take batches from now on."""
@@ -123,17 +94,17 @@ class StageWorker:
         """Serve until stopped."""
         while not self._stopping:
             self._report()
-            job = self._next_job()
             now_us = self._gateway_time.now_us()
+            job = self._jobs.next(now_us)
             if job is not None and job.due_us <= now_us:
                 self._hub.poll(0)
-                job = self._next_job()
+                job = self._jobs.next(now_us)
                 if job is not None and job.due_us <= now_us:
                     self._execute(job)
                 continue
             self._hub.alarm.set(None if job is None else self._gateway_time.local_us(job.due_us))
             self._hub.poll(None if self._reported else RECONNECT_SECONDS)
-        self._outbound.close()
+        self._onward.close()
         self._hub.close()
         self._segment.remove()
         self._runtime.close()
@@ -161,16 +132,6 @@ class StageWorker:
         }
         self._scheduler.send(frame(Kind.HELLO, pack_json(hello)))
 
-    def _next_job(self) -> _Job | None:
-        """The due batch reserved first, else the batch that is due first."""
-        if not self._jobs:
-            return None
-        now_us = self._gateway_time.now_us()
-        due = [job for job in self._jobs.values() if job.due_us <= now_us]
-        if due:
-            return min(due, key=lambda job: (job.hop.start_us, job.batch_id))
-        return min(self._jobs.values(), key=lambda job: (job.due_us, job.batch_id))
-
     # Owner of the hub
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
@@ -185,9 +146,9 @@ class StageWorker:
             raise FrameError(f"{header.kind.name} before HELLO")
         match header.kind:
             case Kind.BATCH:
-                self._take(header, unpack_batch(body))
+                self._jobs.take(header, unpack_batch(body))
             case Kind.ABORT:
-                self._jobs.pop(header.batch_id, None)
+                self._jobs.drop(header.batch_id)
             case Kind.HELLO:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
@@ -207,7 +168,7 @@ class StageWorker:
         if not connection.trusted or header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         batch = unpack_batch(body)
-        hop = self._check(header, batch)
+        hop = self._jobs.check(header, batch)
         return self._segment.pieces(hop.slot, batch.samples)
 
     def on_close(self, connection: Connection, reason: str) -> None:
@@ -218,69 +179,30 @@ class StageWorker:
             self._scheduler = None
             self._reported = False
             self._gateway_time.forget()
-        self._outbound.forget(connection)
+        self._onward.forget(connection)
 
     def _hear_beat(self, data: dict[str, Any]) -> None:
         if self._node in self._settings.hosts:
             self._gateway_time.hear(int(data["now_us"]))
 
-    # Batches
-
-    def _check(self, header: Header, batch: BatchBody) -> HopGrant:
-        """This worker's hop, if the frame is of this plan, this worker and the right size."""
-        if header.plan_tag != self._deployment.tag:
-            raise FrameError(
-                f"a batch of plan {header.plan_tag:016x}, not {self._deployment.tag:016x}"
-            )
-        stage = self._place.stage
-        if header.stage != stage or len(batch.hops) <= stage:
-            raise FrameError(f"a batch for stage {header.stage} at a worker of stage {stage}")
-        hop = batch.hops[stage]
-        if hop.vgpu != self._vgpu or batch.model != self._place.model:
-            raise FrameError(f"a batch for vGPU {hop.vgpu} at vGPU {self._vgpu}")
-        if not 0 <= hop.slot < self._segment.slots:
-            raise FrameError(f"slot {hop.slot} of {self._segment.slots}")
-        layout = self._segment.layout
-        if not 1 <= batch.samples <= layout.batch:
-            raise FrameError(f"{batch.samples} samples, at most {layout.batch} fit")
-        if header.payload_bytes != layout.payload_bytes(batch.samples):
-            raise FrameError(
-                f"{header.payload_bytes} bytes, not {layout.payload_bytes(batch.samples)}"
-            )
-        return hop
-
-    def _take(self, header: Header, batch: BatchBody) -> None:
-        hop = self._check(header, batch)
-        if batch.payload_checksum and batch.payload_checksum != checksum_of(
-            self._segment, hop.slot, batch.samples
-        ):
-            raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
-        if len(self._jobs) >= self._segment.slots:
-            raise FrameError(f"more than {self._segment.slots} batches")
-        self._jobs[header.batch_id] = _Job(header.batch_id, batch, hop)
-
-    def _execute(self, job: _Job) -> None:
-        del self._jobs[job.batch_id]
-        stage, body = self._place.stage, job.body
+    def _execute(self, job: Job) -> None:
+        self._jobs.drop(job.batch_id)
+        stage, body = self._deployment.vgpus[self._vgpu].stage, job.body
         if stage:
             arrived = max(body.available_us, body.transfer_start_us)
-            self._tell_times(Kind.TRANSFER_DONE, job, body.transfer_start_us, arrived)
-        last = stage == len(body.hops) - 1
-        road = (
-            self._outbound.to_front(self._deployment, body.model)
-            if last
-            else self._outbound.to_worker(self._deployment, body.hops[stage + 1].vgpu)
-        )
-        slot = body.answer_slot if last else body.hops[stage + 1].slot
-        if road is None:
+            self._onward.tell_times(
+                self._scheduler, Kind.TRANSFER_DONE, job, body.transfer_start_us, arrived
+            )
+        way = self._onward.way_of(job)
+        if way is None:
             self._fail(job, f"the way on from stage {stage} is gone")
             return
         start_us = self._gateway_time.now_us()
-        self._board.busy(
-            self._vgpu, self._clock.now_us(), self._stage.latency_us_by_batch[body.samples - 1]
-        )
+        expected_us = self._stage.latency_us_by_batch[body.samples - 1]
+        self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
         try:
-            self._compute(job, road.views(slot, body.samples))
+            inputs = self._segment.views(job.hop.slot, body.samples)
+            self._compute.run(inputs, way.road.views(way.slot, body.samples), body.samples)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
             self._fail(job, f"stage {stage} failed: {type(error).__name__}: {error}")
@@ -289,119 +211,11 @@ class StageWorker:
             self._board.idle(self._vgpu)
         end_us = self._gateway_time.now_us()
         # Told before the next worker can tell of its transfer.
-        self._tell_times(Kind.STAGE_DONE, job, start_us, end_us)
-        if last:
-            self._send_answer(job, road)
-        else:
-            self._send_on(job, road, end_us)
+        self._onward.tell_times(self._scheduler, Kind.STAGE_DONE, job, start_us, end_us)
+        self._onward.send(job, way, end_us)
 
-    def _compute(self, job: _Job, outputs: Arrays) -> None:
-        """Run the stage from this worker's slot into `outputs`, converting where types differ."""
-        samples = job.body.samples
-        inputs = self._segment.views(job.hop.slot, samples)
-        given = {
-            spec.name: inputs[spec.name].astype(NUMPY_DTYPES[spec.dtype], copy=False)
-            for spec in self._runtime.inputs
-        }
-        into = {
-            spec.name: outputs[spec.name]
-            if spec.name in outputs and outputs[spec.name].dtype == NUMPY_DTYPES[spec.dtype]
-            else self._scratch.array(spec, samples)
-            for spec in self._runtime.outputs
-        }
-        self._runtime.run(given, into)
-        for name, output in outputs.items():
-            # A tensor that the stage only hands on is not among the runtime's outputs.
-            made = into.get(name, inputs.get(name))
-            if made is None:
-                raise InputError(f"stage {self._stage.blocks}", f"gives no tensor {name!r}")
-            if made is not output:
-                np.copyto(output, made, casting="same_kind")
-
-    def _send_on(self, job: _Job, road: Road, end_us: int) -> None:
-        body, stage = job.body, self._place.stage + 1
-        hop = body.hops[stage]
-        size = road.segment.layout.payload_bytes(body.samples)
-        begin_us, available_us = self._transfer(hop, size, end_us)
-        checksum = road.checksum(hop.slot, body.samples, self._settings.checksum_up_to_bytes)
-        onward = body._replace(
-            payload_checksum=checksum, transfer_start_us=begin_us, available_us=available_us
-        )
-        data = frame(
-            Kind.BATCH,
-            pack_batch(onward),
-            batch_id=job.batch_id,
-            stage=stage,
-            plan_tag=self._deployment.tag,
-            payload_bytes=size,
-        )
-        road.send(data, hop.slot, body.samples)
-
-    def _transfer(self, hop: HopGrant, size: int, end_us: int) -> tuple[int, int]:
-        """When the move to the next stage begins and ends; real links just take their time."""
-        if self._links is None:
-            return end_us, end_us
-        cluster = self._deployment.plan.cluster
-        here, there = self._place.slot.node, self._deployment.vgpus[hop.vgpu].slot.node
-        rate = min(cluster.node_group_of(n).nic_gbps for n in (here, there))
-        duration_us = round(transfer_us(size, rate) * self._settings.time_stretch)
-        begin_us = self._links.take(here, there, max(end_us, hop.transfer_start_us), duration_us)
-        return begin_us, begin_us + duration_us
-
-    def _send_answer(self, job: _Job, road: Road) -> None:
-        body = job.body
-        checksum = road.checksum(
-            body.answer_slot, body.samples, self._settings.checksum_up_to_bytes
-        )
-        data = frame(
-            Kind.ANSWER,
-            pack_answer(AnswerBody(body.answer_slot, body.samples, checksum)),
-            batch_id=job.batch_id,
-            stage=self._place.stage,
-            plan_tag=self._deployment.tag,
-            payload_bytes=road.segment.layout.payload_bytes(body.samples),
-        )
-        road.send(data, body.answer_slot, body.samples)
-
-    def _tell_times(self, kind: Kind, job: _Job, start_us: int, end_us: int) -> None:
-        if self._scheduler is not None:
-            self._scheduler.send(
-                frame(
-                    kind,
-                    pack_times(TimesBody(self._vgpu, start_us, end_us)),
-                    batch_id=job.batch_id,
-                    stage=self._place.stage,
-                    plan_tag=self._deployment.tag,
-                )
-            )
-
-    def _fail(self, job: _Job, reason: str) -> None:
-        data = frame(
-            Kind.FAILED,
-            pack_json({"reason": reason}),
-            batch_id=job.batch_id,
-            stage=self._place.stage,
-            plan_tag=self._deployment.tag,
-        )
-        road = self._outbound.to_front(self._deployment, job.body.model)
-        for connection in (self._scheduler, None if road is None else road.connection):
-            if connection is not None:
-                connection.send(data)
-
-
-class _Scratch:
-    """Memory for outputs that cannot be written in place."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._arrays: dict[str, Any] = {}
-
-    def array(self, spec: Any, samples: int) -> Any:
-        """An array for one tensor of a batch."""
-        if spec.name not in self._arrays:
-            shape = (self._batch, *spec.shape[1:])
-            self._arrays[spec.name] = np.empty(shape, NUMPY_DTYPES[spec.dtype])
-        return self._arrays[spec.name][:samples]
+    def _fail(self, job: Job, reason: str) -> None:
+        self._onward.tell_failure(self._scheduler, job, reason)
 
 
 def main(arguments: list[str]) -> None:

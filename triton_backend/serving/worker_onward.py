@@ -1,0 +1,129 @@
+"""What a worker says about a batch: on to the next worker, back to the front, to the scheduler.
+
+Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it.
+"""
+
+from dataclasses import dataclass
+
+from triton_backend.core.units import transfer_us
+from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.links import Links
+from triton_backend.serving.outbound import Outbound, Road
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.wire import (
+    AnswerBody,
+    HopGrant,
+    Kind,
+    TimesBody,
+    frame,
+    pack_answer,
+    pack_batch,
+    pack_json,
+    pack_times,
+)
+from triton_backend.serving.worker_jobs import Job
+
+
+@dataclass(frozen=True, slots=True)
+class WayOn:
+    """Where a stage's results go: the memory of the next worker, or of the front."""
+
+    road: Road
+    slot: int
+    last: bool
+
+
+class Onward:
+    """The ways on from one vGPU."""
+
+    def __init__(self, hub: Hub, deployment: Deployment, vgpu: int) -> None:
+        self._deployment = deployment
+        self._vgpu = vgpu
+        self._place = deployment.vgpus[vgpu]
+        self._checksum_up_to = deployment.settings.checksum_up_to_bytes
+        node = deployment.node_name_of(vgpu)
+        self._outbound = Outbound(hub, deployment.settings, node)
+        self._links = _links(deployment)
+
+    def way_of(self, job: Job) -> WayOn | None:
+        """Where the results of a batch go; None when that process is gone."""
+        body, after = job.body, self._place.stage + 1
+        last = after == len(body.hops)
+        if last:
+            road, slot = self._outbound.to_front(self._deployment, body.model), body.answer_slot
+        else:
+            hop = body.hops[after]
+            road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
+        return None if road is None else WayOn(road, slot, last)
+
+    def send(self, job: Job, way: WayOn, end_us: int) -> None:
+        """Hand on a batch whose results were written at `end_us` (gateway's time)."""
+        checksum = way.road.checksum(way.slot, job.body.samples, self._checksum_up_to)
+        size = way.road.segment.layout.payload_bytes(job.body.samples)
+        if way.last:
+            answer = AnswerBody(job.body.answer_slot, job.body.samples, checksum)
+            data = self._frame(Kind.ANSWER, job, pack_answer(answer), size)
+        else:
+            hop = job.body.hops[self._place.stage + 1]
+            begin_us, available_us = self._transfer(hop, size, end_us)
+            body = job.body._replace(
+                payload_checksum=checksum, transfer_start_us=begin_us, available_us=available_us
+            )
+            data = self._frame(Kind.BATCH, job, pack_batch(body), size)
+        way.road.send(data, way.slot, job.body.samples)
+
+    def tell_times(
+        self, scheduler: Connection | None, kind: Kind, job: Job, start_us: int, end_us: int
+    ) -> None:
+        """Report when a stage or a transfer really began and ended (gateway's time)."""
+        if scheduler is not None:
+            body = pack_times(TimesBody(self._vgpu, start_us, end_us))
+            scheduler.send(self._frame(kind, job, body))
+
+    def tell_failure(self, scheduler: Connection | None, job: Job, reason: str) -> None:
+        """Have the batch's requests answered with an error."""
+        data = self._frame(Kind.FAILED, job, pack_json({"reason": reason}))
+        road = self._outbound.to_front(self._deployment, job.body.model)
+        for connection in (scheduler, None if road is None else road.connection):
+            if connection is not None:
+                connection.send(data)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection ended."""
+        self._outbound.forget(connection)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._outbound.close()
+        if self._links is not None:
+            self._links.close()
+
+    def _frame(self, kind: Kind, job: Job, body: bytes, payload_bytes: int = 0) -> bytes:
+        # A batch is addressed to the next stage; all else is said about this one.
+        stage = self._place.stage + (1 if kind is Kind.BATCH else 0)
+        return frame(
+            kind,
+            body,
+            batch_id=job.batch_id,
+            stage=stage,
+            plan_tag=self._deployment.tag,
+            payload_bytes=payload_bytes,
+        )
+
+    def _transfer(self, hop: HopGrant, size: int, end_us: int) -> tuple[int, int]:
+        """When the move to the next stage begins and ends; real links just take their time."""
+        if self._links is None:
+            return end_us, end_us
+        cluster = self._deployment.plan.cluster
+        here, there = self._place.slot.node, self._deployment.vgpus[hop.vgpu].slot.node
+        rate = min(cluster.node_group_of(n).nic_gbps for n in (here, there))
+        duration_us = round(transfer_us(size, rate) * self._deployment.settings.time_stretch)
+        begin_us = self._links.take(here, there, max(end_us, hop.transfer_start_us), duration_us)
+        return begin_us, begin_us + duration_us
+
+
+def _links(deployment: Deployment) -> Links | None:
+    if not deployment.settings.emulate_links:
+        return None
+    name = f"{deployment.settings.segment_prefix}links"
+    return Links(name, deployment.plan.cluster.node_count)
