@@ -68,11 +68,15 @@ class LocalSystem:
         board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
         runtime = open_runtime(deployment, vgpu, self.clock)
         worker = StageWorker(deployment, vgpu, runtime, board, self.clock)
+        self.run_worker(worker, deployment.generation, vgpu)
+        return worker
+
+    def run_worker(self, worker: StageWorker, generation: int = 1, vgpu: int = 0) -> None:
+        """Have a worker serve in a thread of its own."""
         worker.listen()
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
-        self.workers[deployment.generation * 1000 + vgpu] = (worker, thread)
-        return worker
+        self.workers[generation * 1000 + vgpu] = (worker, thread)
 
     def stop_worker(self, generation: int, vgpu: int) -> None:
         worker, thread = self.workers.pop(generation * 1000 + vgpu)

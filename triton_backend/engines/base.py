@@ -110,6 +110,16 @@ class Runtime(Protocol):
         """
         ...
 
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        """Memory that batches will often lie in and that outlives the runtime.
+
+        A runtime that copies to a device pins it, so that those batches need no copy on the host.
+
+        Raises:
+            PoolPipeError: it cannot be pinned; batches in it run all the same, with that copy.
+        """
+        ...
+
     def close(self) -> None:
         """Give back what was taken."""
         ...

@@ -60,6 +60,9 @@ class EmulatedRuntime:
                 target[i] = mark
         self._clock.sleep_until_us(start_us + round(latency_us))
 
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        """Nothing is copied to a device."""
+
     def close(self) -> None:
         """Nothing was taken."""
 

@@ -69,6 +69,9 @@ class OnnxRuntime:
         )
         self._clock.sleep_until_us(start_us + round(true_us * self._factor))
 
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        """onnxruntime reads inputs where they lie."""
+
     def close(self) -> None:
         """Free the session and let the thread run on the cores it had before."""
         del self._session

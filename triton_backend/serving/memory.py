@@ -151,6 +151,11 @@ class Segment:
             for array in self.views(slot, samples).values()
         ]
 
+    def first_slots(self, slots: int) -> NDArray[np.uint8]:
+        """The bytes of the first slots (of all, where there are fewer), on the memory itself."""
+        size = min(slots, self.slots) * self._slot_bytes
+        return np.frombuffer(self._memory, dtype=np.uint8, count=size)
+
     def close(self) -> None:
         """Unmap, unless arrays on it are still alive (then with the last of them)."""
         with contextlib.suppress(BufferError):

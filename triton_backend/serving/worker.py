@@ -25,7 +25,7 @@ from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Connection, Hub
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import open_runtime
-from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.wire import (
     FrameError,
     Header,
@@ -69,6 +69,7 @@ class StageWorker:
             deployment.worker_layout(vgpu),
             deployment.worker_slots(vgpu),
         )
+        self._let_runtime_pin()
         name = f"stage {self._stage.blocks}"
         self._compute = StageCompute(runtime, self._segment.layout.batch, name)
         self._hub = Hub(self)
@@ -78,6 +79,16 @@ class StageWorker:
         self._gateway_time = GatewayTime(clock)
         self._stopping = False
         self._reported = False
+
+    def _let_runtime_pin(self) -> None:
+        """Slots freed last are granted first, so nearly all batches lie in the first few.
+
+        Pinned pages are taken at once: all slots would be memory that is seldom used.
+        """
+        try:
+            self._runtime.register(self._segment.first_slots(MIN_SLOTS))
+        except PoolPipeError as error:
+            _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
 
     def listen(self) -> None:
         """Take batches from now on."""
@@ -106,8 +117,8 @@ class StageWorker:
             self._hub.poll(None if self._reported else RECONNECT_SECONDS)
         self._onward.close()
         self._hub.close()
+        self._runtime.close()  # may still have the segment pinned
         self._segment.remove()
-        self._runtime.close()
 
     def _report(self) -> None:
         """Say HELLO to the scheduler.
