@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.plans import Pool, make_plan
 from triton_backend.core.errors import InputError
 from triton_backend.sim.arrivals import (
+    Arrivals,
     Counts,
     Deterministic,
     Gamma,
@@ -24,7 +25,7 @@ from triton_backend.sim.arrivals import (
 SECOND = 1_000_000
 
 
-def times(spec: Gamma | Deterministic | Instant | Replay | Counts, rate_rps: float) -> list[int]:
+def times(spec: Arrivals, rate_rps: float) -> list[int]:
     return instants(spec, "m", rate_rps, 10 * SECOND, np.random.default_rng(0)).tolist()
 
 
@@ -74,7 +75,14 @@ def test_counts_and_bare_intervals_are_read(tmp_path: Path) -> None:
     (tmp_path / "gaps.txt").write_text("100\n200\n300\n")
     gaps = read_arrivals(tmp_path / "gaps.txt")
     assert isinstance(gaps, Replay)
-    assert gaps.by_model[""].tolist() == [100, 300, 600]
+    assert gaps.by_model[""].tolist() == [0, 100, 300, 600]
+
+
+def test_every_gap_of_an_interval_file_is_replayed_the_first_too(tmp_path: Path) -> None:
+    # at its own rate: 3 requests in 600 µs
+    (tmp_path / "gaps.txt").write_text("100\n200\n300\n")
+    replayed = np.asarray(times(read_arrivals(tmp_path / "gaps.txt"), 5_000.0))
+    assert replayed[:7].tolist() == [0, 100, 300, 600, 700, 900, 1_200]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
     lines = _lines(path)
     try:
         if lines and is_intervals(lines[0]):
-            gaps = parse_intervals(lines)
+            # the first gap lies between the first request, at 0, and the second
+            gaps = np.concatenate([[0.0], parse_intervals(lines)])
             return Replay(by_model={ALL: np.cumsum(gaps).astype(np.int64)})
         if trace.interval_us is not None:
             counts = parse_counts(lines, names=trace.names)
