@@ -24,8 +24,10 @@ from triton_backend.sim.arrivals import (
 from triton_backend.sim.failures import Failure
 from triton_backend.sim.goodput import goodput_report
 from triton_backend.sim.options import PlanChange, SimOptions
+from triton_backend.sim.records import OPTIONAL, request_columns
 from triton_backend.sim.results import SimResult
 from triton_backend.sim.run import simulate
+from warehouse.parquet import write_columns
 
 _FAILURE = re.compile(
     r"(?:vgpu:(?P<vgpu>\d+)|(?P<node>[^:@]+)(?::(?P<gpu>\d+))?)"
@@ -47,6 +49,15 @@ def run_simulation(
     if attainment is None:
         return result
     return replace(result, goodput=goodput_report(plan, asked, attainment))
+
+
+def write_records(result: SimResult, path: Path) -> None:
+    """One row per request as a Parquet file; see `sim.records` for its columns.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_columns(path, request_columns(result), OPTIONAL)
 
 
 def _options(stated: Mapping[str, Any]) -> SimOptions:

@@ -62,6 +62,10 @@ def simulate(
     trace_model: options.TraceModel = None,
     trace_interval: options.TraceInterval = None,
     trace_names: options.TraceNames = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one row per request into this Parquet file."),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -69,7 +73,7 @@ def simulate(
 
     The scheduler is the one that serves.
     """
-    from flows.commands.simulating import run_simulation
+    from flows.commands.simulating import run_simulation, write_records
     from flows.commands.stored import find_plan, keep_run
 
     stated = {
@@ -99,6 +103,8 @@ def simulate(
     found = find_plan(plan, warehouse)
     with progress("simulating"):
         result = run_simulation(found, stated, find_goodput)
+        if records is not None:
+            write_records(result, records)
     out = result.to_dict()
     run_id = keep_run(warehouse, "simulate", found, (stated, out))
     if as_json:

@@ -1,6 +1,7 @@
 import gzip
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from tests.cli.conftest import Command
@@ -71,6 +72,7 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--fail", "attic@0-1"), "no node named 'attic'"),
         (("--fail", "fast-0@2-1"), "lasts from 2.0 s to 1.0 s"),
         (("--change-to", "none.json"), "none.json: no such file"),
+        (("--records", "no/such/folder.parquet"), "folder.parquet: cannot be written"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
@@ -110,3 +112,17 @@ def test_failures_and_a_change_of_plan_are_simulated(poolpipe: Command) -> None:
     changed = poolpipe(*SIMULATE, "--change-to", "plan.json", "--change-at", "1", "--json")
     assert changed.code == 0
     assert poolpipe("report", changed.document["run_id"]).code == 0
+
+
+def test_records_of_every_request_are_written_as_parquet(poolpipe: Command) -> None:
+    found = poolpipe(*SIMULATE, "--load-factor", "2", "--records", "requests.parquet", "--json")
+    net = found.document["models"]["net"]
+    told = duckdb.sql("SELECT outcome, count(*) FROM 'requests.parquet' GROUP BY 1").fetchall()
+    assert dict(told) == {k: net[k] for k in ("served", "late", "dropped") if net[k]}
+    in_time = """SELECT bool_and(finish_us <= deadline_us AND dispatch_us >= arrival_us
+        AND batch_id >= 0 AND reason = '' AND model = 'net')
+        FROM 'requests.parquet' WHERE outcome = 'served'"""
+    assert duckdb.sql(in_time).fetchall() == [(True,)]
+    gone = """SELECT DISTINCT reason, dispatch_us, batch_id, batch_samples
+        FROM 'requests.parquet' WHERE outcome = 'dropped'"""
+    assert duckdb.sql(gone).fetchall() == [("deadline", None, None, None)]

@@ -1,0 +1,42 @@
+"""Columns as a Parquet file, without a warehouse: for records too many to keep in one.
+
+DuckDB writes it, which is why it is here.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from numpy.typing import NDArray
+
+from triton_backend.core.errors import InputError
+from warehouse.db import OFFLINE
+
+NOTHING = -1  # what stands for nothing in an optional column
+
+
+def write_columns(
+    path: Path, columns: Mapping[str, NDArray[Any]], optional: Collection[str] = ()
+) -> None:
+    """Write columns of equal length; an older file is replaced.
+
+    Args:
+        path: where to.
+        columns: numbers, or texts as objects, by name.
+        optional: columns of whole numbers in which `NOTHING` is to become NULL.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    chosen = ", ".join(
+        f'nullif("{name}", {NOTHING}) AS "{name}"' if name in optional else f'"{name}"'
+        for name in columns
+    )
+    with duckdb.connect(":memory:", config=OFFLINE) as connection:
+        connection.register("given", dict(columns))
+        try:
+            connection.view("given").project(chosen).write_parquet(str(path))
+        except duckdb.IOException as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(str(path), f"cannot be written: {reason}") from error
