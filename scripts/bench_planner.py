@@ -1,6 +1,7 @@
 """Benchmark of the planner against published plans: speed, objective, proof, verification.
 
-    .venv/bin/python scripts/bench_planner.py --data DIR [--out figures.json] [--only two-stage,…]
+    .venv/bin/python scripts/bench_planner.py --data DIR [--only two-stage,…]
+        [--out figures.json] [--warehouse FILE]
 
 DIR holds `block_latency_us.csv`, `boundary_bytes.csv`, `slo_us.csv`, `reference_plans.csv`,
 `reference_plans_3_partitions.csv`, `clusters/` and `workloads/`. Prints one table per family of
@@ -9,21 +10,18 @@ problems and the targets they must meet; exits 1 when one is missed or a plan do
 
 import argparse
 import csv
-import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from math import exp, fsum, log
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import yaml
+from benchmark import Figure, add_destinations, exit_code, keep, show
 
-from flows.clock import Stopwatch, now_utc
+from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.profiling.tables import read_tables
@@ -43,7 +41,7 @@ _UNROUNDED = 1e-6  # published plans were made from latencies before rounding to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Solved:
     """One solved problem."""
 
     family: str
@@ -61,16 +59,6 @@ class Figure:
     def ratio(self) -> float | None:
         """Objective / published objective."""
         return None if self.reference is None else self.value / self.reference
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What must hold, and what was seen."""
-
-    what: str
-    target: str
-    seen: str
-    holds: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +89,12 @@ def _yaml(path: Path) -> dict[str, Any]:
 def solve(
     data: Data, label: tuple[str, str], problem: tuple[Cluster, Workload], options: PlanOptions,
     reference: float | None = None,
-) -> Figure:  # fmt: skip
+) -> Solved:  # fmt: skip
     """Plan one problem, verify the plan, and note the figures."""
     watch, cpu = Stopwatch(), process_time()
     plan = make_plan(data.profiles, *problem, options)
     seconds, cpu = watch.seconds(), process_time() - cpu
-    figure = Figure(
+    solved = Solved(
         family=label[0],
         name=label[1],
         seconds=seconds,
@@ -118,17 +106,17 @@ def solve(
         status=plan.certificate["status"],
         differences=verify_plan(plan, data.profiles),
     )
-    ratio = "" if figure.ratio is None else f"{figure.ratio:9.5f}"
+    ratio = "" if solved.ratio is None else f"{solved.ratio:9.5f}"
     print(
-        f"  {figure.name:34s} {figure.value:12.3f} {ratio:>9s} gap {figure.gap:.1e}"
-        f" {figure.seconds:7.3f} s (CPU {figure.cpu_seconds:7.3f})  kept {figure.kept:4d}  {figure.status}"
-        + (f"  DOES NOT VERIFY: {figure.differences[0]}" if figure.differences else ""),
+        f"  {solved.name:34s} {solved.value:12.3f} {ratio:>9s} gap {solved.gap:.1e}"
+        f" {solved.seconds:7.3f} s (CPU {solved.cpu_seconds:7.3f})  kept {solved.kept:4d}  {solved.status}"
+        + (f"  DOES NOT VERIFY: {solved.differences[0]}" if solved.differences else ""),
         flush=True,
     )
-    return figure
+    return solved
 
 
-def two_stage(data: Data) -> Iterator[Figure]:
+def two_stage(data: Data) -> Iterator[Solved]:
     """24 problems of three models on two classes, at most 2 stages, and both baselines."""
     for row in data.rows("reference_plans.csv"):
         problem = (
@@ -144,7 +132,7 @@ def two_stage(data: Data) -> Iterator[Figure]:
         )
 
 
-def three_stage(data: Data) -> Iterator[Figure]:
+def three_stage(data: Data) -> Iterator[Solved]:
     """Nine problems of one model, at most 3 stages, margin 0.1."""
     slo_us = {row["model"]: float(row["slo_us"]) for row in data.rows("slo_us.csv")}
     for row in data.rows("reference_plans_3_partitions.csv"):
@@ -163,7 +151,7 @@ def three_stage(data: Data) -> Iterator[Figure]:
         )
 
 
-def joint_three_stage(data: Data) -> Iterator[Figure]:
+def joint_three_stage(data: Data) -> Iterator[Solved]:
     """24 problems of three models, at most 3 stages."""
     for cluster in CLUSTERS:
         for group in GROUPS:
@@ -174,7 +162,7 @@ def joint_three_stage(data: Data) -> Iterator[Figure]:
             )
 
 
-def scaled(data: Data) -> Iterator[Figure]:
+def scaled(data: Data) -> Iterator[Solved]:
     """HC1-L and G1 with GPUs and batch-building rates × 1 … 1,000."""
     cluster, workload = data.cluster("HC1-L"), data.workload("G1-HC1-L")
     for factor in SCALES:
@@ -189,7 +177,7 @@ def scaled(data: Data) -> Iterator[Figure]:
         yield solve(data, ("scale", f"G1 HC1-L x {factor}"), problem, PlanOptions())
 
 
-def mixed(data: Data) -> Iterator[Figure]:
+def mixed(data: Data) -> Iterator[Solved]:
     """Three and four GPU classes, G1's models, with and without given batch-building rates."""
     given = data.workload("G1-HC1-L")
     derived = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in given.models))
@@ -199,15 +187,14 @@ def mixed(data: Data) -> Iterator[Figure]:
             yield solve(data, (name, f"G1 {name}, {kind}"), problem, PlanOptions())
 
 
-def targets(figures: list[Figure]) -> list[Target]:
-    """Every target for which figures were taken."""
-    by_family: dict[str, list[Figure]] = {}
-    for figure in figures:
-        by_family.setdefault(figure.family, []).append(figure)
-    out = [
-        _target("every plan verifies", "all", sum(not f.differences for f in figures), len(figures))
-    ]
-    checks: dict[str, Callable[[list[Figure]], list[Target]]] = {
+def targets(solved: list[Solved]) -> list[Figure]:
+    """Every figure that has a target, of the families that were run."""
+    by_family: dict[str, list[Solved]] = {}
+    for one in solved:
+        by_family.setdefault(one.family, []).append(one)
+    count = len(solved)
+    out = [_count("plans that verify", sum(not s.differences for s in solved), count)]
+    checks: dict[str, Callable[[list[Solved]], list[Figure]]] = {
         "pool": _pool_targets,
         "no-partitioning": _baseline_targets,
         "dart-r": _baseline_targets,
@@ -221,75 +208,60 @@ def targets(figures: list[Figure]) -> list[Target]:
     return out
 
 
-def _target(what: str, target: str, count: int, of: int, needed: int | None = None) -> Target:
-    enough = of if needed is None else needed
-    return Target(what=what, target=target, seen=f"{count} of {of}", holds=count >= enough)
+def _count(name: str, count: int, of: int, needed: int | None = None) -> Figure:
+    least = of if needed is None else needed
+    return Figure(name=f"{name}, of {of}", value=count, least=least)
 
 
-def _slowest(figures: list[Figure], limit_s: float) -> Target:
-    worst = max(f.seconds for f in figures)
-    what = f"{figures[0].family}: slowest"
-    return Target(
-        what=what, target=f"<= {limit_s:g} s", seen=f"{worst:.2f} s", holds=worst <= limit_s
-    )
+def _slowest(solved: list[Solved], limit_s: float) -> Figure:
+    worst = max(s.seconds for s in solved)
+    return Figure(name=f"{solved[0].family}: slowest", value=worst, unit="s", most=limit_s)
 
 
-def _largest_gap(figures: list[Figure], limit: float) -> Target:
-    worst = max(f.gap for f in figures)
-    what = f"{figures[0].family}: largest gap"
-    return Target(what=what, target=f"<= {limit:.1%}", seen=f"{worst:.4%}", holds=worst <= limit)
+def _largest_gap(solved: list[Solved], limit: float) -> Figure:
+    worst = max(s.gap for s in solved)
+    return Figure(name=f"{solved[0].family}: largest gap", value=worst, most=limit)
 
 
-def _reaches(figures: list[Figure], least: float) -> Target:
+def _reaches(solved: list[Solved], least: float) -> Figure:
     """How many objectives are at least the published ones, up to rounding of the inputs."""
-    reached = sum(f.value >= (least - _UNROUNDED) * f.reference for f in figures if f.reference)
-    return _target(
-        f"{figures[0].family}: objective / published", f">= {least:g}", reached, len(figures)
-    )
+    reached = sum(s.value >= (least - _UNROUNDED) * s.reference for s in solved if s.reference)
+    what = f"{solved[0].family}: objective >= {least:g} x published"
+    return _count(what, reached, len(solved))
 
 
-def _pool_targets(figures: list[Figure]) -> list[Target]:
-    mean = exp(fsum(log(f.seconds) for f in figures) / len(figures))
-    proven = sum(f.gap <= PROVEN_GAP for f in figures)
+def _pool_targets(solved: list[Solved]) -> list[Figure]:
+    mean = exp(fsum(log(s.seconds) for s in solved) / len(solved))
+    proven = sum(s.gap <= PROVEN_GAP for s in solved)
     return [
-        _reaches(figures, 0.999),
-        Target(
-            what="pool: geometric mean",
-            target="<= 0.5 s",
-            seen=f"{mean:.3f} s",
-            holds=mean <= POOL_MEAN_SECONDS,
-        ),
-        _slowest(figures, 5.0),
-        _largest_gap(figures, 5e-3),
-        _target("pool: gap <= 1e-4", "half", proven, len(figures), len(figures) // 2),
+        _reaches(solved, 0.999),
+        Figure(name="pool: geometric mean", value=mean, unit="s", most=POOL_MEAN_SECONDS),
+        _slowest(solved, 5.0),
+        _largest_gap(solved, 5e-3),
+        _count("pool: gap <= 1e-4", proven, len(solved), len(solved) // 2),
     ]
 
 
-def _baseline_targets(figures: list[Figure]) -> list[Target]:
-    close = sum(abs((f.ratio or 0.0) - 1) <= BASELINE_DEVIATION for f in figures)
-    return [_target(f"{figures[0].family}: within 0.1 % of published", "all", close, len(figures))]
+def _baseline_targets(solved: list[Solved]) -> list[Figure]:
+    close = sum(abs((s.ratio or 0.0) - 1) <= BASELINE_DEVIATION for s in solved)
+    return [_count(f"{solved[0].family}: within 0.1 % of published", close, len(solved))]
 
 
-def _three_stage_targets(figures: list[Figure]) -> list[Target]:
-    mean = fsum(f.seconds for f in figures) / len(figures)
+def _three_stage_targets(solved: list[Solved]) -> list[Figure]:
+    mean = fsum(s.seconds for s in solved) / len(solved)
     return [
-        _reaches(figures, 1.0),
-        Target(
-            what="three-stage: mean",
-            target="<= 3 s",
-            seen=f"{mean:.2f} s",
-            holds=mean <= THREE_STAGE_MEAN_SECONDS,
-        ),
-        _slowest(figures, 10.0),
-        _largest_gap(figures, 1e-2),
+        _reaches(solved, 1.0),
+        Figure(name="three-stage: mean", value=mean, unit="s", most=THREE_STAGE_MEAN_SECONDS),
+        _slowest(solved, 10.0),
+        _largest_gap(solved, 1e-2),
     ]
 
 
-def _mix_targets(figures: list[Figure]) -> list[Target]:
-    return [_slowest(figures, MIX_SECONDS[figures[0].family])]
+def _mix_targets(solved: list[Solved]) -> list[Figure]:
+    return [_slowest(solved, MIX_SECONDS[solved[0].family])]
 
 
-FAMILIES: dict[str, Callable[[Data], Iterator[Figure]]] = {
+FAMILIES: dict[str, Callable[[Data], Iterator[Solved]]] = {
     "two-stage": two_stage,
     "three-stage": three_stage,
     "joint": joint_three_stage,
@@ -304,8 +276,8 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with tables and plans")
-    parser.add_argument("--out", type=Path, help="write figures, machine and versions as JSON")
     parser.add_argument("--only", default=",".join(FAMILIES), help="families, by comma")
+    add_destinations(parser)
     asked = parser.parse_args(arguments)
     if not (asked.data / "reference_plans.csv").is_file():
         parser.error(f"--data {asked.data}: no reference_plans.csv there")
@@ -316,44 +288,23 @@ def main(arguments: list[str]) -> int:
     data = Data(folder=asked.data, profiles=profiles)
     for warning in warnings:
         print(warning, file=sys.stderr)
-    figures: list[Figure] = []
+    solved: list[Solved] = []
     for family in asked.only.split(","):
         print(f"{family}: {(FAMILIES[family].__doc__ or '').strip()}")
-        figures += FAMILIES[family](data)
-    results = targets(figures)
-    for result in results:
-        print(
-            f"{'ok  ' if result.holds else 'MISS'} {result.what}: {result.seen} ({result.target})"
-        )
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(_report(figures, results), indent=1), encoding="utf-8")
-    return 0 if all(result.holds for result in results) else 1
+        solved += FAMILIES[family](data)
+    figures = targets(solved)
+    show(figures)
+    plans = [{name: getattr(one, name) for name in Solved.__slots__} for one in solved]
+    keep(asked, "planner", [*figures, *_single(solved)], {"plans": plans})
+    return exit_code(figures)
 
 
-def _report(figures: list[Figure], results: list[Target]) -> dict[str, Any]:
-    return {
-        "benchmark": "planner",
-        "at": now_utc().isoformat(),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("highspy", "numpy", "scipy")},
-        "targets": [{"what": r.what, "target": r.target, "seen": r.seen, "holds": r.holds}
-                    for r in results],
-        "figures": [
-            {"family": f.family, "name": f.name, "seconds": f.seconds, "value": f.value,
-             "reference": f.reference, "gap": f.gap, "kept": f.kept, "status": f.status}
-            for f in figures
-        ],
-    }  # fmt: skip
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def _single(solved: list[Solved]) -> Iterator[Figure]:
+    """Figures of every problem by itself."""
+    for one in solved:
+        yield Figure(name=f"{one.name}: seconds", value=one.seconds, unit="s")
+        yield Figure(name=f"{one.name}: objective", value=one.value, unit="1/s")
+        yield Figure(name=f"{one.name}: gap", value=one.gap)
 
 
 if __name__ == "__main__":

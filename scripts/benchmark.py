@@ -1,0 +1,166 @@
+"""What every benchmark shares: figures beside their targets, what they were taken on, where they go.
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_destinations(parser)                     # --out FILE.json and --warehouse FILE
+    asked = parser.parse_args()
+    figures = [Figure(name="added latency p50", value=1.7, unit="ms", most=2.0), …]
+    show(figures)
+    keep(asked, "gateway", figures, {"raw": …})
+    return exit_code(figures)
+
+A figure without a bound is reported, never judged; one without a value was not measured here.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flows.clock import now_utc
+from warehouse.db import open_warehouse
+from warehouse.runs import Figure as StoredFigure
+from warehouse.runs import add_figures
+
+_PACKAGES = (
+    "numpy", "numba", "scipy", "highspy", "duckdb", "onnxruntime", "nvidia-pytriton", "tritonclient"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured figure; it should be at least `least` and at most `most` where these are given.
+
+    `unit` is "" for counts and fractions. `note` is what else the table says of it.
+    """
+
+    name: str
+    value: float | None
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    note: str = ""
+
+    @property
+    def target(self) -> str:
+        """The bounds in words; empty without any."""
+        if self.least is not None and self.least == self.most:
+            return f"= {self.least:g}"
+        bounds = ((">=", self.least), ("<=", self.most))
+        return ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `MISSED`, `reported` (no target) or `not measured`."""
+        if self.value is None:
+            return "not measured"
+        if not self.target:
+            return "reported"
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        return "met" if least <= self.value <= most else "MISSED"
+
+    def line(self) -> str:
+        """One line of the table."""
+        value = "-" if self.value is None else f"{self.value:.6g}"
+        text = f"{self.name:<66} {value:>11} {self.unit:<6} {self.target:>12}  {self.verdict}"
+        return text + (f"  {self.note}" if self.note else "")
+
+
+def show(figures: Sequence[Figure]) -> None:
+    """Print the table."""
+    for figure in figures:
+        print(figure.line(), flush=True)
+
+
+def exit_code(figures: Sequence[Figure]) -> int:
+    """1 where a target was missed, else 0."""
+    return int(any(figure.verdict == "MISSED" for figure in figures))
+
+
+def add_destinations(parser: argparse.ArgumentParser) -> None:
+    """Add `--out` (or `--output`) and `--warehouse`."""
+    add = parser.add_argument
+    add("--out", "--output", type=Path, metavar="FILE", help="write figures and raw data as JSON")
+    add("--warehouse", type=Path, metavar="FILE", help="store figures in this warehouse too")
+
+
+def machine() -> dict[str, Any]:
+    """What ran the measurement, by which command, and how busy it was."""
+    return {
+        "cpu": _cpu(),
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+        "load_average": os.getloadavg(),
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that figures depend on, those installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def keep(
+    asked: argparse.Namespace,
+    benchmark: str,
+    figures: Sequence[Figure],
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the JSON file and the warehouse's rows that the command line asked for.
+
+    Args:
+        asked: parsed arguments of a parser with `add_destinations`.
+        benchmark: its name in both.
+        figures: what was measured; those without a value stay out of the warehouse.
+        details: more for the JSON file.
+
+    Raises:
+        InputError: the warehouse is in use or is none.
+    """
+    now, on, by = now_utc(), machine(), versions()
+    if asked.out is not None:
+        record: dict[str, Any] = {
+            "benchmark": benchmark,
+            "at": now.isoformat(),
+            "machine": on,
+            "versions": by,
+        }
+        record["figures"] = [
+            {"name": f.name, "value": f.value, "unit": f.unit, "target": f.target,
+             "verdict": f.verdict, "note": f.note}
+            for f in figures
+        ]  # fmt: skip
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(record | dict(details or {}), indent=1) + "\n")
+    if asked.warehouse is not None:
+        rows = [
+            StoredFigure(name=f.name, value=f.value, unit=f.unit, target=f.target or None)
+            for f in figures
+            if f.value is not None
+        ]
+        with open_warehouse(asked.warehouse) as store, store.transaction():
+            add_figures(store, benchmark, rows, (on, by), now)
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
