@@ -190,6 +190,15 @@ def test_a_second_start_and_a_taken_port_are_refused_by_name(
         start(tmp_path, taken)
 
 
+def test_a_stage_answers_by_itself_through_its_node(state: ServerState) -> None:
+    inputs = [{"name": "x", "shape": [2, 3], "data": line(2).tolist()}]
+    request = {"command": "infer", "model": "affine", "stage": 0, "inputs": inputs}
+    (output,) = state.ask(node_model("FAST", 1), request)["outputs"]
+    assert output["data"] == (line(2) * FACTOR).reshape(-1).tolist()
+    with pytest.raises(ServerError, match="runs no stage 1"):
+        state.ask(node_model("FAST", 1), {**request, "stage": 1})
+
+
 @pytest.mark.parametrize("part", ["worker", "affine", CONTROL_MODEL, node_model("FAST", 1)])
 def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any], part: str) -> None:
     pid_file = state.folder / "pids" / part

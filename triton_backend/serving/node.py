@@ -5,14 +5,18 @@ the node. The scheduler learns of a worker's end from its connection, of its ret
 a node only keeps the processes alive.
 """
 
+import json
 import logging
 import os
 import subprocess
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from triton_backend.core.errors import InputError
 from triton_backend.engines.clock import Clock
+from triton_backend.serving.direct import read_tensors, run_stage, write_tensors
 from triton_backend.serving.gpus import NodeGpus
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.memory import SHARED_FOLDER
@@ -81,6 +85,52 @@ class Node:
                 for worker in self._workers
             ],
         }
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """Answer one request in JSON: `{"command": "infer", …}`, else the status.
+
+        Raises:
+            InputError: no JSON object, or a direct run that cannot be.
+        """
+        try:
+            asked = json.loads(request)
+        except ValueError as error:
+            raise InputError("node request", f"is not JSON: {error}") from error
+        if not isinstance(asked, dict):
+            raise InputError("node request", "is not a JSON object")
+        fields = cast("dict[str, Any]", asked)
+        return self.infer(fields) if fields.get("command") == "infer" else self.status()
+
+    def infer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A direct run of a stage on the first of its vGPUs here.
+
+        Args:
+            request: `model`, `pipeline` (0 where absent), `stage`, and `inputs` as in `direct`.
+
+        Returns:
+            `vgpu` and `outputs`.
+
+        Raises:
+            InputError: no such stage here, wrong tensors, or its worker cannot run it.
+        """
+        vgpu = self._vgpu_of(request)
+        deployment = self._deployment
+        most = deployment.pipeline_of(vgpu).batch
+        tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(vgpu), most)
+        made = run_stage(deployment, vgpu, tensors, samples)
+        return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(vgpu))}
+
+    def _vgpu_of(self, request: Mapping[str, Any]) -> int:
+        wanted = (request.get("model"), request.get("pipeline", 0), request.get("stage"))
+        for worker in self._workers:
+            place = self._deployment.vgpus[worker.vgpu]
+            model = self._deployment.model_of(worker.vgpu).name
+            if (model, place.pipeline, place.stage) == wanted:
+                return worker.vgpu
+        name, pipeline, stage = wanted
+        raise InputError(
+            f"node {self.name}", f"runs no stage {stage} of pipeline {pipeline} of model {name!r}"
+        )
 
     def _run(self) -> None:
         while not self._stopping.is_set():

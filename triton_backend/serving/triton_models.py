@@ -266,6 +266,5 @@ class NodeModel(_JsonModel):
         return node_values(self._node.status())
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Status of the workers, whatever is asked."""
-        del request
-        return self._node.status()
+        """`infer` of a stage, or the status of the workers."""
+        return self._node.answer(request)

@@ -52,6 +52,8 @@ class Kind(IntEnum):
     TRANSFER_DONE = 12  # worker -> scheduler
     STAGE_DONE = 13  # worker -> scheduler
     RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
+    TRY = 15  # node -> worker: run your stage once on what I wrote for you (JSON)
+    TRIED = 16  # worker -> node: done, or the error (JSON)
 
 
 class Header(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any
 from triton_backend.core.errors import PoolPipeError
 from triton_backend.engines.base import Runtime
 from triton_backend.engines.clock import Clock, SystemClock
+from triton_backend.serving.direct import answer_try
 from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Connection, Hub
@@ -146,7 +147,7 @@ class StageWorker:
     # Owner of the hub
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
-        """Batches from fronts and workers, aborts and beats from the scheduler.
+        """Batches from fronts and workers, direct runs from the node, orders from the scheduler.
 
         Raises:
             FrameError: nobody may say this to a worker.
@@ -164,6 +165,9 @@ class StageWorker:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
+            case Kind.TRY:
+                done = answer_try(self._deployment, self._vgpu, self._compute, body)
+                connection.send(frame(Kind.TRIED, pack_json(done)))
             case Kind.RETIRE:
                 _LOG.warning("told to retire: this process is slow")
                 self._stopping = True
