@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.serving.plans import BATCH, SLO_US, two_stage
+from triton_backend.core.admission import capacity_rps
 from triton_backend.core.arrivals import poisson_us
-from triton_backend.serving.overload import Admission, capacity_rps
+from triton_backend.serving.overload import Admission
 
 MODEL = two_stage()
 SECONDS = 20
