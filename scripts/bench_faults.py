@@ -40,7 +40,7 @@ from flows.clock import Stopwatch, now_utc
 from flows.release.admin import ServerError
 from flows.release.render import CONTROL_MODEL
 from triton_backend.core.errors import PoolPipeError
-from triton_backend.serving.driver import Worker
+from triton_backend.serving.driver_letters import Worker
 
 LOAD_FACTOR = 0.6
 FAULT_AT_S = 3.0

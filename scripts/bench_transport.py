@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from testbed import machine, store
 
 from triton_backend.core.tensors import TensorSpec
-from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.hub import Hub
+from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment, SlotLayout
 from triton_backend.serving.outbound import Road
 from triton_backend.serving.wire import Header, Kind, frame

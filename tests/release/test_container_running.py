@@ -24,7 +24,7 @@ from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan
 from tests.serving.system import wait_for
 from triton_backend.serving.access import TOKEN_HEADER
-from triton_backend.serving.server import lay_out_backends, wheel_folder
+from triton_backend.serving.server_command import lay_out_backends, wheel_folder
 from triton_backend.serving.warm_up import warm_up
 
 pytestmark = pytest.mark.slow

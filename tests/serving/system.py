@@ -10,7 +10,8 @@ from typing import Any
 from flows.release.render import ServeOptions, render_generation, render_settings
 from triton_backend.core.plan import Plan
 from triton_backend.engines.clock import SystemClock
-from triton_backend.serving.front import FrontService, Refusal, Request
+from triton_backend.serving.front import FrontService
+from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.memory import Arrays, remove_segments
 from triton_backend.serving.runtimes import open_runtime

@@ -12,7 +12,8 @@ from tests.serving.system import deploy
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
-from triton_backend.serving.driver import WAKE_US, Front, Gateway, Letter, Worker
+from triton_backend.serving.driver import WAKE_US, Gateway
+from triton_backend.serving.driver_letters import Front, Letter, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import (
@@ -48,7 +49,7 @@ def gateway(deployment: Deployment) -> Gateway:
 
 def arrive(gateway: Gateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
     for number in numbers:
-        gateway.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
+        gateway.intake.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
 
 
 def kinds(letters: list[Letter]) -> list[Kind]:
@@ -108,7 +109,7 @@ def test_the_same_request_told_twice_counts_once(gateway: Gateway) -> None:
 
 
 def test_a_model_that_is_not_planned_is_refused(gateway: Gateway) -> None:
-    gateway.arrival(Front("other"), ArrivalBody(1, SLO_US, 1), 10)
+    gateway.intake.arrival(Front("other"), ArrivalBody(1, SLO_US, 1), 10)
     (letter,) = gateway.letters()
     (drop,) = drops([letter])
     assert letter.to == Front("other")
@@ -117,7 +118,7 @@ def test_a_model_that_is_not_planned_is_refused(gateway: Gateway) -> None:
 
 def test_a_lost_front_takes_its_queue_along(gateway: Gateway) -> None:
     arrive(gateway, 1, 2)
-    gateway.front_lost(PAIR, 20)
+    gateway.intake.front_lost(PAIR, 20)
     assert dict(gateway.waiting()) == {"pair": 0}
     reasons = {DROP_REASONS[drop.reason] for drop in drops(gateway.letters())}
     assert reasons == {DropReason.CANCELLED}
@@ -161,7 +162,7 @@ def test_reports_about_unknown_batches_change_nothing(
         told(batch, stage, TimesBody(0, 0, 0), 20)
     gateway.batch_failed(batch, stage, 20)
     gateway.worker_lost(Worker(9, 0), 20)
-    gateway.cancel(PAIR, 99, 20)
+    gateway.intake.cancel(PAIR, 99, 20)
     assert gateway.status() == before
 
 
@@ -237,7 +238,7 @@ def test_instants_that_go_back_are_told_as_the_last_one(gateway: Gateway) -> Non
 def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None:
     slots = gateway.deployment.worker_slots(0)
     for number in range(BATCH * (slots + 2)):
-        gateway.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
+        gateway.intake.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
     sent = dispatches(gateway.letters())
     assert len(sent) == slots
     assert len({body.hops[0].slot for _, body in sent}) == slots

@@ -8,7 +8,8 @@ import pytest
 from flows.release.render import ServeOptions
 from tests.serving.plans import plan, two_stage
 from tests.serving.system import Answer, LocalSystem, wait_for
-from triton_backend.serving.front import FrontService, Refusal
+from triton_backend.serving.front import FrontService
+from triton_backend.serving.front_requests import Refusal
 from triton_backend.serving.memory import SHARED_FOLDER, Arrays
 from triton_backend.serving.scheduler_service import SchedulerService
 

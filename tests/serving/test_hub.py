@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from triton_backend.core.errors import InputError
-from triton_backend.serving.hub import MAX_PENDING_BYTES, Connection, Hub, make_socket
+from triton_backend.serving.hub import Hub, make_socket
+from triton_backend.serving.hub_connection import MAX_PENDING_BYTES, Connection
 from triton_backend.serving.wire import MAX_BODY_BYTES, FrameError, Header, Kind, frame
 
 

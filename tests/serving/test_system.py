@@ -21,7 +21,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.events import Arrival, StageDone, TransferDone
 from triton_backend.core.units import transfer_us
 from triton_backend.serving.event_log import read_events
-from triton_backend.serving.front import Refusal
+from triton_backend.serving.front_requests import Refusal
 from triton_backend.serving.memory import SHARED_FOLDER, Arrays
 from triton_backend.serving.wire import Kind, frame
 

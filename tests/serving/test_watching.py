@@ -18,7 +18,7 @@ from tests.serving.system import deploy, wait_for
 from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
 from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer, WorkerLost
 from triton_backend.engines.clock import SystemClock
-from triton_backend.serving import rolling, server
+from triton_backend.serving import rolling, server, server_command
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.event_log import EventLog, read_events, to_line
@@ -184,8 +184,8 @@ def test_latency_buckets_are_cumulative() -> None:
 
 
 def test_the_server_is_started_closed_to_strangers(deployment: Deployment) -> None:
-    ports = server.Ports(access=Access(), http=1, grpc=2, metrics=3)
-    command = server.server_command(deployment.settings, ports)
+    ports = server_command.Ports(access=Access(), http=1, grpc=2, metrics=3)
+    command = server_command.server_command(deployment.settings, ports)
     closed = f"{','.join(RESTRICTED)}:{TOKEN_HEADER}={deployment.settings.token}"
     assert "model-repository" in RESTRICTED
     for option in (

@@ -2,40 +2,22 @@
 
 Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame. Addresses are
 texts: `unix:/path` or `tcp:host:port`. Reading and calling back happen in the one thread that calls
-`Hub.poll`; `Connection.send` may be called from any thread.
+`Hub.poll`.
 
-What a peer may make us hold is bounded: one frame body while reading, `MAX_PENDING_BYTES` of frames
-it does not take; a peer that exceeds either is disconnected. Tensors are read straight into the
-memory that the owner names after it has seen the header.
-
-Here: bytes and readiness. Not here: what frames mean.
+Here: bytes and readiness. Not here: one peer's bytes (`hub_connection`), what frames mean.
 """
 
 import contextlib
 import os
 import select
 import socket
-import threading
-from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.alarm import Alarm
-from triton_backend.serving.wire import (
-    HEADER_BYTES,
-    FrameError,
-    Header,
-    check_body,
-    parse_header,
-)
+from triton_backend.serving.hub_connection import Connection, Owner
+from triton_backend.serving.wire import FrameError
 
-MAX_PENDING_BYTES = 8 << 20
-_READ_BYTES = 1 << 17
 _CONNECT_SECONDS = 2.0
-_PAYLOAD_PATIENCE_SECONDS = 5.0
-_WAKE_AT_BYTES = 1 << 19
-_SOCKET_BUFFER_BYTES = 4 << 20
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
@@ -51,227 +33,6 @@ def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return made, (host, int(port))
     raise InputError(f"address {address!r}", "is neither unix:PATH nor tcp:HOST:PORT")
-
-
-class Owner(Protocol):
-    """Who is called when something happens on a connection."""
-
-    def on_frame(self, connection: "Connection", header: Header, body: bytes) -> None:
-        """A whole frame is here (its payload already where `payload_target` said)."""
-        ...
-
-    def on_close(self, connection: "Connection", reason: str) -> None:
-        """The connection ended or was ended; it is told once."""
-        ...
-
-    def payload_target(
-        self, connection: "Connection", header: Header, body: bytes
-    ) -> list[memoryview]:
-        """Memory for the payload that follows, `header.payload_bytes` in all.
-
-        Raises:
-            FrameError: the payload is not wanted.
-        """
-        ...
-
-
-class Connection:
-    """One peer. `name` is for messages; `trusted` is False until a TCP peer showed the token."""
-
-    def __init__(self, sock: socket.socket, epoll: select.epoll, name: str) -> None:
-        self.name = name
-        self.trusted = sock.family == socket.AF_UNIX
-        self.role: str = ""
-        self._socket = sock
-        self._epoll = epoll
-        self._lock = threading.Lock()
-        self._pending: deque[memoryview] = deque()
-        self._pending_bytes = 0
-        self._buffer = bytearray(_READ_BYTES)
-        self._filled = 0
-        self._taken = 0
-        self._least_bytes = 1
-        self._header: Header | None = None
-        self._body = b""
-        self._payload: deque[memoryview] = deque()
-        self.closed = False
-        sock.settimeout(0)
-        if sock.family == socket.AF_UNIX:  # a size set by hand would end TCP's own tuning
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-
-    def fileno(self) -> int:
-        """The descriptor polled."""
-        return self._socket.fileno()
-
-    def send(self, data: bytes) -> bool:
-        """Send a frame, now or as soon as the peer takes it; False when the peer is gone."""
-        with self._lock:
-            if self.closed:
-                return False
-            if self._pending:
-                return self._queue(memoryview(data))
-            try:
-                sent = self._socket.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                return False
-            return sent == len(data) or self._queue(memoryview(data)[sent:])
-
-    def send_with_payload(self, data: bytes, payload: Iterable[memoryview]) -> bool:
-        """Send a frame and its tensors, waiting for the peer to take them; False when it is gone."""
-        with self._lock:
-            pieces = deque([*self._pending, memoryview(data), *(p.cast("B") for p in payload)])
-            self._pending.clear()
-            self._pending_bytes = 0
-            if self.closed:
-                return False
-            # One blocking call is far cheaper than a poll for every piece the peer has taken.
-            self._socket.settimeout(_PAYLOAD_PATIENCE_SECONDS)
-            try:
-                while pieces:
-                    _advance(pieces, self._socket.sendmsg(list(pieces)[:64]))
-            except OSError:
-                return False
-            finally:
-                self._socket.settimeout(0)
-            return True
-
-    def _queue(self, rest: memoryview) -> bool:
-        self._pending_bytes += len(rest)
-        if self._pending_bytes > MAX_PENDING_BYTES:
-            # Told through the poll, as any other end.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            return False
-        if not self._pending:
-            self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
-        self._pending.append(rest)
-        return True
-
-    def flush(self) -> None:
-        """The peer takes data again: send what waited."""
-        with self._lock:
-            while self._pending:
-                try:
-                    sent = self._socket.send(self._pending[0])
-                except BlockingIOError:
-                    return
-                except OSError:
-                    self._pending.clear()
-                    return
-                self._pending_bytes -= sent
-                _advance(self._pending, sent)
-            self._epoll.modify(self._socket, select.EPOLLIN)
-
-    def receive(self, owner: Owner) -> bool:
-        """Read what is there and tell the owner; False at the end of the stream.
-
-        Raises:
-            FrameError: the peer does not speak the protocol.
-        """
-        try:
-            if self._payload:
-                got = self._socket.recv_into(self._payload[0])
-                if got:
-                    _advance(self._payload, got)
-                    self._finish_payload(owner)
-                return got > 0
-            got = self._socket.recv_into(memoryview(self._buffer)[self._filled :])
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._filled += got
-        self._parse(owner)
-        return got > 0
-
-    def _parse(self, owner: Owner) -> None:
-        self._taken = 0
-        try:
-            while not self.closed and self._take_piece(owner):
-                pass
-        finally:
-            # Also when the owner raised: no frame is told twice.
-            rest = self._filled - self._taken
-            self._buffer[:rest] = self._buffer[self._taken : self._filled]
-            self._filled = rest
-
-    def _take_piece(self, owner: Owner) -> bool:
-        """Take one header, body or part of a payload out of the buffer; False: more is needed."""
-        ready = self._filled - self._taken
-        if self._payload:
-            count = min(len(self._payload[0]), ready)
-            self._payload[0][:count] = self._buffer[self._taken : self._taken + count]
-            self._taken += count
-            _advance(self._payload, count)
-            self._finish_payload(owner)
-            return count > 0
-        if self._header is None:
-            if ready < HEADER_BYTES:
-                return False
-            self._header = parse_header(self._buffer[self._taken : self._taken + HEADER_BYTES])
-            self._taken += HEADER_BYTES
-            self._make_room(self._header.body_bytes)
-            return True
-        size = self._header.body_bytes
-        if ready < size:
-            return False
-        body = bytes(self._buffer[self._taken : self._taken + size])
-        self._taken += size
-        self._take_body(owner, self._header, body)
-        return True
-
-    def _make_room(self, body_bytes: int) -> None:
-        """A body larger than the buffer (a plan) makes it grow, up to the largest body."""
-        if body_bytes + HEADER_BYTES > len(self._buffer):
-            self._buffer.extend(bytes(body_bytes + HEADER_BYTES - len(self._buffer)))
-
-    def _take_body(self, owner: Owner, header: Header, body: bytes) -> None:
-        check_body(header, body)
-        # On one host the tensors lie in shared memory; only TCP carries them behind the frame.
-        if header.payload_bytes and self._socket.family != socket.AF_UNIX:
-            target = owner.payload_target(self, header, body)
-            if sum(len(piece) for piece in target) != header.payload_bytes:
-                raise FrameError(f"payload of {header.payload_bytes} bytes does not fit")
-            self._body = body
-            self._payload = deque(piece for piece in target if len(piece))
-            self._wake_at(header.payload_bytes)
-            return
-        self._header = None
-        owner.on_frame(self, header, body)
-
-    def _finish_payload(self, owner: Owner) -> None:
-        if self._payload:
-            self._wake_at(sum(len(piece) for piece in self._payload))
-        elif self._header is not None:
-            self._wake_at(1)
-            header, self._header = self._header, None
-            owner.on_frame(self, header, self._body)
-
-    def _wake_at(self, missing_bytes: int) -> None:
-        """Be told only when so much is there: fewer, larger reads of a large payload."""
-        least = min(missing_bytes, _WAKE_AT_BYTES)
-        if least != self._least_bytes:
-            self._least_bytes = least
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-
-    def close(self) -> None:
-        """Close the socket; harmless when it is closed."""
-        with self._lock:
-            if not self.closed:
-                self.closed = True
-                with contextlib.suppress(OSError):
-                    self._epoll.unregister(self._socket)
-                self._socket.close()
-
-
-def _advance(pieces: deque[memoryview], taken: int) -> None:
-    """Drop the first `taken` bytes of a queue of pieces."""
-    while pieces and taken >= len(pieces[0]):
-        taken -= len(pieces.popleft())
-    if taken:
-        pieces[0] = pieces[0][taken:]
 
 
 class Hub:

@@ -8,7 +8,8 @@ import zlib
 from dataclasses import dataclass
 
 from triton_backend.core.errors import InputError
-from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.hub import Hub
+from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Arrays, Segment, SlotLayout
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.wire import Kind, frame, pack_json

@@ -19,9 +19,11 @@ from triton_backend.core.decisions import Decision
 from triton_backend.core.errors import InputError
 from triton_backend.core.events import Event, PlanChanged
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.driver import Front, Gateway, Worker
+from triton_backend.serving.driver import Gateway
+from triton_backend.serving.driver_letters import Front, Worker
 from triton_backend.serving.event_log import EventLog
-from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.hub import Hub
+from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.warm_up import warm_up
@@ -190,9 +192,9 @@ class SchedulerService:
 
     def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:
-            self.gateway.arrival(front, unpack_arrival(body), now_us)
+            self.gateway.intake.arrival(front, unpack_arrival(body), now_us)
         elif header.kind is Kind.CANCEL:
-            self.gateway.cancel(front, unpack_request(body), now_us)
+            self.gateway.intake.cancel(front, unpack_request(body), now_us)
         elif header.kind is Kind.FAILED:
             self.gateway.batch_failed(header.batch_id, 0, now_us)
         else:
@@ -245,7 +247,7 @@ class SchedulerService:
         del self._peers[peer]
         now_us = self._clock.now_us()
         if isinstance(peer, Front):
-            self.gateway.front_lost(peer, now_us)
+            self.gateway.intake.front_lost(peer, now_us)
         else:
             _LOG.warning("worker lost: %s (%s)", peer, reason)
             self.gateway.worker_lost(peer, now_us)

@@ -22,7 +22,8 @@ import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImp
 
 from triton_backend.core.errors import InputError
 from triton_backend.engines.clock import SystemClock
-from triton_backend.serving.front import FrontService, Refusal, Request
+from triton_backend.serving.front import FrontService
+from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.memory import Arrays
 from triton_backend.serving.metrics import (
     Publisher,

@@ -23,7 +23,8 @@ from triton_backend.engines.clock import Clock, SystemClock
 from triton_backend.serving.direct import answer_try
 from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
-from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.hub import Hub
+from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings

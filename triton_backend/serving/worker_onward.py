@@ -6,7 +6,8 @@ Here: the frames of a batch that ran, and the instants of emulated links. Not he
 from dataclasses import dataclass
 
 from triton_backend.core.units import transfer_us
-from triton_backend.serving.hub import Connection, Hub
+from triton_backend.serving.hub import Hub
+from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.links import Links
 from triton_backend.serving.outbound import Outbound, Road
 from triton_backend.serving.settings import Deployment

@@ -1,0 +1,82 @@
+"""What fronts say: requests that come, are refused at the door, are given up, or lose their front."""
+
+from triton_backend.core.decisions import DropReason
+from triton_backend.core.events import Arrival, Cancel
+from triton_backend.core.plan import Plan
+from triton_backend.serving.counters import GatewayCounters
+from triton_backend.serving.driver_books import Books
+from triton_backend.serving.driver_letters import Front, drop_frame
+from triton_backend.serving.overload import OVERLOAD, Admission, Refused
+from triton_backend.serving.wire import ArrivalBody
+
+
+class Intake:
+    """The door of the gateway: numbers requests, and keeps out what overload would spoil."""
+
+    def __init__(self, plan: Plan, books: Books, counters: GatewayCounters) -> None:
+        self._books = books
+        self._counters = counters
+        self._next_request = 0
+        self.use(plan)
+
+    def use(self, plan: Plan) -> None:
+        """From now on requests are for the models of this plan."""
+        self._models = {model.name: i for i, model in enumerate(plan.models)}
+        self._admissions = [Admission(model) for model in plan.models]
+
+    def arrival(self, front: Front, message: ArrivalBody, now_us: int) -> None:
+        """A request; one the plan has no model for is dropped."""
+        model = self._models.get(front.model)
+        self._counters.offered[front.model] += 1
+        if model is None:
+            removed = drop_frame(message.request, DropReason.MODEL_REMOVED, message.deadline_us)
+            self._books.post(front, removed)
+            return
+        if self._books.number_of(front, message.request) is not None:
+            return  # told again after a reconnection
+        now_us = self._books.at(now_us)
+        if not self._admissions[model].admits(message.samples, message.deadline_us, now_us):
+            self._refuse(front, message, model, now_us)
+            return
+        number, self._next_request = self._next_request, self._next_request + 1
+        self._books.enter(number, front, message.request)
+        self._books.tell(
+            Arrival(
+                now_us=now_us,
+                request_id=number,
+                model=model,
+                deadline_us=message.deadline_us,
+                samples=message.samples,
+            )
+        )
+
+    def _refuse(self, front: Front, message: ArrivalBody, model: int, now_us: int) -> None:
+        """Overload: the core is not told of what not even an ideal server could answer in time."""
+        self._counters.dropped[front.model, OVERLOAD] += 1
+        self._books.watch(
+            Refused(
+                now_us=now_us,
+                model=model,
+                deadline_us=message.deadline_us,
+                samples=message.samples,
+            )
+        )
+        refused = drop_frame(
+            message.request,
+            DropReason.DEADLINE,
+            message.deadline_us,
+            best_finish_us=self._admissions[model].best_finish_us(now_us),
+            queue_position=self._books.queue_lengths()[model],
+        )
+        self._books.post(front, refused)
+
+    def cancel(self, front: Front, local: int, now_us: int) -> None:
+        """The client of a request gave up."""
+        number = self._books.number_of(front, local)
+        if number is not None:
+            self._books.tell(Cancel(now_us=self._books.at(now_us), request_id=number))
+
+    def front_lost(self, front: Front, now_us: int) -> None:
+        """A front is gone: nobody waits for its requests any more."""
+        for number in self._books.numbers_of(front):
+            self._books.tell(Cancel(now_us=self._books.at(now_us), request_id=number))

@@ -1,0 +1,59 @@
+"""Which workers of a generation are to be renewed: slow ones, and those that have gone silent.
+
+Their node notices a hung process too, but later; here it is told from results, so that the
+requests run elsewhere in time. Only where the pool has another worker, lest a machine that is busy
+loses them all.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from triton_backend.serving.driver_books import Batch
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.slow import PaceWatch
+from triton_backend.serving.wire import TimesBody
+
+
+class WorkerWatch:
+    """The pace and the last report of every vGPU of a generation."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
+        self._pace = PaceWatch(self._pools)
+        self._heard_us = [0] * len(self._pools)
+
+    def begins(self, vgpu: int, now_us: int) -> None:
+        """A new process stands for a vGPU."""
+        self._pace.forget(vgpu)
+        self._heard_us[vgpu] = now_us
+
+    def heard(self, vgpu: int, now_us: int) -> None:
+        """A worker reported a result."""
+        self._heard_us[vgpu] = now_us
+
+    def stays_slow(self, batch: Batch, times: TimesBody, now_us: int, up: AbstractSet[int]) -> bool:
+        """Whether a worker that has just ended a stage stays slow, beside those that are up."""
+        deployment, vgpu = self._deployment, times.vgpu
+        profile_us = deployment.stage_of(vgpu).latency_us_by_batch[batch.samples - 1]
+        expected_us = max(round(profile_us * deployment.settings.time_stretch), 1)
+        late_us = now_us - batch.ends_us[batch.done - 1]
+        took_us = times.end_us - times.start_us
+        return self._pace.ran(vgpu, took_us, expected_us, late_us) and self._pace.is_slow(vgpu, up)
+
+    def overdue(self, batches: Iterable[Batch], now_us: int, up: AbstractSet[int]) -> list[int]:
+        """VGPUs that should have ended a batch long ago and have said nothing since."""
+        overdue = {
+            batch.path[batch.done][0]
+            for batch in batches
+            if not batch.ended and self._is_overdue(batch, now_us)
+        }
+        well = {self._pools[vgpu] for vgpu in up - overdue}
+        return [vgpu for vgpu in overdue if self._pools[vgpu] in well]
+
+    def _is_overdue(self, batch: Batch, now_us: int) -> bool:
+        vgpu = batch.path[batch.done][0]
+        last_us = max(batch.ends_us[batch.done], self._heard_us[vgpu])
+        settings = self._deployment.settings
+        stage_us = self._deployment.stage_of(vgpu).latency_us * settings.time_stretch
+        return now_us - last_us > self._pace.overdue_after_us(stage_us)

@@ -1,0 +1,259 @@
+"""The batches of one front: gathered for their first worker, cut into answers after the last.
+
+A generation of the plan has its own answer slots; a dispatch that finds none free waits here. All
+is called from the front's polling thread, except where a reply thread gives a slot back.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from triton_backend.serving.front_requests import Request
+from triton_backend.serving.memory import Arrays, Segment, SlotPool
+from triton_backend.serving.outbound import Outbound, Road, checksum_of
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.wire import (
+    AnswerBody,
+    BatchBody,
+    DispatchBody,
+    FrameError,
+    Header,
+    Kind,
+    frame,
+    pack_batch,
+)
+
+# A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
+FORGET_BATCH_US = 10_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    deployment: Deployment
+    model: int
+    segment: Segment
+    slots: SlotPool
+    held: deque[tuple[Header, DispatchBody]] = field(
+        default_factory=deque[tuple[Header, DispatchBody]]
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch in flight: its requests in the order of their samples."""
+
+    requests: list[Request]
+    samples: int
+    generation: _Generation
+    slot: int
+    dispatched_us: int
+
+    def fits(self, header: Header, body: AnswerBody) -> bool:
+        """Whether an answer is to this batch."""
+        layout = self.generation.segment.layout
+        return (
+            header.plan_tag == self.generation.deployment.tag
+            and body.answer_slot == self.slot
+            and body.samples == self.samples
+            and header.payload_bytes == layout.payload_bytes(self.samples)
+        )
+
+    def pieces(self) -> list[memoryview]:
+        """Where its outputs are to be written."""
+        return self.generation.segment.pieces(self.slot, self.samples)
+
+    def outputs(self) -> Iterator[tuple[Request, Arrays]]:
+        """Every request with its own part of the outputs."""
+        views = self.generation.segment.views(self.slot, self.samples)
+        at = 0
+        for request in self.requests:
+            end = at + request.samples
+            yield request, {name: view[at:end] for name, view in views.items()}
+            at = end
+
+
+class FrontBatches:
+    """Batches in flight, and the generations they belong to.
+
+    Args:
+        find: the request of a number, or None when it has been answered.
+        unusable: told a dispatch that cannot be carried out, and whether its worker is the reason.
+        checksum_up_to_bytes: larger tensors carry no checksum.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        outbound: Outbound,
+        *,
+        find: Callable[[int], Request | None],
+        unusable: Callable[[Header, bool], None],
+        checksum_up_to_bytes: int,
+    ) -> None:
+        self._model = model
+        self._outbound = outbound
+        self._find = find
+        self._unusable = unusable
+        self._checksum_up_to_bytes = checksum_up_to_bytes
+        self._generations: dict[int, _Generation] = {}
+        self._batches: dict[int, Batch] = {}
+        self._sent: SimpleQueue[Batch] = SimpleQueue()
+
+    # Generations
+
+    def deployment(self, generation: int) -> Deployment | None:
+        """A generation that is known here."""
+        for known in self._generations.values():
+            if known.deployment.generation == generation:
+                return known.deployment
+        return None
+
+    def add(self, deployment: Deployment) -> None:
+        """Make room for the answers of a generation, if it has this model."""
+        models = {model.name: i for i, model in enumerate(deployment.plan.models)}
+        if self._model not in models:
+            return
+        model = models[self._model]
+        plan = deployment.plan.models[model]
+        slots = deployment.front_slots(model)
+        segment = Segment.create(
+            deployment.front_segment(self._model), deployment.front_layout(plan), slots
+        )
+        self._generations[deployment.tag] = _Generation(deployment, model, segment, SlotPool(slots))
+
+    def retire_before(self, current: int) -> None:
+        """Remove the segments of older generations once nothing of them is in flight."""
+        for tag, generation in list(self._generations.items()):
+            older = generation.deployment.generation < current
+            busy = any(batch.generation is generation for batch in self._batches.values())
+            if older and not busy:
+                generation.segment.remove()
+                del self._generations[tag]
+
+    def close(self) -> None:
+        """Remove all segments."""
+        for generation in self._generations.values():
+            generation.segment.remove()
+
+    # On their way out
+
+    def dispatch(self, header: Header, body: DispatchBody, now_us: int) -> None:
+        """Gather a batch as soon as it has a slot for its answer.
+
+        Raises:
+            FrameError: it is of a plan that is not known here.
+        """
+        generation = self._generations.get(header.plan_tag)
+        if generation is None:
+            raise FrameError(f"a dispatch of plan {header.plan_tag:016x}, which is not known here")
+        if generation.slots.free and not generation.held:
+            self._gather(generation, header, body, now_us)
+        else:
+            generation.held.append((header, body))
+
+    def _gather(
+        self, generation: _Generation, header: Header, body: DispatchBody, now_us: int
+    ) -> None:
+        """Write the requests' tensors into the first worker's slot, one after the other."""
+        requests = [r for n in body.requests if (r := self._find(n)) is not None]
+        samples = sum(request.samples for request in requests)
+        first = body.hops[0]
+        road = self._outbound.to_worker(generation.deployment, first.vgpu)
+        if road is None or not samples:
+            self._unusable(header, road is None)
+            return
+        slot = generation.slots.take()
+        assert slot is not None
+        self._batches[header.batch_id] = Batch(requests, samples, generation, slot, now_us)
+        views = road.views(first.slot, samples)
+        at = 0
+        for request in requests:
+            request.batch_id = header.batch_id
+            for name, tensor in request.tensors.items():
+                views[name][at : at + request.samples] = tensor
+            at += request.samples
+        checksum = road.checksum(first.slot, samples, self._checksum_up_to_bytes)
+        batch = BatchBody(
+            generation.model,
+            body.pipeline,
+            samples,
+            slot,
+            checksum,
+            now_us,
+            now_us,
+            body.hops,
+        )
+        self._send(header, batch, road)
+
+    def _send(self, header: Header, batch: BatchBody, road: Road) -> None:
+        data = frame(
+            Kind.BATCH,
+            pack_batch(batch),
+            batch_id=header.batch_id,
+            plan_tag=header.plan_tag,
+            payload_bytes=road.segment.layout.payload_bytes(batch.samples),
+        )
+        road.send(data, batch.hops[0].slot, batch.samples)
+
+    # On their way back
+
+    def get(self, batch_id: int) -> Batch | None:
+        """A batch in flight; None when it was aborted and run again, or forgotten."""
+        return self._batches.get(batch_id)
+
+    def answered(self, header: Header, body: AnswerBody) -> Batch | None:
+        """Take a batch whose outputs are in its slot; None when nobody waits for it.
+
+        Raises:
+            FrameError: size, plan or checksum do not fit.
+        """
+        batch = self._batches.get(header.batch_id)
+        if batch is None:
+            return None
+        if not batch.fits(header, body):
+            raise FrameError(f"an answer to batch {header.batch_id} that does not fit it")
+        segment = batch.generation.segment
+        if body.payload_checksum and body.payload_checksum != checksum_of(
+            segment, batch.slot, batch.samples
+        ):
+            raise FrameError(f"outputs of batch {header.batch_id} do not match their checksum")
+        return self._batches.pop(header.batch_id)
+
+    def take(self, batch_id: int) -> Batch | None:
+        """Take a batch that failed."""
+        return self._batches.pop(batch_id, None)
+
+    def abort(self, batch_id: int, now_us: int) -> None:
+        """Its requests wait again; the scheduler has queued or dropped them."""
+        for generation in self._generations.values():
+            kept = [item for item in generation.held if item[0].batch_id != batch_id]
+            generation.held = deque(kept)
+        batch = self._batches.pop(batch_id, None)
+        if batch is not None:
+            for request in batch.requests:
+                request.batch_id = None
+            self.free(batch, now_us)
+
+    def free(self, batch: Batch, now_us: int) -> None:
+        """Its slot may be used again; a batch that waited for one goes out."""
+        generation = batch.generation
+        generation.slots.give(batch.slot)
+        while generation.held and generation.slots.free:
+            self._gather(generation, *generation.held.popleft(), now_us)
+
+    def give_back(self, batch: Batch) -> None:
+        """All replies from its slot are sent; from any thread, `take_back` frees it."""
+        self._sent.put(batch)
+
+    def take_back(self, now_us: int) -> None:
+        """Free the slots that reply threads are done with."""
+        while not self._sent.empty():
+            self.free(self._sent.get(), now_us)
+
+    def forget_old(self, now_us: int) -> None:
+        """Give up batches that nobody will ever tell of."""
+        for batch_id, batch in list(self._batches.items()):
+            if now_us - batch.dispatched_us > FORGET_BATCH_US:
+                del self._batches[batch_id]
+                self.free(batch, now_us)

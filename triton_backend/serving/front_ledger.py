@@ -1,0 +1,112 @@
+"""The requests a front has taken and not answered: each leaves exactly once, with its answer.
+
+Whoever takes a request out answers it, counts it and logs it; from any thread.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from triton_backend.engines.clock import Clock
+from triton_backend.serving.front_batches import Batch
+from triton_backend.serving.front_counters import FrontCounters
+from triton_backend.serving.front_replies import Pending, Replies
+from triton_backend.serving.front_requests import (
+    Refusal,
+    Request,
+    RequestLog,
+    dropped,
+    expired,
+    full,
+)
+from triton_backend.serving.wire import DROP_REASONS, DropBody
+
+
+class Ledger:
+    """Requests of one model by number, oldest first."""
+
+    def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
+        self._model = model
+        self._clock = clock
+        self._counters = counters
+        self._requests: dict[int, Request] = {}
+        self._next_number = 0
+        self._log = RequestLog(logs, model, clock)
+        self._replies = Replies(model)
+
+    def start(self) -> None:
+        """Replies are sent from now on."""
+        self._replies.start()
+
+    def stop(self) -> None:
+        """Send what is left to send and end."""
+        self._replies.stop()
+        self._log.close()
+
+    def flush_log(self) -> None:
+        """Write what is buffered."""
+        self._log.flush()
+
+    # What is known
+
+    def get(self, number: int) -> Request | None:
+        """A request that is not answered yet."""
+        return self._requests.get(number)
+
+    def all(self) -> list[Request]:
+        """All that are not answered yet, oldest first."""
+        return list(self._requests.copy().values())  # a copy, because other threads change it
+
+    # What happens
+
+    def enter(self, request: Request, limit: int) -> bool:
+        """Number a request and keep it; refused, and False, where `limit` are kept already."""
+        self._counters.offered += 1
+        if len(self._requests) >= limit:
+            self._counters.dropped["queue_full"] += 1
+            self._log.note(request, "queue_full")
+            self._replies.put(request, full(self._model, limit))
+            return False
+        self._next_number += 1
+        request.number = self._next_number
+        self._requests[request.number] = request
+        return True
+
+    def refuse(self, number: int, refusal: Refusal) -> None:
+        """Answer with an error of ours."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            self._counters.failed += 1
+            self._log.note(request, "failed", refusal.message)
+            self._replies.put(request, refusal)
+
+    def expire(self, request: Request) -> None:
+        """Answer a request that nobody else has answered in time."""
+        self.refuse(request.number, expired(self._model, request, self._clock.now_us()))
+
+    def drop(self, body: DropBody) -> None:
+        """Answer a request as the scheduler decided."""
+        request = self._requests.pop(body.request, None)
+        if request is None:
+            return
+        reason = str(DROP_REASONS[body.reason])
+        self._counters.dropped[reason] += 1
+        self._log.note(request, reason)
+        self._replies.put(request, dropped(self._model, request, body))
+
+    def answer(self, batch: Batch, sent: Callable[[], None]) -> None:
+        """Answer the requests of a batch; `sent` is called when the last reply has left its slot."""
+        now_us = self._clock.now_us()
+        live = [
+            (request, outputs)
+            for request, outputs in batch.outputs()
+            if self._requests.pop(request.number, None) is not None
+        ]
+        if not live:
+            sent()
+        pending = Pending(len(live), sent)
+        for request, outputs in live:
+            late = now_us > request.deadline_us
+            self._counters.answered(now_us - request.arrival_us, late)
+            if late or request.trace:
+                self._log.note(request, "late" if late else "served")
+            self._replies.put(request, outputs, pending)

@@ -1,0 +1,66 @@
+"""The threads that send replies, because Triton's `send` blocks its caller."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from triton_backend.serving.front_requests import Refusal, Request
+from triton_backend.serving.memory import Arrays
+
+REPLY_THREADS = 6
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """Replies that are sent from one slot; `done` is called when the last has been."""
+
+    left: int
+    done: Callable[[], None]
+
+
+class Replies:
+    """A few threads between `start` and `stop`; `put` hands them a reply, from any thread."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._queue: SimpleQueue[tuple[Request, Arrays | Refusal, Pending | None] | None] = (
+            SimpleQueue()
+        )
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reply-{i}", daemon=True)
+            for i in range(REPLY_THREADS)
+        ]
+
+    def start(self) -> None:
+        """Go."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Send what is left and end."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def put(self, request: Request, result: Arrays | Refusal, of: Pending | None = None) -> None:
+        """Have a request answered."""
+        self._queue.put((request, result, of))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            request, result, pending = item
+            try:
+                request.reply(result)
+            except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
+                _LOG.exception("a reply of %s was not sent", self._model)
+            if pending is not None:
+                with self._lock:
+                    pending.left -= 1
+                    last = not pending.left
+                if last:
+                    pending.done()

@@ -1,0 +1,135 @@
+"""A request as the front holds it, what it is refused with, and what is logged of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton_backend.core.decisions import DropReason
+from triton_backend.core.units import us_to_ms
+from triton_backend.engines.clock import Clock
+from triton_backend.serving.memory import Arrays
+from triton_backend.serving.rolling import RollingLines
+from triton_backend.serving.settings import ServeSettings, short_name
+from triton_backend.serving.wire import (
+    DROP_REASONS,
+    ArrivalBody,
+    DropBody,
+    Kind,
+    frame,
+    pack_arrival,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that is answered with an error: Triton's status name and the text."""
+
+    status: str
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as the front holds it; `reply` is called once, from a reply thread."""
+
+    tensors: Arrays
+    samples: int
+    arrival_us: int
+    deadline_us: int
+    reply: Callable[[Arrays | Refusal], None]
+    is_cancelled: Callable[[], bool]
+    client_id: str = ""
+    trace: str = ""  # W3C traceparent
+    number: int = 0
+    batch_id: int | None = None
+
+
+def arrival_frame(request: Request, settings: ServeSettings) -> bytes:
+    """ARRIVAL: what the scheduler is told of a request."""
+    # The scheduler fills batches to the last moment; the guard is our own time on the way.
+    allowed_us = request.deadline_us - request.arrival_us
+    deadline_us = request.deadline_us - settings.guard_us(allowed_us)
+    body = ArrivalBody(request.number, deadline_us, request.samples)
+    return frame(Kind.ARRIVAL, pack_arrival(body))
+
+
+def full(model: str, limit: int) -> Refusal:
+    """What a client is told when `limit` requests wait already."""
+    return Refusal(
+        "UNAVAILABLE", f"model {model!r}: {limit} requests are waiting, no more are taken"
+    )
+
+
+def dropped(model: str, request: Request, body: DropBody) -> Refusal:
+    """What the client of a dropped request is told."""
+    reason, name = DROP_REASONS[body.reason], f"model {model!r}"
+    if reason is DropReason.CANCELLED:
+        return Refusal("CANCELLED", f"{name}: the client cancelled the request")
+    if reason is DropReason.TOO_LARGE:
+        return Refusal(
+            "INVALID_ARG",
+            f"{name}: {request.samples} samples in one request, more than any batch planned",
+        )
+    if reason is DropReason.MODEL_REMOVED:
+        return Refusal("UNAVAILABLE", f"{name} is not in the plan being served")
+    slo_ms = us_to_ms(request.deadline_us - request.arrival_us)
+    best = "none"
+    if body.best_finish_us:
+        best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
+    died = reason is DropReason.WORKER_LOST
+    what = "its worker died" if died else "the deadline cannot be met"
+    return Refusal(
+        "UNAVAILABLE",
+        f"{name}: {what}: deadline {slo_ms:.1f} ms after arrival, best possible finish {best},"
+        f" queue position {body.queue_position}",
+    )
+
+
+def expired(model: str, request: Request, now_us: int) -> Refusal:
+    """What the client of a request is told that nobody has answered in time."""
+    late_ms = us_to_ms(now_us - request.deadline_us)
+    state = "in flight" if request.batch_id is not None else "waiting"
+    return Refusal(
+        "UNAVAILABLE",
+        f"model {model!r}: no answer {late_ms:.0f} ms after the deadline,"
+        f" the request is still {state}",
+    )
+
+
+class RequestLog:
+    """The lines `requests-*.jsonl`: requests not served in time, and those their clients trace."""
+
+    def __init__(self, folder: Path, model: str, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self._lines = RollingLines(folder, f"requests-{short_name(model)}", clock.now_us())
+
+    def note(self, request: Request, outcome: str, message: str = "") -> None:
+        """One line for one request."""
+        self._lines.write(
+            json.dumps(
+                {
+                    "wall_us": self._clock.wall_us(),
+                    "model": self._model,
+                    "request": request.number,
+                    "request_id": request.client_id,
+                    "traceparent": request.trace,
+                    "batch": request.batch_id,
+                    "samples": request.samples,
+                    "arrival_us": request.arrival_us,
+                    "deadline_us": request.deadline_us,
+                    "answered_us": self._clock.now_us(),
+                    "outcome": outcome,
+                    "message": message,
+                }
+            )
+        )
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._lines.close()

@@ -1,0 +1,61 @@
+"""The thread that lets no client of a front wait for ever: deadlines and cancellations.
+
+It needs neither the scheduler nor the front's polling thread, so a client is answered in time
+whatever either of them is doing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from triton_backend.engines.clock import Clock
+from triton_backend.serving.front_ledger import Ledger
+
+TICK_US = 15_000
+# No client waits longer than its deadline and 100 ms; sending the answer takes some of that.
+GRACE_US = 50_000
+# Asking Triton whether a request is cancelled takes 70 µs, so only a few of the oldest are asked.
+_CANCEL_CHECKS_PER_TICK = 16
+_LOG = logging.getLogger(__name__)
+
+
+class RequestWatch:
+    """Looks at a front's requests between `start` and `stop`.
+
+    Args:
+        cancel: told the number of a request that nobody waits for any more.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Clock, cancel: Callable[[int], None]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._cancel = cancel
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
+
+    def start(self) -> None:
+        """Go."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._over.wait(TICK_US / 1e6):
+            try:
+                self._look(self._clock.now_us())
+            except Exception:  # noqa: BLE001  # one bad request must not end the watch over all
+                _LOG.exception("the watch goes on")
+
+    def _look(self, now_us: int) -> None:
+        checks = _CANCEL_CHECKS_PER_TICK
+        for request in self._ledger.all():
+            if now_us > request.deadline_us + GRACE_US:
+                self._cancel(request.number)
+                self._ledger.expire(request)
+            elif request.batch_id is None and checks and now_us - request.arrival_us > TICK_US:
+                checks -= 1
+                if request.is_cancelled():
+                    self._cancel(request.number)
