@@ -38,6 +38,12 @@ def simulate(
     count_io: Annotated[
         bool, typer.Option("--count-io", help="Move inputs and answers over the links too.")
     ] = False,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission", help="Refuse at the door what the gateway refuses under overload."
+        ),
+    ] = False,
     duration: options.Duration = 30.0,
     seed: options.Seed = 0,
     noise: Annotated[
@@ -83,6 +89,7 @@ def simulate(
             "rate_rps": rate,
             "nic": nic,
             "count_io": count_io,
+            "admission": admission,
             "duration_s": duration,
             "seed": seed,
             "latency_noise_cv": noise,

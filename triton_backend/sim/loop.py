@@ -4,7 +4,8 @@ It calls the scheduler's own steps (`core.steps`, `core.feedback`) and the clust
 nothing. It returns to Python only when the run is over, stopped, or an array is full.
 """
 
-from triton_backend.core.compiled import FAR, NONE, inlined, kernel
+from triton_backend.core.admission import admits
+from triton_backend.core.compiled import FAR, NONE, Record, inlined, kernel
 from triton_backend.core.feedback import worker_back, worker_lost
 from triton_backend.core.queues import free_request
 from triton_backend.core.steps import arrive, expire, next_timer, settle, settle_all
@@ -31,7 +32,7 @@ from triton_backend.sim.heap import (
 from triton_backend.sim.links import try_move
 from triton_backend.sim.ticks import cycles
 from triton_backend.sim.workers import try_stage
-from triton_backend.sim.world import DROPPED, World
+from triton_backend.sim.world import DROPPED, OVERLOAD, World
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -109,15 +110,26 @@ def _arrive(world: World) -> int:
     cursor["arrival"] += 1
     model = world.models[request["model"]]
     if model == NONE:
-        request["outcome"] = DROPPED
-        request["reason"] = MODEL_REMOVED
-        request["finish_us"] = request["arrival_us"]
-        return SETTLED
+        return _refuse(request, MODEL_REMOVED)
     before = cycles()
-    arrive(world.tables, model, number, request["deadline_us"], request["samples"])
+    samples, deadline = request["samples"], request["deadline_us"]
+    if len(world.doors) > 0 and not admits(
+        world.doors, model, samples, deadline, request["arrival_us"]
+    ):
+        return _refuse(request, OVERLOAD)
+    arrive(world.tables, model, number, deadline, samples)
     status = settle(world.tables, model)
     _count(world, before)
     return status
+
+
+@inlined
+def _refuse(request: Record, reason: int) -> int:
+    """Answer a request that the scheduler is not told of."""
+    request["outcome"] = DROPPED
+    request["reason"] = reason
+    request["finish_us"] = request["arrival_us"]
+    return SETTLED
 
 
 @inlined

@@ -33,6 +33,7 @@ class SimOptions:
         models: names of the models that get load; None = all.
         nic: "shared" or "isolated".
         count_io: reserve the input's way to the first stage and the answer's way back too.
+        admission: refuse at the door what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         failures: what is gone when.
         change: a change of plan in the middle.
@@ -47,6 +48,7 @@ class SimOptions:
     models: tuple[str, ...] | None = None
     nic: str = "shared"
     count_io: bool = False
+    admission: bool = False
     duration_s: float = 30.0
     seed: int = 0
     latency_noise_cv: float = 0.0

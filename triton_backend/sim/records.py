@@ -24,7 +24,7 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
     rows = result.requests
     names = np.asarray([model.name for model in result.plan.models], dtype=object)
     outcomes = np.asarray(["", *(_OUTCOMES[k] for k in sorted(_OUTCOMES))], dtype=object)
-    reasons = np.asarray([str(reason) for reason in DropReason], dtype=object)
+    reasons = np.asarray([*map(str, DropReason), "overload"], dtype=object)
     dropped = rows["outcome"] == DROPPED
     columns: dict[str, NDArray[Any]] = {
         "request": np.arange(len(rows)),

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.core.compiled import FAR, NONE, Integers
+from triton_backend.core.admission import new_doors
+from triton_backend.core.compiled import FAR, NONE, Integers, Records
 from triton_backend.core.errors import InputError
 from triton_backend.core.handover import hand_over
 from triton_backend.core.invariants import check_invariants
@@ -80,8 +81,10 @@ def simulate(
 def _simulate_reactive(
     plan: Plan, options: SimOptions, clock_ns: Callable[[], int] | None
 ) -> SimResult:
-    if options.failures or options.change is not None:
-        raise InputError("policy", f"{REACTIVE!r} knows neither failures nor changes of plan")
+    if options.failures or options.change is not None or options.admission:
+        raise InputError(
+            "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
+        )
     topology = build_topology(plan, options.nic, count_io=options.count_io)
     requests = offered_requests(plan, _offer(plan, options))
     factors = _factors(options.latency_noise_cv, options.seed)
@@ -126,6 +129,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         _tables(plan, options),
         offered_requests(plan, _offer(plan, options)),
         _factors(options.latency_noise_cv, options.seed),
+        _doors(plan, options),
         keep_uses=options.keep_uses,
         timed=timed,
     )
@@ -153,6 +157,10 @@ def run_on(world: World) -> World:
 def _tables(plan: Plan, options: SimOptions) -> Tables:
     topology = build_topology(plan, options.nic, count_io=options.count_io)
     return new_tables(topology, policy_number(options.policy))
+
+
+def _doors(plan: Plan, options: SimOptions) -> Records:
+    return new_doors(plan.models if options.admission else ())
 
 
 def _warm_up(world: World) -> None:
@@ -197,7 +205,10 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     return _Run(
         plan=change.plan,
         world=with_tables(
-            world, tables, np.asarray([NONE if m is None else m for m in models], dtype=np.int64)
+            world,
+            tables,
+            _doors(change.plan, options),
+            np.asarray([NONE if m is None else m for m in models], dtype=np.int64),
         ),
         seconds=class_seconds(now.plan, world.busy_us),
         flush=Flush(start_us=s_to_us(change.at_s), swap_us=swap_us),

@@ -14,6 +14,8 @@ SERVED = 1
 LATE = 2
 DROPPED = 3
 
+OVERLOAD = 5  # reason of a drop at the door, beyond the reasons of the core
+
 # Phases of a batch.
 RESTING = 0  # its next step is in the heap
 WAITING_VGPU = 1
@@ -97,6 +99,7 @@ class World(NamedTuple):
         busy_us: per resource, time in use so far.
         factors: what table latencies are multiplied with, in turn.
         models: number of each offered model in the plan in force, NONE where it has none.
+        doors: `core.admission` per model of the plan in force; empty where all are admitted.
         ticks: CPU cycles of single decisions, as many as are to be timed.
     """
 
@@ -113,12 +116,19 @@ class World(NamedTuple):
     uses: Records
     factors: Integers
     models: Integers
+    doors: Records
     ticks: Integers
     cursor: Records
 
 
 def new_world(
-    tables: Tables, requests: Records, factors: Integers, *, keep_uses: bool, timed: int = 0
+    tables: Tables,
+    requests: Records,
+    factors: Integers,
+    doors: Records,
+    *,
+    keep_uses: bool,
+    timed: int = 0,
 ) -> World:
     """A world at rest before its first arrival; `timed` decisions are to be timed at most."""
     resources = len(tables.resources)
@@ -138,6 +148,7 @@ def new_world(
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
         models=np.arange(len(tables.queues)),
+        doors=doors,
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
@@ -165,9 +176,9 @@ def fit(world: World, spare: int = 0) -> World:
     )
 
 
-def with_tables(world: World, tables: Tables, models: Integers) -> World:
+def with_tables(world: World, tables: Tables, doors: Records, models: Integers) -> World:
     """The same world after a change of plan, while nothing is in flight."""
-    renewed = new_world(tables, world.requests, world.factors, keep_uses=False)
+    renewed = new_world(tables, world.requests, world.factors, doors, keep_uses=False)
     world.cursor[0]["plan"] += 1
     # failures still to come name vGPUs of the old plan
     world.cursor[0]["events"] = 0
