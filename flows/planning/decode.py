@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from flows.planning.options import PlanOptions
 from flows.planning.place import Pool, place
 from flows.planning.problem import Problem
 from flows.planning.search import Trace
+from flows.planning.slack import planned_rps
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.core.profiles import ModelProfile
@@ -39,12 +41,22 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a planner decided: configurations, vGPUs [n, S] of each, objective, trace."""
+    """What a planner decided: configurations, vGPUs [n, S] of each, objective, trace.
+
+    `promised_rps` [models] is what each model is promised; None where that is all it delivers.
+    """
 
     columns: Columns
     vgpus: NDArray[np.int64]
     objective: Objective
     trace: Trace
+    promised_rps: NDArray[np.float64] | None = None
+
+    def rates_rps(self) -> NDArray[np.float64]:
+        """[n] planned rate of every configuration; 0 for those not in use."""
+        if self.promised_rps is None:
+            return delivered_rps(self.columns, self.vgpus)
+        return planned_rps(self.columns, self.vgpus, self.promised_rps)
 
 
 def decode(inputs: Inputs, outcome: Outcome) -> Plan:
@@ -124,7 +136,7 @@ def count_gpus(cluster: Cluster, models: tuple[ModelPlan, ...]) -> dict[str, int
 def _pipeline_order(outcome: Outcome) -> list[int]:
     """Rows by model, then rate (highest first), then form, so that ties are settled."""
     columns = outcome.columns
-    rate = delivered_rps(columns, outcome.vgpus)
+    rate = outcome.rates_rps()
     rows = [int(row) for row in np.flatnonzero(rate > 0)]
     return sorted(
         rows,
@@ -146,7 +158,7 @@ def _pool(inputs: Inputs, outcome: Outcome, row: int, stage: int) -> Pool:
     sizes = (0, *inputs.profiles[inputs.problem.models[model].name].boundary_bytes, 0)
     first, last = columns.cuts[row, stage], columns.cuts[row, stage + 1]
     vgpus = int(outcome.vgpus[row, stage])
-    rate = float(delivered_rps(columns, outcome.vgpus)[row])
+    rate = float(outcome.rates_rps()[row])
     return Pool(
         model=model,
         name=inputs.problem.models[model].name,
@@ -167,10 +179,14 @@ def _model(
 ) -> ModelPlan:
     profile = inputs.profiles[demand.name]
     pipelines = tuple(_pipeline(inputs, outcome, row, placements) for row in rows)
+    promised = outcome.promised_rps
+    number = inputs.workload.models.index(demand)
     return ModelPlan(
         name=demand.name,
         slo_us=demand.slo_us,
-        throughput_rps=sum(p.throughput_rps for p in pipelines),
+        throughput_rps=math.fsum(p.throughput_rps for p in pipelines)
+        if promised is None
+        else float(promised[number]),
         pipelines=pipelines,
         inputs=profile.inputs,
         outputs=profile.outputs,
@@ -186,7 +202,7 @@ def _pipeline(
     )
     return Pipeline(
         batch=int(columns.batch[row]),
-        throughput_rps=float(delivered_rps(columns, outcome.vgpus)[row]),
+        throughput_rps=float(outcome.rates_rps()[row]),
         latency_us=sum(s.latency_us + s.transfer_us for s in stages),
         stages=stages,
     )

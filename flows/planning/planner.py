@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.clock import Stopwatch
 from flows.planning.baselines import dart_r, no_partitioning
 from flows.planning.bound import goal_of
 from flows.planning.decode import Inputs, Outcome, decode
+from flows.planning.integer import lowest_share
 from flows.planning.options import PlanOptions
 from flows.planning.problem import build_problem
 from flows.planning.search import search
+from flows.planning.slack import planned_rps, promised_rps, widen
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Objective, Plan
@@ -60,10 +63,18 @@ def _pool(inputs: Inputs) -> Outcome:
         _require_rates(inputs.workload, options)
     goal = goal_of(inputs.problem, options.objective, options.minimum_rps, price)
     found = search(inputs.problem, goal, options)
+    columns, vgpus, score = found.columns, found.vgpus, found.score
+    watch = Stopwatch()
+    if not goal.fixed:
+        promised = promised_rps(columns, vgpus, goal, score)
+        vgpus = widen(inputs.problem, columns, vgpus, planned_rps(columns, vgpus, promised))
+        score = max(score, lowest_share(columns, vgpus, goal))
+    found.trace.seconds["widen"] = watch.seconds()
     return Outcome(
-        columns=found.columns,
-        vgpus=found.vgpus,
-        objective=objective_of(options.objective, found.score, found.bound),
+        columns=columns,
+        vgpus=vgpus,
+        promised_rps=promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score),
+        objective=objective_of(options.objective, score, found.bound),
         trace=found.trace,
     )
 

@@ -146,7 +146,7 @@ def _model_arrays(
     gathering = np.array([demand.gathering_us(b) for b in range(1, batches + 1)])
     return ModelArrays(
         name=demand.name,
-        weight=demand.normaliser,
+        weight=demand.normaliser(options.objective),
         types=np.array(list(usable), dtype=np.int64),
         latency_us=latency,
         link_rps=links,

@@ -173,7 +173,7 @@ def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
 
 def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
     """Whether every model attains when `rate` × weight requests/s of each arrive."""
-    weights = {m.name: m.normaliser for m in plan.workload.models}
+    weights = {m.name: m.normaliser() for m in plan.workload.models}
     offered = replace(
         plan,
         models=tuple(replace(m, throughput_rps=rate * weights[m.name]) for m in plan.models),

@@ -35,6 +35,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
             found += [f"{where}: {text}" for text in _pipeline(plan, model, pipeline, profile)]
         total = math.fsum(p.throughput_rps for p in model.pipelines)
         found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
+    found += _rates(plan)
     found += _objective(plan)
     found += _gpus(plan)
     found += _placement(plan)
@@ -96,11 +97,6 @@ def _pipeline(
         )
     if any(s.latency_us < 1 for s in stages):
         yield "a stage takes no time"
-        return
-    rate = min(
-        stage.vgpus * _stage_rate(plan, pipeline, number) for number, stage in enumerate(stages)
-    )
-    yield from _compare("throughput_rps", pipeline.throughput_rps, rate)
 
 
 def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None]) -> Iterator[str]:
@@ -163,11 +159,46 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
     return rate
 
 
+def _rates(plan: Plan) -> Iterator[str]:
+    """Every pipeline promises what it can deliver, or its part of what its model is promised."""
+    delivered = {m.name: [_delivered(plan, p) for p in m.pipelines] for m in plan.models}
+    promised = _promised(plan, {name: math.fsum(rates) for name, rates in delivered.items()})
+    for model in plan.models:
+        total = math.fsum(delivered[model.name])
+        share = min(1.0, promised[model.name] / total) if total else 1.0
+        for number, pipeline in enumerate(model.pipelines):
+            what = f"{model.name}, pipeline {number}: throughput_rps"
+            rate = delivered[model.name][number] * share
+            yield from _compare(what, pipeline.throughput_rps, rate)
+
+
+def _delivered(plan: Plan, pipeline: Pipeline) -> float:
+    """Requests/s of the slowest pool of a pipeline."""
+    if any(stage.latency_us < 1 for stage in pipeline.stages):
+        return 0.0
+    return min(
+        stage.vgpus * _stage_rate(plan, pipeline, number)
+        for number, stage in enumerate(pipeline.stages)
+    )
+
+
+def _promised(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
+    """Requests/s of every model; the baselines promise all that they deliver."""
+    if plan.planner != "pool":
+        return dict(delivered)
+    normaliser = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
+    level = 1.0
+    if plan.objective.name == "throughput":
+        level = min(delivered[name] / normaliser[name] for name in delivered)
+    least: Mapping[str, float] = plan.options.get("minimum_rps", {})
+    return {name: max(normaliser[name] * level, least.get(name, 0.0)) for name in delivered}
+
+
 def _objective(plan: Plan) -> Iterator[str]:
     objective = plan.objective
     if objective.name == "throughput":
         demands = {m.name: m for m in plan.workload.models}
-        value = min(m.throughput_rps / demands[m.name].normaliser for m in plan.models)
+        value = min(m.throughput_rps / demands[m.name].normaliser() for m in plan.models)
         above = objective.upper_bound - objective.value
     else:
         yield from _rates_met(plan)
@@ -194,8 +225,9 @@ def _objective(plan: Plan) -> Iterator[str]:
 def _rates_met(plan: Plan) -> Iterator[str]:
     for demand in plan.workload.models:
         served = plan.model(demand.name).throughput_rps
-        if served < demand.normaliser * (1 - _RELATIVE):
-            yield f"{demand.name}: {served} requests/s, {demand.normaliser} asked"
+        asked = demand.normaliser(plan.objective.name)
+        if served < asked * (1 - _RELATIVE):
+            yield f"{demand.name}: {served} requests/s, {asked} asked"
 
 
 def _gpus(plan: Plan) -> Iterator[str]:

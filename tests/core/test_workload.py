@@ -15,9 +15,10 @@ def test_gathering_a_batch_takes_its_members_time() -> None:
 
 
 def test_what_throughput_is_divided_by() -> None:
-    assert DEMAND.normaliser == 0.3
-    assert ModelDemand(name="m", slo_us=1, rate_rps=7.0).normaliser == 7.0
-    assert ModelDemand(name="m", slo_us=1).normaliser == 1.0
+    assert DEMAND.normaliser() == 0.3
+    assert ModelDemand(name="m", slo_us=1, rate_rps=7.0).normaliser() == 7.0
+    assert ModelDemand(name="m", slo_us=1).normaliser() == 1.0
+    assert ModelDemand(name="m", slo_us=1, weight=2.0, rate_rps=7.0).normaliser("cost") == 7.0
 
 
 def test_the_plain_form_goes_there_and_back() -> None:

@@ -140,7 +140,7 @@ def best_throughput(
     types, tables = rates_by_room(profiles, cluster, workload, stages)
     return max(
         min(
-            table[vgpus] / m.normaliser
+            table[vgpus] / m.normaliser()
             for table, vgpus, m in zip(tables, split, workload.models, strict=True)
         )
         for split in allocations(cluster, types, len(tables))

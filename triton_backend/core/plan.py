@@ -146,7 +146,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages that cover the model in order, one batch size for all."""
+    """Stages that cover the model in order, one batch size for all.
+
+    `throughput_rps` is its planned rate: what its slowest pool delivers, or less where the plan
+    promises its model less than all pipelines together deliver.
+    """
 
     batch: int
     throughput_rps: float
@@ -172,7 +176,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """All pipelines of one model; `throughput_rps` is their sum."""
+    """All pipelines of one model; `throughput_rps`, its planned rate, is their sum.
+
+    A `pool` plan promises weight x objective (or the rate asked for) and keeps what GPUs deliver
+    beyond that as slack, as the published plans do; the baselines promise all they deliver.
+    """
 
     name: str
     slo_us: int

@@ -36,10 +36,16 @@ class ModelDemand:
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{where}, {field}", f"{value} is not a positive number")
 
-    @property
-    def normaliser(self) -> float:
-        """What throughput is divided by: the weight, else the rate, else 1."""
-        return self.weight or self.rate_rps or 1.0
+    def normaliser(self, objective: str = "throughput") -> float:
+        """Requests/s per unit of the objective.
+
+        The weight where throughput is maximised, the rate asked for where cost or power is
+        minimised; each stands in for the other where only one is given, 1 where none is.
+        """
+        first, second = self.weight, self.rate_rps
+        if objective != "throughput":
+            first, second = second, first
+        return first or second or 1.0
 
     def gathering_us(self, batch: int) -> float:
         """Time taken to gather a batch: 1.3 (batch - 1) / batch-building rate; 0 where none."""
