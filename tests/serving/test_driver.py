@@ -267,10 +267,8 @@ def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) ->
 def test_a_worker_that_stays_slow_is_drained_where_its_pool_has_another(
     gateway: Gateway, slow_vgpu: int, *, drained: bool
 ) -> None:
-    told: list[Kind] = []
     for number in range(1, 30):
-        told += kinds(run_full_batch(gateway, number * BATCH, slow_vgpu, 4))
-    assert (Kind.RETIRE in told) == drained
+        run_full_batch(gateway, number * BATCH, slow_vgpu, 4)
     assert gateway.status()["workers"]["up"] == 3 - drained
     assert gateway.counters.workers_drained == drained
 

@@ -32,7 +32,7 @@ from triton_backend.serving.driver_watch import WorkerWatch
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import Kind, TimesBody, frame
 
-RENEW_EVERY_US = 1_000_000
+TAKE_OUT_EVERY_US = 1_000_000
 # A new scheduler dispatches when all workers have reported, at the latest after this.
 WAKE_US = 1_000_000
 
@@ -52,7 +52,7 @@ class Gateway:
         self.counters = GatewayCounters()
         self._epoch = epoch << 32
         self._books = Books(deployment, epoch=self._epoch, watch=watch, counters=self.counters)
-        self._renewed_us = now_us - RENEW_EVERY_US
+        self._taken_out_us = now_us - TAKE_OUT_EVERY_US
         self.intake = Intake(deployment.plan, self._books, self.counters)
         self._watch = WorkerWatch(deployment)
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
@@ -134,6 +134,8 @@ class Gateway:
         """A worker is gone, with what it held."""
         up = self._up.get(worker.generation, set())
         if worker.vgpu not in up:
+            if worker.generation == self.deployment.generation:
+                self._watch.gone(worker.vgpu)
             return
         up.discard(worker.vgpu)
         if not up:
@@ -175,7 +177,7 @@ class Gateway:
             self._books.end(number)
         times = TimesBody(vgpu, start_us, end_us)
         if self._watch.stays_slow(known, times, now_us, self._up_of(self.deployment)):
-            self._renew(vgpu, now_us)
+            self._drain(vgpu, now_us)
         self._books.send_held()
         self._flushed_yet()
 
@@ -211,6 +213,7 @@ class Gateway:
         up = self._up_of(self.deployment)
         for vgpu in self._watch.overdue(self._books.batches.values(), now_us, up):
             self._renew(vgpu, now_us)
+        self._try_drained(now_us)
 
     def _wake(self, now_us: int) -> None:
         """Dispatch from now on: all workers have reported, or had the time to."""
@@ -220,17 +223,38 @@ class Gateway:
                 self._books.tell(Resume(now_us=self._books.at(now_us)))
 
     def _renew(self, vgpu: int, now_us: int) -> None:
-        """Take a worker for lost and have its process replaced.
+        """Take a worker for lost and have its process replaced."""
+        if self._take_out(vgpu, now_us):
+            self._post_to(vgpu, Kind.RETIRE)
 
-        One at a time, lest a machine that is busy loses them all.
-        """
-        if now_us - self._renewed_us < RENEW_EVERY_US:
-            return
-        self._renewed_us = now_us
+    def _drain(self, vgpu: int, now_us: int) -> None:
+        """Give a slow worker no more batches until its trials are well."""
+        if self._take_out(vgpu, now_us):
+            self._watch.drain(vgpu, now_us)
+
+    def _take_out(self, vgpu: int, now_us: int) -> bool:
+        """Take a worker for lost; one at a time, lest a machine that is busy loses them all."""
+        if now_us - self._taken_out_us < TAKE_OUT_EVERY_US:
+            return False
+        self._taken_out_us = now_us
         self.counters.workers_drained += 1
+        self.worker_lost(Worker(self.deployment.generation, vgpu), now_us)
+        return True
+
+    def _try_drained(self, now_us: int) -> None:
+        for vgpu, order in self._watch.orders(now_us):
+            self._post_to(vgpu, order)
+        for vgpu in self._watch.well(self._up_of(self.deployment)):
+            self.worker_up(Worker(self.deployment.generation, vgpu), now_us)
+
+    def _post_to(self, vgpu: int, order: Kind) -> None:
         worker = Worker(self.deployment.generation, vgpu)
-        self._books.post(worker, frame(Kind.RETIRE, plan_tag=self.deployment.tag))
-        self.worker_lost(worker, now_us)
+        self._books.post(worker, frame(order, plan_tag=self.deployment.tag))
+
+    def trial_done(self, worker: Worker, times: TimesBody, now_us: int) -> None:
+        """A drained worker ran its stage on nothing."""
+        self._watch.tried(worker.vgpu, times.end_us - times.start_us)
+        self._try_drained(now_us)
 
     # Rollout
 

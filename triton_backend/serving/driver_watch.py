@@ -1,4 +1,4 @@
-"""Which workers of a generation are to be renewed: slow ones, and those that have gone silent.
+"""Which workers of a generation are to be drained or renewed: slow ones, and silent ones.
 
 Their node notices a hung process too, but later; here it is told from results, so that the
 requests run elsewhere in time. Only where the pool has another worker, lest a machine that is busy
@@ -8,10 +8,11 @@ loses them all.
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
+from triton_backend.serving.drained import DrainedWorkers
 from triton_backend.serving.driver_books import Batch
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import PaceWatch
-from triton_backend.serving.wire import TimesBody
+from triton_backend.serving.wire import Kind, TimesBody
 
 
 class WorkerWatch:
@@ -22,11 +23,35 @@ class WorkerWatch:
         self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
         self._pace = PaceWatch(self._pools)
         self._heard_us = [0] * len(self._pools)
+        self._drained = DrainedWorkers()
 
     def begins(self, vgpu: int, now_us: int) -> None:
-        """A new process stands for a vGPU."""
+        """A vGPU takes batches: a new process stands for it, or a drained one is back."""
         self._pace.forget(vgpu)
+        self._drained.back(vgpu, now_us)
         self._heard_us[vgpu] = now_us
+
+    def gone(self, vgpu: int) -> None:
+        """The process of a drained vGPU ended."""
+        self._drained.forget(vgpu)
+
+    def drain(self, vgpu: int, now_us: int) -> None:
+        """A vGPU gets no more batches until its trials are well."""
+        self._pace.forget(vgpu)
+        self._drained.drain(vgpu, now_us)
+
+    def orders(self, now_us: int) -> list[tuple[int, Kind]]:
+        """What drained workers are to be told now."""
+        return self._drained.orders(now_us)
+
+    def tried(self, vgpu: int, took_us: int) -> None:
+        """A drained vGPU ran its planned batch on nothing."""
+        if vgpu in self._drained:
+            self._pace.tried(vgpu, took_us, self._expected_us(vgpu))
+
+    def well(self, up: AbstractSet[int]) -> list[int]:
+        """Drained vGPUs that are well again, or whose pool has nobody else."""
+        return [vgpu for vgpu in self._drained if self._pace.is_well(vgpu, up)]
 
     def heard(self, vgpu: int, now_us: int) -> None:
         """A worker reported a result."""
@@ -34,12 +59,17 @@ class WorkerWatch:
 
     def stays_slow(self, batch: Batch, times: TimesBody, now_us: int, up: AbstractSet[int]) -> bool:
         """Whether a worker that has just ended a stage stays slow, beside those that are up."""
-        deployment, vgpu = self._deployment, times.vgpu
-        profile_us = deployment.stage_of(vgpu).latency_us_by_batch[batch.samples - 1]
-        expected_us = max(round(profile_us * deployment.settings.time_stretch), 1)
+        vgpu = times.vgpu
+        expected_us = self._expected_us(vgpu, batch.samples)
         late_us = now_us - batch.ends_us[batch.done - 1]
         took_us = times.end_us - times.start_us
         return self._pace.ran(vgpu, took_us, expected_us, late_us) and self._pace.is_slow(vgpu, up)
+
+    def _expected_us(self, vgpu: int, samples: int | None = None) -> int:
+        """What the profile says of a batch, the planned one where no size is given."""
+        latencies = self._deployment.stage_of(vgpu).latency_us_by_batch
+        samples = samples or self._deployment.pipeline_of(vgpu).batch
+        return max(round(latencies[samples - 1] * self._deployment.settings.time_stretch), 1)
 
     def overdue(self, batches: Iterable[Batch], now_us: int, up: AbstractSet[int]) -> list[int]:
         """VGPUs that should have ended a batch long ago and have said nothing since."""

@@ -1,5 +1,7 @@
 """The runtime of a vGPU's stage: from its artifact, or emulated where the plan names none."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from triton_backend.core.errors import InputError
@@ -32,7 +34,8 @@ def open_runtime(deployment: Deployment, vgpu: int, clock: Clock) -> Runtime:
         raise InputError(
             str(settings.artifacts / stage.artifact), f"takes {sorted(missing)}, not in the plan"
         )
-    _warm_up(runtime, deployment.pipeline_of(vgpu).batch)
+    for _ in range(WARM_UP_RUNS):
+        dry_run(runtime, deployment.pipeline_of(vgpu).batch, clock.now_us)
     return runtime
 
 
@@ -52,12 +55,14 @@ def _emulated(deployment: Deployment, vgpu: int) -> Artifact:
     )
 
 
-def _warm_up(runtime: Runtime, batch: int) -> None:
+def dry_run(runtime: Runtime, batch: int, now_us: Callable[[], int]) -> tuple[int, int]:
+    """Run a stage on zeros that go nowhere; when the run began and ended."""
     inputs = {
         s.name: np.zeros((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.inputs
     }
     outputs = {
         s.name: np.empty((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.outputs
     }
-    for _ in range(WARM_UP_RUNS):
-        runtime.run(inputs, outputs)
+    start_us = now_us()
+    runtime.run(inputs, outputs)
+    return start_us, now_us()

@@ -207,6 +207,8 @@ class SchedulerService:
             self.gateway.stage_done(header.batch_id, header.stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             self.gateway.transfer_done(header.batch_id, header.stage, unpack_times(body), now_us)
+        elif header.kind is Kind.TRIAL_DONE:
+            self.gateway.trial_done(worker, unpack_times(body), now_us)
         elif header.kind is Kind.FAILED:
             _LOG.error("batch %d failed: %s", header.batch_id, unpack_json(body).get("reason"))
             self.gateway.batch_failed(header.batch_id, header.stage, now_us)

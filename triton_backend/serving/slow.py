@@ -1,7 +1,8 @@
 """Telling a worker that has become slow, or silent, from a machine that is busy.
 
 A worker is slow when most of its last runs lasted much longer than its profile, and much longer
-than those of the others of its pool; it is overdue when it should have reported long ago, measured
+than those of the others of its pool: where all are as slow, it is the machine or the profile. It is
+well again when a few trials in a row were not much longer; it is overdue when it should have reported long ago, measured
 by how late reports are just now. Single late runs need nothing of this: the scheduler's tables
 follow every report.
 """
@@ -13,6 +14,9 @@ from statistics import median
 LAST_RUNS = 15
 FEWEST_RUNS = 8
 SLOW_FACTOR = 2.0
+# Less than what counts as slow, so that a worker at the limit does not come and go.
+WELL_FACTOR = 1.5
+FEWEST_TRIALS = 5
 SLOW_AT_LEAST_US = 2_000
 OVERDUE_FACTOR = 4
 OVERDUE_AT_LEAST_US = 150_000
@@ -51,13 +55,29 @@ class PaceWatch:
         """Whether a vGPU must be drained, given the vGPUs that are up."""
         if len(self._ratios[vgpu]) < FEWEST_RUNS:
             return False
-        own = median(self._ratios[vgpu])
+        pace = self._pace_of_others(vgpu, up)
+        return pace is not None and median(self._ratios[vgpu]) > SLOW_FACTOR * pace
+
+    def tried(self, vgpu: int, took_us: int, expected_us: int) -> None:
+        """A drained vGPU ran its stage on nothing."""
+        self._ratios[vgpu].append(took_us / expected_us)
+
+    def is_well(self, vgpu: int, up: Iterable[int]) -> bool:
+        """Whether the last trials of a vGPU were within bounds, or its pool has nobody else."""
+        pace = self._pace_of_others(vgpu, up)
+        if pace is None:
+            return True
+        last = list(self._ratios[vgpu])[-FEWEST_TRIALS:]
+        return len(last) == FEWEST_TRIALS and median(last) <= WELL_FACTOR * pace
+
+    def _pace_of_others(self, vgpu: int, up: Iterable[int]) -> float | None:
+        """How long the others of the pool take, in times of their profile; at least 1."""
         others = [
             median(self._ratios[other]) if self._ratios[other] else 1.0
             for other in up
             if other != vgpu and self._pools[other] == self._pools[vgpu]
         ]
-        return bool(others) and own > SLOW_FACTOR * max(median(others), 1.0)
+        return max(median(others), 1.0) if others else None
 
     def overdue_after_us(self, expected_us: float) -> float:
         """How long after its reserved end a batch that lasts `expected_us` is given up."""

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
     TRY = 15  # node -> worker: run your stage once on what I wrote for you (JSON)
     TRIED = 16  # worker -> node: done, or the error (JSON)
+    TRIAL = 17  # scheduler -> drained worker: run your stage once on nothing
+    TRIAL_DONE = 18  # worker -> scheduler: when it began and ended
 
 
 class Header(NamedTuple):
@@ -297,7 +299,7 @@ def unpack_answer(body: bytes) -> AnswerBody:
 
 
 def pack_times(message: TimesBody) -> bytes:
-    """Body of TRANSFER_DONE and STAGE_DONE."""
+    """Body of TRANSFER_DONE, STAGE_DONE and TRIAL_DONE."""
     return _TIMES.pack(*message)
 
 

@@ -26,14 +26,16 @@ from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment
-from triton_backend.serving.runtimes import open_runtime
+from triton_backend.serving.runtimes import dry_run, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.wire import (
     FrameError,
     Header,
     Kind,
+    TimesBody,
     frame,
     pack_json,
+    pack_times,
     unpack_batch,
     unpack_json,
 )
@@ -42,7 +44,7 @@ from triton_backend.serving.worker_jobs import Job, Jobs
 from triton_backend.serving.worker_onward import Onward
 
 RECONNECT_SECONDS = 0.1
-FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.BEAT})
+FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
 _PR_SET_PDEATHSIG = 1
 _LOG = logging.getLogger(__name__)
 
@@ -145,6 +147,21 @@ class StageWorker:
         }
         self._scheduler.send(frame(Kind.HELLO, pack_json(hello)))
 
+    def _run_on_nothing(self, scheduler: Connection) -> None:
+        """Show how fast this process is while it is drained."""
+        batch = self._segment.layout.batch
+        expected_us = self._stage.latency_us_by_batch[batch - 1]
+        self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
+        try:
+            start_us, end_us = dry_run(self._runtime, batch, self._gateway_time.now_us)
+        except Exception:  # noqa: BLE001  # a runtime may raise anything
+            _LOG.exception("a trial failed")  # without an answer the process is soon renewed
+            return
+        finally:
+            self._board.idle(self._vgpu)
+        times = TimesBody(self._vgpu, start_us, end_us)
+        scheduler.send(frame(Kind.TRIAL_DONE, pack_times(times), plan_tag=self._deployment.tag))
+
     # Owner of the hub
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
@@ -153,15 +170,14 @@ class StageWorker:
         Raises:
             FrameError: nobody may say this to a worker.
         """
-        if header.kind in FROM_SCHEDULER and connection is not self._scheduler:
-            raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
+        if header.kind in FROM_SCHEDULER:
+            self._obey(connection, header, body)
+            return
         if not connection.trusted and header.kind is not Kind.HELLO:
             raise FrameError(f"{header.kind.name} before HELLO")
         match header.kind:
             case Kind.BATCH:
                 self._jobs.take(header, unpack_batch(body))
-            case Kind.ABORT:
-                self._jobs.drop(header.batch_id)
             case Kind.HELLO:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
@@ -169,13 +185,22 @@ class StageWorker:
             case Kind.TRY:
                 done = answer_try(self._deployment, self._vgpu, self._compute, body)
                 connection.send(frame(Kind.TRIED, pack_json(done)))
-            case Kind.RETIRE:
-                _LOG.warning("told to retire: this process is slow")
-                self._stopping = True
-            case Kind.BEAT:
-                self._hear_beat(unpack_json(body))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
+
+    def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
+        if connection is not self._scheduler:
+            raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
+        match header.kind:
+            case Kind.ABORT:
+                self._jobs.drop(header.batch_id)
+            case Kind.TRIAL:
+                self._run_on_nothing(connection)
+            case Kind.RETIRE:
+                _LOG.warning("told to retire: this process is slow or silent")
+                self._stopping = True
+            case _:
+                self._hear_beat(unpack_json(body))
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
