@@ -28,6 +28,7 @@ from flows.steps.demo import (
     demo_cluster,
     demo_workload,
     example_models,
+    offered_share,
     own_model,
     with_slo,
 )
@@ -51,14 +52,14 @@ class QuickstartOptions:
 
     Attributes:
         model, slo_ms: the user's own model and its SLO; None for the two examples.
-        load_factor: share of the planned rate that is offered.
+        load_factor: share of the planned rate that is offered; None: `offered_share`.
         http_seconds: length of the sample over HTTP.
     """
 
     model: Path | None = None
     slo_ms: float | None = None
     keep_serving: bool = False
-    load_factor: float = 0.5
+    load_factor: float | None = None
     load_seconds: float = 20.0
     http_seconds: float = 5.0
     seed: int = 0
@@ -92,7 +93,9 @@ def _plan(work: Workspace, models: tuple[DemoModel, ...]) -> Plan:
 @task(name="simulate", cache_policy=NO_CACHE)
 def _simulate(plan: Plan, options: QuickstartOptions) -> SimResult:
     run = SimOptions(
-        load_factor=options.load_factor, duration_s=options.load_seconds, seed=options.seed
+        load_factor=offered_share(plan, options.load_factor),
+        duration_s=options.load_seconds,
+        seed=options.seed,
     )
     return simulate(plan, run)
 
@@ -182,13 +185,15 @@ def _drive(
     plan, splits = served
     folder = work.state.reports
     folder.mkdir(parents=True, exist_ok=True)
+    share = offered_share(plan, options.load_factor)
+    rate_rps = share * sum(model.throughput_rps for model in plan.models)
     shared: Mapping[str, Any] = {
         "plan": _plan_file(work, plan),
-        "load_factor": options.load_factor,
+        "load_factor": share,
         "seed": options.seed,
         "checks": {s.name: write_answers(s, folder / f"answers-{s.key}.npz") for s in splits},
     }
-    with log.step(f"load over gRPC for {options.load_seconds:g} s") as note:
+    with log.step(f"load over gRPC for {options.load_seconds:g} s at {rate_rps:.0f} rps") as note:
         measured = _load(
             LoadRequest(
                 url=state.grpc_url,
@@ -198,7 +203,7 @@ def _drive(
             )
         )
         note.text = _load_in_words(measured)
-    with log.step(f"load over HTTP for {options.http_seconds:g} s") as note:
+    with log.step(f"load over HTTP for {options.http_seconds:g} s at {rate_rps:.0f} rps") as note:
         sampled = _load(
             LoadRequest(
                 url=state.http_url, protocol="http", duration_s=options.http_seconds, **shared
@@ -209,7 +214,6 @@ def _drive(
 
 
 def _plan_file(work: Workspace, plan: Plan) -> Path:
-
     path = work.state.reports / f"plan-{plan.plan_id}.json"
     write_plan(path, plan)
     return path

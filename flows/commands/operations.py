@@ -44,9 +44,13 @@ def quickstart(
         bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
     ] = False,
     load_factor: Annotated[
-        float,
-        typer.Option(metavar="N", min=0.01, help="Share of the planned rate that is offered."),
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.01,
+            help="Share of the planned rate that is offered; by default half, at most 400 rps.",
+        ),
+    ] = None,
     duration: options.Duration = 20.0,
     address: options.Address = "127.0.0.1",
     http_port: options.Port = 8000,

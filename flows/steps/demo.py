@@ -15,6 +15,7 @@ from flows.splitting.examples import write_example
 from flows.steps.prepare import ClassToProfile
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
 from triton_backend.core.profiles import ModelProfile
 from triton_backend.core.units import ms_to_us
 from triton_backend.core.workload import ModelDemand, Workload
@@ -28,6 +29,10 @@ SLO_FACTOR = 5
 # Triton, eight workers and the load share two cores: their own jitter must not decide.
 SHORTEST_SLO_US = ms_to_us(200.0)
 NIC_GBPS = 10.0
+LOAD_FACTOR = 0.5
+# What a client written in Python, Triton and eight workers do without haste on two shared cores.
+# A tiny model is planned at thousands of requests/s, which says more about the client than the plan.
+MOST_RPS = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,14 @@ def with_slo(model: DemoModel, profile: ModelProfile) -> DemoModel:
         return model
     fast_us = int(profile.stage_latency_us(FAST, 1, (0, profile.blocks))[0])
     return replace(model, slo_us=max(SLO_FACTOR * fast_us, SHORTEST_SLO_US))
+
+
+def offered_share(plan: Plan, asked: float | None) -> float:
+    """Load factor to offer: as asked, else half the plan, or less where that is too much for here."""
+    if asked is not None:
+        return asked
+    planned_rps = sum(model.throughput_rps for model in plan.models)
+    return min(LOAD_FACTOR, MOST_RPS / planned_rps) if planned_rps > 0 else LOAD_FACTOR
 
 
 def demo_workload(models: tuple[DemoModel, ...]) -> Workload:
