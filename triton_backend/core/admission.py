@@ -14,7 +14,7 @@ from math import exp
 
 import numpy as np
 
-from triton_backend.core.compiled import Records, kernel
+from triton_backend.core.compiled import Records, entry
 from triton_backend.core.plan import ModelPlan
 from triton_backend.core.units import US_PER_S
 
@@ -58,7 +58,7 @@ def new_doors(models: Iterable[ModelPlan]) -> Records:
     return np.asarray(rows, dtype=DOOR)
 
 
-@kernel
+@entry
 def admits(doors: Records, model: int, samples: int, deadline_us: int, now_us: int) -> bool:
     """Whether a request is handed to the scheduler; it counts as work from then on.
 

@@ -4,7 +4,7 @@ A step changes the tables and leaves what was decided in `Tables.out`. Steps tha
 `MORE` when they ran out of batch slots or rows: read `out`, make room, call `settle` again.
 """
 
-from triton_backend.core.compiled import FAR, NONE, Integers, inlined, kernel
+from triton_backend.core.compiled import FAR, NONE, Integers, entry, inlined_entry
 from triton_backend.core.policies import ahead, reservation
 from triton_backend.core.queues import drop, enqueue, new_request
 from triton_backend.core.tables import (
@@ -22,7 +22,7 @@ HEAD = 5  # integers of `describe` before the ids
 HOP = 5  # integers of `describe` per hop
 
 
-@kernel
+@entry
 def settle(tables: Tables, model: int) -> int:
     """Decide for one model's line."""
     if tables.counts[0]["paused"] == 1:
@@ -33,7 +33,7 @@ def settle(tables: Tables, model: int) -> int:
     return reservation.decide(tables, model)
 
 
-@kernel
+@entry
 def settle_all(tables: Tables) -> int:
     """Decide for every line, in the order of models."""
     for model in range(len(tables.queues)):
@@ -42,7 +42,7 @@ def settle_all(tables: Tables) -> int:
     return SETTLED
 
 
-@inlined
+@inlined_entry
 def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
     """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
     topology = tables.topology
@@ -56,7 +56,7 @@ def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, sample
     return slot
 
 
-@kernel
+@entry
 def expire(tables: Tables) -> int:
     """A timer fired: lines whose time has come wait no longer."""
     now = tables.counts[0]["now_us"]
@@ -69,7 +69,7 @@ def expire(tables: Tables) -> int:
     return SETTLED
 
 
-@inlined
+@inlined_entry
 def next_timer(tables: Tables) -> int:
     """Earliest timer of all lines, FAR where none is set."""
     earliest = FAR
@@ -78,13 +78,13 @@ def next_timer(tables: Tables) -> int:
     return earliest
 
 
-@kernel
+@entry
 def cancel(tables: Tables, slot: int) -> None:
     """Drop a queued request whose client gave up."""
     drop(tables, slot, CANCELLED, FAR)
 
 
-@kernel
+@entry
 def describe(tables: Tables, batch: int, into: Integers) -> int:
     """Write a batch just dispatched as integers; returns how many.
 

@@ -5,7 +5,7 @@ nothing. It returns to Python only when the run is over, stopped, or an array is
 """
 
 from triton_backend.core.admission import admits
-from triton_backend.core.compiled import FAR, NONE, Record, inlined, kernel
+from triton_backend.core.compiled import FAR, NONE, Record, entry, inlined, kernel
 from triton_backend.core.feedback import worker_back, worker_lost
 from triton_backend.core.queues import free_request
 from triton_backend.core.steps import arrive, expire, next_timer, settle, settle_all
@@ -39,7 +39,7 @@ STOPPED = 1  # everything before `stop_us` is done
 FULL = 2  # make room (`world.fit`, `tables.with_room`) and call again
 
 
-@kernel
+@entry
 def run(world: World) -> int:
     """Let events happen until the run is over, stopped or out of room."""
     cursor = world.cursor[0]

@@ -11,13 +11,13 @@ at them beforehand, so accepted requests can end late.
 Requests go to the pipelines of their model in proportion to the planned throughputs.
 """
 
-from triton_backend.core.compiled import FAR, NONE, kernel
+from triton_backend.core.compiled import FAR, NONE, entry, kernel
 from triton_backend.sim.heap import STAGE_END, remove_first, sift_up
 from triton_backend.sim.pools import Pools, answer, drop, join, leave, move
 from triton_backend.sim.workers import NOISE_ONE
 
 
-@kernel
+@entry
 def run_pools(pools: Pools) -> None:
     """Let everything happen."""
     state = pools.state[0]

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, overload
 
-from triton_backend.core.compiled import kernel
+from triton_backend.core.compiled import entry
 
 
 def cycles() -> int:
@@ -40,7 +40,7 @@ def _compiled_cycles() -> Any:
     return compiled
 
 
-@kernel
+@entry
 def cycles_now() -> int:
     """The counter now, for Python."""
     return cycles()
