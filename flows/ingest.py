@@ -7,22 +7,21 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
 from prefect.events import emit_event
 
 from flows.clock import now_utc
 from flows.parameters import IngestParameters
+from flows.prefect_limits import flow_workspace
 from flows.steps.conditions import Condition, Limits, conditions
 from flows.steps.ingest import Ingested, ingest
-from flows.steps.workspace import Workspace, workspace
+from flows.steps.workspace import Workspace
 
 
 # Each piece is stored with its cursor, so a retry goes on where it was cut off.
 @task(name="ingest", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=20)
 def read_events(work: Workspace, parameters: IngestParameters) -> Ingested:
     """What is new since the last run."""
-    with concurrency("warehouse-writer"):
-        return ingest(work, parameters.folder)
+    return ingest(work, parameters.folder)
 
 
 @task(name="watch", cache_policy=NO_CACHE)
@@ -50,7 +49,7 @@ def ingest_stats(parameters: IngestParameters) -> dict[str, Any]:
     Raises:
         InputError: the warehouse cannot be written.
     """
-    work = workspace(parameters.warehouse)
+    work = flow_workspace(parameters.warehouse)
     found = read_events(work, parameters)
     return {
         "bytes_read": found.bytes_read,

@@ -4,11 +4,13 @@ Here: names, defaults, limits and descriptions. Not here: what is done with them
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.device_class import DeviceClass
 from flows.state import warehouse_path
+from flows.steps.class_profile import ClassProfile, ClassRequest
 
 
 class Parameters(BaseModel):
@@ -24,9 +26,58 @@ class PrepareParameters(Parameters):
 
     model: Path = Field(description="The ONNX file.")
     name: str = Field(description="What the model is called from here on.")
-    cluster: Path = Field(description="cluster.yaml whose classes state a runtime.")
+    cluster: Path = Field(description="cluster.yaml; its classes are measured.")
     blocks: int = Field(default=10, ge=1, le=64)
     max_batch: int = Field(default=8, ge=1, le=256)
+
+
+class CpuRuntime(BaseModel):
+    """The CPU that stands for a class, as cluster.yaml states it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cores: list[int]
+    threads: int = 1
+    stretch: float = 1.0
+
+
+class ProfileClassParameters(BaseModel):
+    """Of `profile-class`; `prepare-model` fills them in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    split: Path = Field(description="Folder of the split model, as the worker's host sees it.")
+    gpu_class: str
+    divisors: list[int] = Field(default=[1])
+    runtime: CpuRuntime | None = Field(default=None, description="None: a GPU of the host.")
+    known: list[dict[str, Any]] = Field(default=[], description="Cells measured before.")
+
+    @classmethod
+    def of(cls, request: ClassRequest) -> "ProfileClassParameters":
+        """The same as the server takes it."""
+        device = request.device
+        return cls(
+            split=request.split.resolve(),
+            gpu_class=request.gpu_class,
+            divisors=list(request.divisors),
+            runtime=device and CpuRuntime(**device.to_options()),
+            known=ClassProfile(cells=request.known).to_rows(),
+        )
+
+    def request(self) -> ClassRequest:
+        """Inverse of `of`.
+
+        Raises:
+            InputError: the runtime's cores are not here.
+        """
+        runtime = self.runtime
+        return ClassRequest(
+            split=self.split,
+            gpu_class=self.gpu_class,
+            divisors=tuple(self.divisors),
+            device=runtime and DeviceClass.from_options(self.gpu_class, runtime.model_dump()),
+            known=ClassProfile.from_rows(self.known).cells,
+        )
 
 
 class PlanParameters(Parameters):

@@ -9,9 +9,10 @@ from prefect.cache_policies import NO_CACHE
 from flows.files import read_cluster, read_workload
 from flows.parameters import PlanParameters
 from flows.planning import PlanOptions
+from flows.prefect_limits import flow_workspace
 from flows.reporting.diff import plan_diff
 from flows.steps.planning import Planned, find_plan, plan_step
-from flows.steps.workspace import Workspace, workspace
+from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
 
 
@@ -38,7 +39,7 @@ def make_plan(parameters: PlanParameters) -> dict[str, Any]:
     Raises:
         InputError: the inputs do not fit, or no plan can meet an SLO.
     """
-    work = workspace(parameters.warehouse)
+    work = flow_workspace(parameters.warehouse)
     previous = find_plan(work, parameters.previous) if parameters.previous else None
     planned = solve(work, parameters, previous)
     plan = planned.plan

@@ -24,3 +24,21 @@ def prepare_prefect(home: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def prepare_server() -> None:
+    """Set what a server started from here needs to survive being killed.
+
+    Limits outlive it (they would stay taken for ever otherwise), and end a minute after their
+    holder did; who waits for one looks again every few seconds.
+    """
+    defaults = {
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+        "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "60",
+        "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

@@ -1,27 +1,39 @@
-"""`prepare-model`: an ONNX file split, built and profiled on every class of a cluster. Thin."""
+"""`prepare-model`: an ONNX file split, built and profiled on every class of a cluster. Thin.
 
-from typing import TYPE_CHECKING, Any, cast
+Classes are measured at the same time, each by a worker of its own work pool where there is one
+(`scripts/operations up --class NAME`), else here.
+"""
+
+import json
+from typing import Any
+from uuid import UUID
 
 from prefect import flow, task
-from prefect.artifacts import (
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.states import raise_state_exception
 
 from flows.files import read_cluster, read_device_classes
-from flows.parameters import PrepareParameters
+from flows.parameters import PrepareParameters, ProfileClassParameters
+from flows.prefect_limits import flow_workspace, holding
 from flows.profiling.devices import list_devices
-from flows.profiling.measure import CellKey
 from flows.splitting.model import SplitModel
-from flows.steps.prepare import ClassToProfile, Prepared, profile_step, split_step
-from flows.steps.workspace import Workspace, workspace
+from flows.steps.class_profile import (
+    ClassProfile,
+    ClassRequest,
+    device_limits,
+    keep_profile,
+    known_cells,
+    measure_class,
+    own_gpu,
+)
+from flows.steps.prepare import split_step
+from flows.steps.workspace import Workspace
 from triton_backend.core.errors import InputError
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 
 # Each step finds by content what an earlier run left, so Prefect need not remember results.
@@ -37,23 +49,19 @@ def split(work: Workspace, parameters: PrepareParameters) -> SplitModel:
     )
 
 
-@task(name="build-and-profile", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=30)
-def profile(work: Workspace, model: SplitModel, classes: list[ClassToProfile]) -> Prepared:
-    """Every missing cell; what was measured before a failure is kept."""
-    # Prefect types what it returns for asynchronous callers too.
-    artifact = cast("UUID", create_progress_artifact(0.0, description=f"profile of {model.name}"))
-
-    def progress(done: int, total: int, key: CellKey) -> None:
-        if done % 25 == 0:
-            update_progress_artifact(
-                artifact, progress=100.0 * done / total, description=f"{key.gpu_class} {key.block}"
-            )
-
-    # Nothing else may run on a GPU that is being measured.
-    with concurrency([f"gpu:{device.uuid}" for device in list_devices()]):
-        prepared = profile_step(work, model, classes, progress=progress)
-    update_progress_artifact(artifact, progress=100.0)
-    return prepared
+@task(name="profile", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=30)
+def profile(work: Workspace, request: ClassRequest) -> ClassProfile:
+    """Every cell of a class; what was measured before a failure is kept where it was measured."""
+    name = f"profile-class/{request.gpu_class}"
+    if not _is_deployed(name):
+        gpu = None if request.device else own_gpu(list_devices(), request.gpu_class)
+        with holding(*device_limits(request, gpu)):
+            return measure_class(work, request, gpu)
+    asked = ProfileClassParameters.of(request).model_dump(mode="json")
+    run: Any = run_deployment(name, parameters={"parameters": asked})
+    if not run.state.is_completed():
+        raise_state_exception(run.state)
+    return ClassProfile.from_rows(_rows_of(run.id))
 
 
 @flow(name="prepare-model", timeout_seconds=6 * 3600)
@@ -61,24 +69,56 @@ def prepare_model(parameters: PrepareParameters) -> dict[str, Any]:
     """Split, build, profile.
 
     Raises:
-        InputError: the model cannot be split, or no class of the cluster states a runtime.
+        InputError: the model cannot be split, or a class cannot be measured anywhere.
     """
-    work = workspace(parameters.warehouse)
-    devices = read_device_classes(parameters.cluster)
-    if not devices:
-        raise InputError(str(parameters.cluster), "no class states a `runtime` to profile with")
-    cluster = read_cluster(parameters.cluster)
-    classes = [
-        ClassToProfile(device=device, divisors=cluster.gpu_class(name).vgpu_divisors)
-        for name, device in devices.items()
+    work = flow_workspace(parameters.warehouse)
+    devices, cluster = read_device_classes(parameters.cluster), read_cluster(parameters.cluster)
+    model = split(work, parameters)
+    requests = [
+        ClassRequest(
+            split=model.folder,
+            gpu_class=c.name,
+            divisors=c.vgpu_divisors,
+            device=devices.get(c.name),
+            known=known_cells(work, model, c.name),
+        )
+        for c in cluster.gpu_classes
     ]
-    prepared = profile(work, split(work, parameters), classes)
+    measuring = {request.gpu_class: profile.submit(work, request) for request in requests}
+    found = {name: future.result() for name, future in measuring.items()}
+    measured = {name: keep_profile(work, model, name, each) for name, each in found.items()}
     create_table_artifact(
         table=[
-            {"class": place[0], "divisor": place[1], "batch": place[2], "blocks / whole": ratio}
-            for place, ratio in prepared.ratios.items()
+            {"class": r.gpu_class, "divisor": r.vgpu_divisor, "batch": r.batch}
+            | {"blocks / whole": r.blocks_us / r.whole_us}
+            for each in found.values()
+            for r in each.ratios
         ],
         key="profile",
-        description=prepared.in_words(),
+        description=f"{model.name}: {model.blocks} blocks, cells measured {measured}",
     )
-    return {"model": prepared.name, "blocks": prepared.blocks, "summary": prepared.in_words()}
+    return {"model": model.name, "blocks": model.blocks, "cells_measured": measured}
+
+
+def _is_deployed(name: str) -> bool:
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            return False
+    return True
+
+
+def _rows_of(run_id: UUID) -> list[dict[str, Any]]:
+    """What a run of `profile-class` left as a table.
+
+    Raises:
+        InputError: nothing.
+    """
+    wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+    with get_client(sync_client=True) as client:
+        tables = [a for a in client.read_artifacts(artifact_filter=wanted) if a.type == "table"]
+    if not tables:
+        raise InputError(f"run {run_id} of profile-class", "left no table of cells")
+    rows: Any = tables[0].data
+    return json.loads(rows) if isinstance(rows, str) else rows

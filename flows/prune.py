@@ -3,11 +3,10 @@
 from datetime import timedelta
 
 from prefect import flow
-from prefect.concurrency.sync import concurrency
 
 from flows.clock import now_utc
 from flows.parameters import PruneParameters
-from flows.steps.workspace import workspace
+from flows.prefect_limits import flow_workspace
 from warehouse.care import prune as prune_warehouse
 
 
@@ -15,8 +14,5 @@ from warehouse.care import prune as prune_warehouse
 def prune(parameters: PruneParameters) -> dict[str, int]:
     """Rows removed by table."""
     before = now_utc() - timedelta(days=parameters.keep_days)
-    with (
-        concurrency("warehouse-writer"),
-        workspace(parameters.warehouse).open() as warehouse,
-    ):
+    with flow_workspace(parameters.warehouse).open() as warehouse:
         return prune_warehouse(warehouse, before)

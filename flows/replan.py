@@ -10,13 +10,14 @@ from prefect.cache_policies import NO_CACHE
 from flows.files import read_cluster, read_workload
 from flows.parameters import ReplanParameters
 from flows.planning import PlanOptions
+from flows.prefect_limits import flow_workspace
 from flows.replanning.decide import Thresholds
 from flows.replanning.forecast import ForecastOptions
 from flows.reporting.diff import plan_diff
 from flows.steps.planning import attach_devices, find_plan, served_plan_id
 from flows.steps.replan import Replanned, ReplanOptions, replan
 from flows.steps.rollout import RolloutOptions, RolloutResult, roll_out
-from flows.steps.workspace import Workspace, workspace
+from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
 
 
@@ -50,7 +51,7 @@ def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     Raises:
         InputError: nothing was measured, or no plan can meet an SLO.
     """
-    work = workspace(parameters.warehouse)
+    work = flow_workspace(parameters.warehouse)
     served = served_plan_id(work)
     in_force = find_plan(work, served) if served else None
     found = look_ahead(work, parameters, in_force)

@@ -7,9 +7,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from flows.parameters import RolloutParameters
+from flows.prefect_limits import flow_workspace
 from flows.steps.planning import find_plan
 from flows.steps.rollout import RolloutOptions, RolloutResult, roll_out
-from flows.steps.workspace import Workspace, workspace
+from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
 
 
@@ -27,7 +28,7 @@ def rollout(parameters: RolloutParameters) -> dict[str, Any]:
     Raises:
         InputError: no such plan, nothing is being served, or a check before the rollout fails.
     """
-    work = workspace(parameters.warehouse)
+    work = flow_workspace(parameters.warehouse)
     plan = find_plan(work, parameters.plan_id)
     options = RolloutOptions(
         bake_seconds=parameters.bake_seconds,

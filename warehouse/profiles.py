@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -51,6 +51,17 @@ class CellRecord:
     p99_us: float | None = None
     runs: int | None = None
     interval: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioRecord:
+    """Sum of block means beside the whole model's mean (µs) on a class."""
+
+    gpu_class: str
+    vgpu_divisor: int
+    batch: int
+    blocks_us: float
+    whole_us: float
 
 
 def add_model(warehouse: Warehouse, record: ModelRecord, now: datetime) -> None:
@@ -120,6 +131,28 @@ def add_cells(
             {"model_key": model_key, "measured_at": now} | {n: getattr(c, n) for n in names}
             for c in cells
         ],
+    )
+
+
+def cells_of_class(warehouse: Warehouse, model_key: str, gpu_class: str) -> list[CellRecord]:
+    """Every cell ever measured of a model on a class, oldest first."""
+    rows = warehouse.query("cells_of_class", [model_key, gpu_class])
+    return [CellRecord(**row) for row in rows]
+
+
+def ratios_of_class(warehouse: Warehouse, model_key: str, gpu_class: str) -> list[RatioRecord]:
+    """Every sum of blocks beside a whole model on a class, oldest first."""
+    rows = warehouse.query("ratios_of_class", [model_key, gpu_class])
+    return [RatioRecord(**row) for row in rows]
+
+
+def add_ratios(
+    warehouse: Warehouse, model_key: str, ratios: Sequence[RatioRecord], now: datetime
+) -> None:
+    """Store sums of blocks beside whole models."""
+    warehouse.insert(
+        "sum_ratios",
+        [{"model_key": model_key, "measured_at": now} | asdict(ratio) for ratio in ratios],
     )
 
 

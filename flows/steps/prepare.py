@@ -86,10 +86,16 @@ def split_step(
         InputError: the model cannot be split.
     """
     split = split_model(path, name=name, out=work.state.models, blocks=blocks, max_batch=max_batch)
+    store_split(work, split, str(path))
+    return split
+
+
+def store_split(work: Workspace, split: SplitModel, source: str) -> None:
+    """Blocks and boundaries of a split model into the warehouse."""
     record = ModelRecord(
         model_key=split.key,
-        name=name,
-        source=str(path),
+        name=split.name,
+        source=source,
         folder=str(split.folder),
         boundary_bytes=split.boundary_bytes,
         inputs=split.inputs,
@@ -100,7 +106,6 @@ def split_step(
     )
     with work.open() as warehouse:
         add_model(warehouse, record, now_utc())
-    return split
 
 
 def read_split(work: Workspace, name: str) -> SplitModel:

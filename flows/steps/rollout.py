@@ -23,6 +23,7 @@ from flows.steps.workspace import Workspace
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import Plan
 from triton_backend.engines.base import MANIFEST_NAME
+from warehouse.db import Warehouse
 from warehouse.operations import (
     Rollout,
     RolloutStep,
@@ -89,27 +90,30 @@ def roll_out(
             rollout_id=None, plan_id=in_force, state=DONE, outcome="is in force already"
         )
     check_plan(work, plan)
+    rollout = _begin(plan.plan_id, in_force, options)
+    before = read_outcomes(state.metrics_url)
+    # Open throughout: nobody may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
-        rollout = _begin(plan.plan_id, in_force, options)
         begin_rollout(warehouse, rollout)
-    _record(work, rollout, "checked", "plan verified, artifacts present", 0.0)
-    before = read_outcomes(state.metrics_url)
-    try:
-        migrate(work.state.serve, plan, lambda step: _record_step(work, rollout, step, say))
-    except PoolPipeError as error:
+        _record(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
+        failure = _migrate(work, warehouse, rollout, plan, say)
+    if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if recover(work.state.serve) == plan.plan_id:
-            return _end(work, rollout, DONE, f"{error}; the new plan is in force all the same")
-        _end(work, rollout, FAILED, f"{error}; the former plan goes on")
-        raise
+            return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
+        _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
+        raise failure
     breach = _bake(state, plan, before, options)
     if breach is None:
         return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
     say(f"  {breach}; putting plan {in_force} back")
     with work.open(read_only=True) as warehouse:
         former = read_plan(warehouse, in_force)
-    migrate(work.state.serve, former, lambda step: _record_step(work, rollout, step, say))
+    with work.open() as warehouse:
+        failure = _migrate(work, warehouse, rollout, former, say)
+    if failure is not None:
+        raise failure  # the next rollout asks the running system how far it came
     return _end(work, rollout, ROLLED_BACK, breach)
 
 
@@ -181,16 +185,26 @@ def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:
     )
 
 
-def _record(work: Workspace, rollout: Rollout, step: str, detail: str, seconds: float) -> None:
+def _record(warehouse: Warehouse, rollout: Rollout, step: str, detail: str, seconds: float) -> None:
     done = RolloutStep(step=step, detail=detail, seconds=seconds, done_at=now_utc())
-    with work.open() as warehouse:
-        add_rollout_step(warehouse, rollout.rollout_id, done)
+    add_rollout_step(warehouse, rollout.rollout_id, done)
 
 
-def _record_step(work: Workspace, rollout: Rollout, step: StepDone, say: Say) -> None:
-    say(f"  {step.step} {step.seconds:.2f} s")
-    detail = f"plan {step.plan_id}, generation {step.generation}"
-    _record(work, rollout, str(step.step), detail, step.seconds)
+def _migrate(
+    work: Workspace, warehouse: Warehouse, rollout: Rollout, plan: Plan, say: Say
+) -> PoolPipeError | None:
+    """Every step recorded when it has ended; what it failed with, if it did."""
+
+    def record(step: StepDone) -> None:
+        say(f"  {step.step} {step.seconds:.2f} s")
+        detail = f"plan {step.plan_id}, generation {step.generation}"
+        _record(warehouse, rollout, str(step.step), detail, step.seconds)
+
+    try:
+        migrate(work.state.serve, plan, record)
+    except PoolPipeError as error:
+        return error
+    return None
 
 
 def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> RolloutResult:

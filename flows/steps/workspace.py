@@ -1,6 +1,8 @@
 """Where a step reads and writes: the project's state folder and its warehouse."""
 
 import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
 from warehouse.migrate import OlderSchemaError
 
 RETRY_SECONDS = 0.25
+Turn = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +20,27 @@ class Workspace:
 
     The warehouse is opened for each piece of work and closed after it: DuckDB has one writer.
     Whoever comes second waits up to `patience_seconds`, so that a rollout does not fail because
-    statistics are just being read in.
+    statistics are just being read in. `turn` is held around every piece that writes: where many
+    flows write, they queue there and the patience is for those who know of no queue.
     """
 
     state: ProjectState
     warehouse: Path
     patience_seconds: float = 30.0
+    turn: Turn = nullcontext
 
-    def open(self, *, read_only: bool = False) -> Warehouse:
-        """The warehouse; close it soon.
+    @contextmanager
+    def open(self, *, read_only: bool = False) -> Generator[Warehouse]:
+        """The warehouse while the context lasts; make it short.
 
         Raises:
             InputError: as `open_warehouse`.
         """
+        turn = nullcontext() if read_only else self.turn()
+        with turn, self._patiently(read_only=read_only) as warehouse:
+            yield warehouse
+
+    def _patiently(self, *, read_only: bool) -> Warehouse:
         for _ in range(int(self.patience_seconds / RETRY_SECONDS)):
             try:
                 return self._open(read_only=read_only)

@@ -29,10 +29,10 @@ def roll_out_and_die(work: Workspace, plan: Plan, moment: Moment) -> None:
     """Runs in the child; comes back only where the moment never came."""
     record: Any = rollout._record
 
-    def recording(work: Workspace, going: Any, step: str, *rest: Any) -> None:
+    def recording(warehouse: Any, going: Any, step: str, *rest: Any) -> None:
         if step == moment.step and not moment.recorded:
             kill_myself()
-        record(work, going, step, *rest)
+        record(warehouse, going, step, *rest)
         if step == moment.step:
             kill_myself()
 

@@ -223,8 +223,8 @@ def test_a_gateway_killed_during_a_rollout_comes_back_with_one_plan(
     old, new = system.in_force, system.other()
     record = rollout._record
 
-    def kill_gateway(work: Workspace, going: rollout.Rollout, name: str, *rest: object) -> None:
-        record(work, going, name, *rest)  # type: ignore[arg-type]  # handed on as it came
+    def kill_gateway(warehouse: object, going: rollout.Rollout, name: str, *rest: object) -> None:
+        record(warehouse, going, name, *rest)  # type: ignore[arg-type]  # handed on as it came
         if name == step:
             pid = Path(system.state.folder / "pids" / CONTROL_MODEL).read_text().split()[0]
             os.kill(int(pid), signal.SIGKILL)

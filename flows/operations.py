@@ -1,0 +1,255 @@
+"""`scripts/operations`: server, worker, deployments and pages of this machine, in one process.
+
+    up [--class NAME ...]   start what does not run yet, and register prefect.yaml
+    status                  what runs, and what is registered
+    down                    end what was started here; what it knows stays
+
+State lies in the project's folder (POOLPIPE_HOME, default .poolpipe). The server's port is
+POOLPIPE_PREFECT_PORT (4200), the page's POOLPIPE_UI_PORT (8080). With PREFECT_API_URL set no server
+is started: worker and deployments join that one. `--class` names GPU classes (or CPU classes that
+stand in) that this machine profiles: each has a work pool, a deployment and a worker of its own. On
+a host that does nothing else, `--only-classes` leaves the rest out.
+
+Processes are started while this one still imports Prefect, which takes as long as all the rest.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from flows.clock import Stopwatch
+from flows.prefect_home import prepare_prefect, prepare_server
+from flows.state import project_state, warehouse_path
+from triton_backend.core.errors import PoolPipeError
+
+ROOT = Path(__file__).resolve().parents[1]
+POOL = "poolpipe"
+CLASS_POOL = "gpu-{}"
+PREFECT = (sys.executable, "-m", "prefect")
+SERVER_SECONDS, STOP_SECONDS, POLL_SECONDS = 120.0, 30.0, 0.1
+
+
+def tell(text: str) -> None:
+    """A line for people, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+class OperationsError(PoolPipeError):
+    """Something did not start; the message says what and where its log is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where things run: the project's folder, ports, and the server's address."""
+
+    folder: Path
+    port: int
+    ui_port: int
+    own_server: bool
+
+    @property
+    def api_url(self) -> str:
+        """Of our own server or of the one that the environment names."""
+        return f"http://127.0.0.1:{self.port}/api" if self.own_server else os.environ[_API]
+
+    def log(self, name: str) -> Path:
+        """Where a process writes."""
+        return self.folder / f"{name}.log"
+
+
+_API = "PREFECT_API_URL"
+
+
+def place_of(environment: Mapping[str, str] = os.environ) -> Place:
+    """What the environment says."""
+    return Place(
+        folder=project_state(environment).home.resolve() / "operations",
+        port=int(environment.get("POOLPIPE_PREFECT_PORT", "4200")),
+        ui_port=int(environment.get("POOLPIPE_UI_PORT", "8080")),
+        own_server=not environment.get(_API),
+    )
+
+
+def prepare(place: Place) -> None:
+    """The environment of this process and of all it starts: absolute paths, one server."""
+    home = project_state().home.resolve()
+    os.environ["POOLPIPE_HOME"] = str(home)
+    os.environ["POOLPIPE_WAREHOUSE"] = str(warehouse_path().resolve())
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )
+    os.environ["PREFECT_LOGGING_LEVEL"] = os.environ.get("PREFECT_LOGGING_LEVEL", "INFO")
+    os.environ["PREFECT_CLI_COLORS"] = "false"
+    place.folder.mkdir(parents=True, exist_ok=True)
+    prepare_prefect(home / "prefect")
+    prepare_server()
+    os.environ[_API] = place.api_url
+
+
+def running(place: Place, name: str) -> psutil.Process | None:
+    """A process started here and still alive: the number alone could be another program's by now."""
+    try:
+        number, started = (place.folder / f"{name}.pid").read_text().split()
+        process = psutil.Process(int(number))
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process if alive and f"{process.create_time():.2f}" == started else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+def start(place: Place, name: str, command: Sequence[str]) -> None:
+    """Start a process that outlives this one, unless it runs."""
+    found = running(place, name)
+    if found is not None:
+        tell(f"{name}: runs already (process {found.pid})")
+        return
+    with place.log(name).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it outlives us: nobody waits for it here
+    born = psutil.Process(process.pid).create_time()
+    (place.folder / f"{name}.pid").write_text(f"{process.pid} {born:.2f}\n")
+    tell(f"{name}: started, log in {place.log(name)}")
+
+
+def stop(place: Place, name: str) -> None:
+    """End a process started here, and what it started."""
+    found = running(place, name)
+    if found is None:
+        tell(f"{name}: does not run")
+        return
+    family = [found, *found.children(recursive=True)]
+    found.terminate()
+    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
+    for process in left:
+        process.kill()
+    (place.folder / f"{name}.pid").unlink(missing_ok=True)
+    tell(f"{name}: ended")
+
+
+def answers(place: Place) -> bool:
+    """Whether the server is there."""
+    try:
+        with urllib.request.urlopen(f"{place.api_url}/health", timeout=5):  # noqa: S310  # our own or the operator's address
+            return True
+    except OSError:
+        return False
+
+
+def wait_for_server(place: Place) -> None:
+    """Until it answers.
+
+    Raises:
+        OperationsError: it does not, or it has ended.
+    """
+    watch = Stopwatch()
+    while not answers(place):
+        ended = place.own_server and running(place, "server") is None
+        if ended or watch.seconds() > SERVER_SECONDS:
+            where = f", see {place.log('server')}" if place.own_server else ""
+            raise OperationsError(f"no Prefect server answers at {place.api_url}{where}")
+        time.sleep(POLL_SECONDS)
+
+
+def worker_command(pool: str) -> list[str]:
+    """A worker of a pool; one for each machine and pool."""
+    name = f"{pool}-{platform.node()}"
+    return [*PREFECT, "worker", "start", "--pool", pool, "--name", name, "--type", "process"]
+
+
+def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> None:
+    """Start what does not run yet, and register every deployment.
+
+    Raises:
+        OperationsError: the server does not come up, or refuses a deployment.
+    """
+    if place.own_server:
+        options = ["--host", "127.0.0.1", "--port", str(place.port)]
+        start(place, "server", [*PREFECT, "server", "start", *options])
+    from flows.prefect_register import register, register_class  # noqa: PLC0415  # while it starts
+
+    wait_for_server(place)
+    if not only_classes:
+        register(ROOT, POOL)
+        start(place, "worker", worker_command(POOL))
+        page = Path(sys.executable).with_name("poolpipe")
+        start(place, "page", [str(page), "ui", "--port", str(place.ui_port)])
+    for name in classes:
+        pool = CLASS_POOL.format(name)
+        register_class(ROOT, name, pool)
+        start(place, f"worker-{pool}", worker_command(pool))
+    if place.own_server:
+        tell(f"Prefect: http://127.0.0.1:{place.port}")
+    if not only_classes:
+        tell(f"page: http://127.0.0.1:{place.ui_port}")
+
+
+def down(place: Place) -> None:
+    """End what was started here, workers first."""
+    names = [path.stem for path in place.folder.glob("*.pid")]
+    for name in sorted(names, key=lambda name: (name == "server", name)):
+        stop(place, name)
+    if not names:
+        tell("nothing runs here")
+
+
+def status(place: Place) -> None:
+    """What runs here, and what the server knows."""
+    for path in sorted(place.folder.glob("*.pid")):
+        found = running(place, path.stem)
+        tell(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")
+    if not answers(place):
+        tell(f"no Prefect server answers at {place.api_url}")
+        return
+    from flows.prefect_register import registered  # noqa: PLC0415  # slow to import
+
+    for line in registered():
+        tell(line)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one word."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/operations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("word", choices=("up", "status", "down"))
+    parser.add_argument("--class", dest="classes", action="append", default=[], metavar="NAME")
+    parser.add_argument("--only-classes", action="store_true")
+    asked = parser.parse_args(arguments)
+    place = place_of()
+    prepare(place)
+    try:
+        if asked.word == "up":
+            watch = Stopwatch()
+            up(place, asked.classes, only_classes=asked.only_classes)
+            tell(f"up after {watch.seconds():.0f} s")
+        elif asked.word == "down":
+            down(place)
+        else:
+            status(place)
+    except PoolPipeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""One model measured on one GPU class, wherever a worker of that class runs.
+
+The worker's host keeps what it measures in a warehouse of its own for the class, cell by cell, so
+that nobody waits for the project's warehouse meanwhile and an interruption loses one cell. What comes
+back is plain data; the project's warehouse takes it in one piece.
+"""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flows.clock import now_utc
+from flows.device_class import DeviceClass
+from flows.profiling.devices import Device
+from flows.profiling.gpu import ProfiledGpu
+from flows.profiling.measure import MeasureLimits, Progress
+from flows.splitting.model import SplitModel
+from flows.steps.engines import EngineOptions
+from flows.steps.gpu_profile import GpuClassToProfile, gpu_profile_step
+from flows.steps.prepare import ClassToProfile, profile_step, store_split
+from flows.steps.workspace import Workspace
+from triton_backend.core.errors import InputError
+from triton_backend.engines.mps import MpsDaemon
+from warehouse.profiles import (
+    CellRecord,
+    RatioRecord,
+    add_cells,
+    add_ratios,
+    cells_of_class,
+    ratios_of_class,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRequest:
+    """What to measure.
+
+    Attributes:
+        split: folder of the split model.
+        divisors: vGPU divisors the class is wanted with.
+        device: the CPU that stands for the class; None for a GPU.
+        known: cells that need not be measured again.
+    """
+
+    split: Path
+    gpu_class: str
+    divisors: tuple[int, ...]
+    device: DeviceClass | None = None
+    known: tuple[CellRecord, ...] = ()
+    limits: MeasureLimits = field(default_factory=MeasureLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassProfile:
+    """Every cell of a model on a class, and sums of blocks beside whole models."""
+
+    cells: tuple[CellRecord, ...]
+    ratios: tuple[RatioRecord, ...] = ()
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One plain row per cell or ratio, as a table shows it."""
+        return [asdict(row) for row in (*self.cells, *self.ratios)]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[dict[str, Any]]) -> "ClassProfile":
+        """Inverse of `to_rows`."""
+        return cls(
+            cells=tuple(CellRecord(**row) for row in rows if "block" in row),
+            ratios=tuple(RatioRecord(**row) for row in rows if "block" not in row),
+        )
+
+
+def measure_class(
+    work: Workspace,
+    request: ClassRequest,
+    gpu: Device | None = None,
+    progress: Progress | None = None,
+) -> ClassProfile:
+    """Build what is missing and measure every missing cell.
+
+    Raises:
+        InputError: the split is not reachable from here, or an artifact cannot be built or loaded.
+    """
+    split = SplitModel.read(request.split)
+    own = work.state.home / "profiling" / f"{request.gpu_class}.duckdb"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    mine = Workspace(state=work.state, warehouse=own)
+    store_split(mine, split, str(request.split))
+    with mine.open() as warehouse:
+        here = set(cells_of_class(warehouse, split.key, request.gpu_class))
+        fresh = [cell for cell in request.known if cell not in here]
+        add_cells(warehouse, split.key, fresh, now_utc())
+    _measure(mine, split, request, gpu, progress)
+    with mine.open(read_only=True) as warehouse:
+        return ClassProfile(
+            cells=tuple(cells_of_class(warehouse, split.key, request.gpu_class)),
+            ratios=tuple(ratios_of_class(warehouse, split.key, request.gpu_class)),
+        )
+
+
+def _measure(
+    work: Workspace,
+    split: SplitModel,
+    request: ClassRequest,
+    gpu: Device | None,
+    progress: Progress | None,
+) -> None:
+    if request.device is not None:
+        on_cpu = ClassToProfile(device=request.device, divisors=request.divisors)
+        profile_step(work, split, [on_cpu], limits=request.limits, progress=progress)
+        return
+    if gpu is None:
+        raise InputError(f"class {request.gpu_class!r}", "has no `runtime`, and no GPU is here")
+    with TemporaryDirectory(prefix="mps-") as folder:
+        on_gpu = GpuClassToProfile(
+            name=request.gpu_class,
+            gpu=ProfiledGpu(name=gpu.uuid, daemon=MpsDaemon.in_folder(Path(folder), ())),
+            divisors=request.divisors,
+        )
+        options = replace(EngineOptions(), batches=_batches(split.max_batch))
+        gpu_profile_step(work, split, on_gpu, options, limits=request.limits, progress=progress)
+
+
+def _batches(largest: int) -> tuple[int, ...]:
+    """Optimisation profiles: powers of two and the largest batch."""
+    powers = [1 << exponent for exponent in range(largest.bit_length())]
+    return tuple(sorted({*powers, largest}))
+
+
+def known_cells(work: Workspace, split: SplitModel, gpu_class: str) -> tuple[CellRecord, ...]:
+    """What the project's warehouse has of a model on a class."""
+    with work.open(read_only=True) as warehouse:
+        return tuple(cells_of_class(warehouse, split.key, gpu_class))
+
+
+def keep_profile(work: Workspace, split: SplitModel, gpu_class: str, found: ClassProfile) -> int:
+    """Store what is new of a class; how many cells that were."""
+    with work.open() as warehouse, warehouse.transaction():
+        known = set(cells_of_class(warehouse, split.key, gpu_class))
+        ratios = set(ratios_of_class(warehouse, split.key, gpu_class))
+        fresh = [cell for cell in found.cells if cell not in known]
+        add_cells(warehouse, split.key, fresh, now_utc())
+        add_ratios(warehouse, split.key, [r for r in found.ratios if r not in ratios], now_utc())
+    return len(fresh)
+
+
+def device_limits(request: ClassRequest, gpu: Device | None) -> list[str]:
+    """Names of what is measured on, one user each: a GPU, or the cores that stand for one."""
+    if gpu is not None:
+        return [f"gpu:{gpu.uuid}"]
+    cores = request.device.cores if request.device else ()
+    return [f"cpu:{platform.node()}:{core}" for core in cores]
+
+
+def own_gpu(devices: Sequence[Device], gpu_class: str) -> Device | None:
+    """The GPU of this host that is of a class: by its name, else the only one there is."""
+    named = [d for d in devices if gpu_class.lower() in d.name.lower()]
+    if named:
+        return named[0]
+    return devices[0] if len(devices) == 1 else None
