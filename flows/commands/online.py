@@ -50,6 +50,10 @@ def serve(
         str,
         typer.Option(metavar="HOST", help="This host, as nodes on other hosts reach it."),
     ] = "127.0.0.1",
+    host_http_port: Annotated[
+        int,
+        typer.Option(metavar="PORT", min=1, max=65535, help="--http-port of the other hosts."),
+    ] = 8000,
     join: Annotated[
         Path | None,
         typer.Option(
@@ -91,6 +95,7 @@ def serve(
         seed=seed,
         time_stretch=time_stretch,
         gateway_host=gateway_host,
+        host_http_port=host_http_port,
     )
     with progress("starting the server") as report:
         running = begin(state.serve, found, asked, ports, (join, host), report)

@@ -1,12 +1,14 @@
 """`serve` behind its options: this host's serve folder rendered, and the server started."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from flows.commands.output import Report
+from flows.release.access import LOOPBACK
 from flows.release.admin import ServerPorts, ServerState, start
-from flows.release.render import ServeOptions, render_host, render_repository, used_nodes
+from flows.release.render import ServeOptions, render_host, render_repository
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 
@@ -33,21 +35,35 @@ def begin(
     if (settings is None) != (host is None):
         raise InputError("serve", "--join and --host go together")
     if settings is not None and host is not None:
-        render_host(folder, _settings(settings), plan, host, asked.artifacts)
-        return start(folder, ports, report, wait_for_workers=False)
+        given = _settings(settings)
+        _check_port(ports, given, settings)
+        render_host(folder, given, plan, host, asked.artifacts)
+        # A rollout loads the nodes of the next plan through this host's own Triton.
+        reachable = replace(ports, address=host) if ports.address == LOOPBACK else ports
+        return start(folder, reachable, report, wait_for_workers=False)
     elsewhere = other_hosts(plan, asked.gateway_host)
     render_repository(folder, plan, replace(asked, hosts=elsewhere))
     return start(folder, ports, report, wait_for_workers=not elsewhere)
 
 
 def other_hosts(plan: Plan, gateway_host: str) -> dict[str, str]:
-    """Nodes of the plan that the cluster places on another host than the gateway's, with it."""
+    """Nodes that the cluster places on another host than the gateway's, with it."""
     hosts: dict[str, str] = {}
-    for node in used_nodes(plan):
-        host = plan.cluster.node_group_of(plan.cluster.node_index(node)).host
+    for number in range(plan.cluster.node_count):
+        host = plan.cluster.node_group_of(number).host
         if host is not None and host != gateway_host:
-            hosts[node] = host
+            hosts[plan.cluster.node_name(number)] = host
     return hosts
+
+
+def _check_port(ports: ServerPorts, settings: Mapping[str, object], path: Path) -> None:
+    expected = settings.get("host_http_port")
+    if ports.http != expected:
+        raise InputError(
+            "serve --http-port",
+            f"{ports.http}, but the gateway expects {expected} of its hosts ({path},"
+            " from its --host-http-port)",
+        )
 
 
 def _settings(path: Path) -> dict[str, object]:

@@ -180,6 +180,7 @@ def _settings(
         "gateway_host": options.gateway_host
         or f"{options.name}-{GATEWAY}-0.{options.name}-{GATEWAY}",
         "base_port": options.base_port,
+        "host_http_port": options.http_port,
     }
 
 

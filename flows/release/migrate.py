@@ -1,7 +1,7 @@
 """From the plan being served to another one, without a request lost: the steps of a rollout.
 
-1. *render*: the next generation's plan and node models are written beside the old ones.
-2. *preload*: its node models are loaded (their workers start), fronts of added models too.
+1. *render*: the next generation's plan and node models are written beside the old ones, on every host.
+2. *preload*: each host's Triton loads its node models (their workers start), fronts of added models too.
 3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
 4. *flush*: nothing more is dispatched; requests wait; what is in flight ends (at most one SLO).
 5. *swap*: the scheduler goes on under the new plan.
@@ -23,6 +23,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.release.admin import ServerError, ServerState, note_plan, read_state
+from flows.release.hosts import OtherHosts
 from flows.release.render import (
     check_name,
     node_model,
@@ -92,6 +93,7 @@ class _Change:
     old_generation: int
     new: Plan
     generation: int
+    hosts: OtherHosts
 
     @property
     def folder(self) -> Path:
@@ -108,10 +110,16 @@ class _Change:
         return [model.name for model in self.old.models if model.name not in kept]
 
     def old_nodes(self) -> list[str]:
-        return [node_model(node, self.old_generation) for node in used_nodes(self.old)]
+        """Node models of the old plan on the gateway's host."""
+        return self._here(self.old, self.old_generation)
 
     def new_nodes(self) -> list[str]:
-        return [node_model(node, self.generation) for node in used_nodes(self.new)]
+        """Node models of the new plan on the gateway's host."""
+        return self._here(self.new, self.generation)
+
+    def _here(self, plan: Plan, generation: int) -> list[str]:
+        nodes = (node for node in used_nodes(plan) if node not in self.hosts.addresses)
+        return [node_model(node, generation) for node in nodes]
 
 
 def migrate(
@@ -176,8 +184,10 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
         check_name(model.name)
     for model in old.models:
         _check_tensors(model, new)
+    hosts = OtherHosts.of(state)
+    hosts.check(old, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
-    return _Change(state, old, old_generation, new, max(used) + 1)
+    return _Change(state, old, old_generation, new, max(used) + 1, hosts)
 
 
 def _check_tensors(model: ModelPlan, new: Plan) -> None:
@@ -195,11 +205,15 @@ def _check_tensors(model: ModelPlan, new: Plan) -> None:
 
 def _render(change: _Change) -> None:
     render_generation(change.folder, change.new, change.generation)
+    for node in change.hosts.addresses:
+        remove_model(change.folder, node_model(node, change.generation))
     for model in change.added():
         render_front(change.folder, model, change.generation)
+    change.hosts.adopt(change.old, change.old_generation, change.new, change.generation)
 
 
 def _preload(change: _Change) -> None:
+    change.hosts.load(change.new, change.generation)
     for name in [*change.new_nodes(), *(model.name for model in change.added())]:
         change.state.load(name)
 
@@ -247,6 +261,7 @@ def _unload(change: _Change) -> None:
     for name in [*change.old_nodes(), *change.removed()]:
         change.state.unload(name)
         remove_model(change.folder, name)
+    change.hosts.leave(change.old, change.old_generation, (change.new, change.generation))
 
 
 def _abort(change: _Change) -> None:
@@ -264,6 +279,7 @@ def _abort(change: _Change) -> None:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
         remove_model(change.folder, name)
+    change.hosts.leave(change.new, change.generation, (change.old, change.old_generation))
 
 
 def steps_to_dicts(migration: Migration) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.release.admin import ServerError, ServerState, note_plan, read_state
+from flows.release.hosts import OtherHosts
 from flows.release.render import RESERVED_PREFIX, remove_model, render_control, render_front
 from triton_backend.core.plan import Plan
 
@@ -43,6 +44,7 @@ def recover(folder: Path) -> str:
             with contextlib.suppress(ServerError):  # it may never have been loaded
                 state.unload(entry.name)
             remove_model(folder, entry.name)
+    OtherHosts.of(state).tidy(plan, generation)
     render_control(folder, generation)
     for model in plan.models:
         render_front(folder, model, generation)

@@ -49,6 +49,7 @@ class ServeOptions:
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     gateway_host: str = "127.0.0.1"
     base_port: int = 18_500
+    host_http_port: int = 8000
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:
@@ -76,6 +77,7 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:
             "hosts": dict(options.hosts),
             "gateway_host": options.gateway_host,
             "base_port": options.base_port,
+            "host_http_port": options.host_http_port,
         },
     )
 

@@ -8,17 +8,23 @@ import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from flows.release.admin import ServerPorts, start, stop
-from flows.release.render import ServeOptions, render_host, render_repository
+from flows.release.admin import ServerError, ServerPorts, start, stop
+from flows.release.hosts import OtherHosts
+from flows.release.migrate import Step, StepDone, migrate
+from flows.release.recover import recover
+from flows.release.render import ServeOptions, node_model, render_host, render_repository
+from tests.release.test_running import free_ports
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan
 from tests.serving.system import wait_for
 from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -28,6 +34,7 @@ PORTS = ServerPorts(http=18081, grpc=18082, metrics=18083)
 START = """
 import sys
 from pathlib import Path
+from typing import Any
 from flows.release.admin import ServerPorts, start
 start(Path(sys.argv[1]), ServerPorts(http=18081, grpc=18082, metrics=18083), wait_for_workers=False)
 """
@@ -91,6 +98,126 @@ def test_a_stage_on_another_host_is_served_over_tcp(space: None, tmp_path: Path)
             answer = client.infer("affine", [given], timeout=1_000_000)
             assert answer is not None
             np.testing.assert_array_equal(np.asarray(answer.as_numpy("y")), x * FACTOR + OFFSET)
+
+
+# Two addresses of one machine are two hosts: they share nothing but TCP and the repository API.
+ELSEWHERE = "127.0.0.2"
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artifacts")
+
+
+class TwoHosts:
+    """A gateway with one node, and a second Triton with the other."""
+
+    def __init__(self, folder: Path, served: Plan, artifacts: Path) -> None:
+        self.gateway, self.node = folder / "gateway", folder / "node"
+        there = replace(free_ports(), address=ELSEWHERE)
+        options = ServeOptions(
+            artifacts=artifacts,
+            hosts={"SLOW": ELSEWHERE},
+            base_port=21_960,
+            host_http_port=there.http,
+        )
+        render_repository(self.gateway, served, options)
+        settings = json.loads((self.gateway / "settings.json").read_text())
+        render_host(self.node, settings, served, ELSEWHERE, artifacts)
+        self.state = start(self.gateway, free_ports(), wait_for_workers=False)
+        self.there = start(self.node, there, wait_for_workers=False)
+        wait_for(lambda: self.workers() == (2, 2))
+        self._client = grpc_client.InferenceServerClient(self.state.grpc_url)
+
+    def workers(self) -> tuple[int, int]:
+        workers = self.state.control("status")["workers"]
+        return workers["up"], workers["total"]
+
+    def right(self, model: str) -> bool:
+        # A full batch: a smaller one waits for company until the last moment.
+        x = np.arange(12, dtype=np.float32).reshape(4, 3)
+        given = grpc_client.InferInput("x", [4, 3], "FP32")
+        given.set_data_from_numpy(x)
+        answer = self._client.infer(model, [given], timeout=2_000_000)
+        return answer is not None and bool(np.all(answer.as_numpy("y") == x * FACTOR + OFFSET))
+
+    def loaded_there(self) -> set[str]:
+        """Models ready in the other host's Triton."""
+        index: Any = self.there.post("/v2/repository/index", {})
+        return {entry["name"] for entry in index if entry.get("state") == "READY"}
+
+    def files_there(self) -> set[str]:
+        return {entry.name for entry in (self.node / "repository").iterdir()}
+
+    def stop(self) -> None:
+        self._client.close()
+        stop(self.gateway)
+        stop(self.node)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Iterator[TwoHosts]:
+    made = TwoHosts(tmp_path_factory.mktemp("hosts"), plan(affine(artifacts)), artifacts)
+    yield made
+    made.stop()
+
+
+def test_a_rollout_goes_to_every_hosts_own_triton(hosts: TwoHosts, artifacts: Path) -> None:
+    assert hosts.right("affine")
+    following = replace(plan(affine(artifacts, "second")), plan_id="following")
+    done = migrate(hosts.gateway, following)
+    new = node_model("SLOW", done.generation)
+    assert hosts.right("second")
+    assert hosts.workers() == (2, 2)
+    assert hosts.loaded_there() == hosts.files_there() == {new}
+    assert not (hosts.gateway / "repository" / new).exists()
+    status = hosts.there.ask(new, {})
+    assert (status["node"], status["generation"]) == ("SLOW", done.generation)
+
+
+def test_what_a_host_lacks_ends_the_rollout_and_the_old_plan_goes_on(
+    hosts: TwoHosts, artifacts: Path
+) -> None:
+    before = hosts.state.control("status"), hosts.loaded_there()
+    model = affine(artifacts, "lacking")
+    first, last = model.pipelines[0].stages
+    stages = (first, replace(last, artifact="not-built-there"))
+    pipeline = replace(model.pipelines[0], stages=stages)
+    bad = replace(plan(replace(model, pipelines=(pipeline,))), plan_id="bad")
+    steps: list[StepDone] = []
+    with pytest.raises(ServerError, match="not-built-there of plan bad is not here"):
+        migrate(hosts.gateway, bad, steps.append)
+    assert [step.step for step in steps] == [Step.ABORT]
+    after = hosts.state.control("status"), hosts.loaded_there()
+    assert after[0]["plan_id"] == before[0]["plan_id"]
+    assert (after[0]["state"], after[0]["prepared"], after[1]) == ("serving", None, before[1])
+    assert hosts.files_there() == before[1]
+
+
+def test_a_rollout_cut_off_is_cleared_up_on_every_host(hosts: TwoHosts, artifacts: Path) -> None:
+    """As if its process had been killed once everything was loaded."""
+    state = hosts.state
+    served, before = state.control("status"), hosts.loaded_there()
+    following = replace(plan(affine(artifacts, "third")), plan_id="cut-off")
+    folder = hosts.gateway / "generations" / str(served["generation"])
+    old = Plan.from_dict(json.loads((folder / "plan.json").read_text()))
+    elsewhere = OtherHosts.of(state)
+    elsewhere.adopt(old, served["generation"], following, 77)
+    elsewhere.load(following, 77)
+    assert hosts.loaded_there() == {*before, node_model("SLOW", 77)}
+    assert recover(hosts.gateway) == served["plan_id"]
+    assert hosts.loaded_there() == hosts.files_there() == before
+    assert hosts.right("second")
+
+
+def test_a_plan_on_a_host_that_is_not_served_needs_a_restart(
+    hosts: TwoHosts, artifacts: Path
+) -> None:
+    moved = plan(affine(artifacts, "moved"))
+    groups = (moved.cluster.nodes[0], replace(moved.cluster.nodes[1], host="10.1.2.3"))
+    moved = replace(moved, plan_id="moved", cluster=replace(moved.cluster, nodes=groups))
+    with pytest.raises(InputError, match=r"node SLOW: is at 10.1.2.3, but is served at"):
+        migrate(hosts.gateway, moved)
 
 
 def test_nodes_elsewhere_are_not_in_the_gateways_repository(tmp_path: Path) -> None:

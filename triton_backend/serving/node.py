@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 from triton_backend.core.errors import InputError
 from triton_backend.engines.clock import Clock
+from triton_backend.serving.adopting import adopt, forget
 from triton_backend.serving.direct import read_tensors, run_stage, write_tensors
 from triton_backend.serving.gpus import NodeGpus
 from triton_backend.serving.health import HealthBoard
@@ -42,10 +43,15 @@ class _Process:
 
 
 class Node:
-    """The workers of one node, between `start` and `stop`."""
+    """The workers of one node, between `start` and `stop`.
 
-    def __init__(self, deployment: Deployment, name: str, clock: Clock) -> None:
+    Args:
+        model: name of its Triton model, like which those of later plans are made.
+    """
+
+    def __init__(self, deployment: Deployment, name: str, clock: Clock, *, model: str = "") -> None:
         self.name = name
+        self._model = model
         self._deployment = deployment
         self._clock = clock
         self._board = HealthBoard.open(deployment, name)
@@ -87,10 +93,10 @@ class Node:
         }
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request in JSON: `{"command": "infer", …}`, else the status.
+        """Answer one request in JSON: `{"command": "infer" | "adopt" | "forget", …}`, else status.
 
         Raises:
-            InputError: no JSON object, or a direct run that cannot be.
+            InputError: no JSON object, or what is asked cannot be done.
         """
         try:
             asked = json.loads(request)
@@ -99,7 +105,15 @@ class Node:
         if not isinstance(asked, dict):
             raise InputError("node request", "is not a JSON object")
         fields = cast("dict[str, Any]", asked)
-        return self.infer(fields) if fields.get("command") == "infer" else self.status()
+        match fields.get("command"):
+            case "infer":
+                return self.infer(fields)
+            case "adopt":
+                return adopt(self._deployment.settings, self._model, fields)
+            case "forget":
+                return forget(self._deployment.settings, fields)
+            case _:
+                return self.status()
 
     def infer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A direct run of a stage on the first of its vGPUs here.

@@ -49,6 +49,7 @@ class ServeSettings:
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
         base_port: first of the TCP ports used when there are several hosts.
+        host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
     """
 
     system: str
@@ -69,6 +70,7 @@ class ServeSettings:
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     gateway_host: str = "127.0.0.1"
     base_port: int = 18_500
+    host_http_port: int = 8000
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -255,7 +255,7 @@ class NodeModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the workers."""
-        self._node = Node(self.deployment, self.parameters["node"], self.clock)
+        self._node = Node(self.deployment, self.parameters["node"], self.clock, model=self.name)
         self._node.start()
 
     def end(self) -> None:
