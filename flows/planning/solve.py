@@ -21,23 +21,29 @@ _SEED = 0
 class Limits:
     """When an integer program may stop: proof within `relative_gap`, nodes, seconds.
 
-    `cutoff` is a score that solutions of interest exceed; -infinity where none is known.
+    `cutoff` is a score that solutions of interest exceed, -infinity where none is known; a
+    solution of the score `enough` ends the search.
     """
 
     relative_gap: float
     nodes: int
     seconds: float | None = None
     cutoff: float = -np.inf
+    enough: float = np.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Best solution found (None where there is none), and a bound no solution exceeds."""
+    """Best solution found (None where there is none), and a bound no solution exceeds.
+
+    `nodes` and `iterations` (of the simplex method) tell the effort, the same on every machine.
+    """
 
     values: NDArray[Any] | None
     bound: float
     status: str
     nodes: int
+    iterations: int
     note: str | None = None
 
 
@@ -113,6 +119,8 @@ def _with_highs(program: Program, limits: Limits) -> Answer:
     highs.setOptionValue("mip_max_nodes", limits.nodes)
     if np.isfinite(limits.cutoff):
         highs.setOptionValue("objective_bound", -limits.cutoff)  # of the negated, minimised form
+    if np.isfinite(limits.enough):
+        highs.setOptionValue("objective_target", limits.enough)
     if limits.seconds is not None:
         highs.setOptionValue("time_limit", limits.seconds)
     highs.run()
@@ -125,6 +133,7 @@ def _with_highs(program: Program, limits: Limits) -> Answer:
         bound=-np.inf if infeasible else float(info.mip_dual_bound),
         status=status.lower(),
         nodes=int(info.mip_node_count),
+        iterations=int(info.simplex_iteration_count),
     )
 
 
@@ -160,13 +169,15 @@ def _limit_gurobi(model: Any, limits: Limits) -> None:
     model.Params.NodeLimit = limits.nodes
     if np.isfinite(limits.cutoff):
         model.Params.Cutoff = limits.cutoff
+    if np.isfinite(limits.enough):
+        model.Params.BestObjStop = limits.enough
     if limits.seconds is not None:
         model.Params.TimeLimit = limits.seconds
 
 
 def _gurobi_answer(model: Any, x: Any) -> Answer:
     names = {2: "optimal", 3: "infeasible", 4: "infeasible", 6: "infeasible"}
-    names |= {8: "solution limit reached", 9: "time limit reached"}
+    names |= {8: "solution limit reached", 9: "time limit reached", 15: "enough"}
     status = names.get(model.Status, f"gurobi status {model.Status}")
     bound = -np.inf if status == "infeasible" else float(model.ObjBound)
     return Answer(
@@ -174,6 +185,7 @@ def _gurobi_answer(model: Any, x: Any) -> Answer:
         bound=bound,
         status=status,
         nodes=int(model.NodeCount),
+        iterations=int(model.IterCount),
     )
 
 
