@@ -27,6 +27,10 @@ _READ_BYTES = 1 << 17
 _PAYLOAD_PATIENCE_SECONDS = 5.0
 _WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
+# A host that is cut off says nothing at all: both ends give the connection up after a few seconds,
+# so that neither waits for the other (or for TCP's growing pauses) when the host is back.
+_SILENCE_SECONDS = 4
+_PROBE_SECONDS = 1
 
 
 class Owner(Protocol):
@@ -49,6 +53,16 @@ class Owner(Protocol):
             FrameError: the payload is not wanted.
         """
         ...
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """End a TCP connection whose peer acknowledges nothing."""
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _SILENCE_SECONDS // _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)
 
 
 class Connection:
@@ -74,6 +88,8 @@ class Connection:
         sock.settimeout(0)
         if sock.family == socket.AF_UNIX:  # a size set by hand would end TCP's own tuning
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        else:
+            _notice_silence(sock)
 
     def fileno(self) -> int:
         """The descriptor polled."""
