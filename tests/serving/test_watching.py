@@ -223,3 +223,21 @@ def test_the_end_of_a_process_wakes_its_watcher() -> None:
     assert watch.wait(0) == []
     watch.watch(process.pid)
     assert watch.wait(0) == []
+
+
+def test_short_slices_are_asked_for_a_process_and_its_threads() -> None:
+    code = """
+import threading
+from pathlib import Path
+from triton_backend.serving.slices import SLICE_NS, ask_for_short_slices
+taken = ask_for_short_slices()
+def slice_ns():
+    lines = Path("/proc/thread-self/sched").read_text().splitlines()
+    return next((int(line.split()[-1]) for line in lines if line.startswith("se.slice")), None)
+told = []
+thread = threading.Thread(target=lambda: told.append(slice_ns()))
+thread.start()
+thread.join()
+assert not taken or told[0] in {None, SLICE_NS}, told
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

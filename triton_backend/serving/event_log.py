@@ -28,9 +28,11 @@ class EventLog:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock = clock
         self._lines = RollingLines(folder, "events", clock.now_us())
+        self._items: list[Event | Decision | Refused] = []
 
     def header(self, deployment: Deployment, now_us: int, *, rollout: bool) -> None:
         """From here on this plan: of a new scheduler, or of the same one by a rollout."""
+        self.settle()
         self._lines.write(
             json.dumps(
                 {
@@ -47,15 +49,23 @@ class EventLog:
         )
 
     def write(self, item: Event | Decision | Refused) -> None:
-        """One event or decision."""
-        self._lines.write(to_line(item))
+        """Note one event or decision; nobody waits for its line."""
+        self._items.append(item)
+
+    def settle(self) -> None:
+        """Make lines of what was noted: for the time after the letters are posted."""
+        items, self._items = self._items, []
+        for item in items:
+            self._lines.write(to_line(item))
 
     def flush(self) -> None:
         """Write what is buffered."""
+        self.settle()
         self._lines.flush()
 
     def close(self) -> None:
         """Flush and close."""
+        self.settle()
         self._lines.close()
 
 

@@ -242,10 +242,10 @@ class FrontService:
             return
 
         def sent() -> None:
-            self._batches.give_back(batch)
-            self._hub.wake()
+            if self._batches.give_back(batch):
+                self._hub.wake()
 
-        self._ledger.answer(batch, sent)
+        self._ledger.answer(batch, idle=self._hub.idle, sent=sent)
 
     def _failed(self, batch_id: int, data: dict[str, Any]) -> None:
         batch = self._batches.take(batch_id)

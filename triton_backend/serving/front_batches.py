@@ -49,14 +49,18 @@ class Batch:
     slot: int
     dispatched_us: int
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of its outputs."""
+        return self.generation.segment.layout.payload_bytes(self.samples)
+
     def fits(self, header: Header, body: AnswerBody) -> bool:
         """Whether an answer is to this batch."""
-        layout = self.generation.segment.layout
         return (
             header.plan_tag == self.generation.deployment.tag
             and body.answer_slot == self.slot
             and body.samples == self.samples
-            and header.payload_bytes == layout.payload_bytes(self.samples)
+            and header.payload_bytes == self.payload_bytes
         )
 
     def pieces(self) -> list[memoryview]:
@@ -242,9 +246,14 @@ class FrontBatches:
         while generation.held and generation.slots.free:
             self._gather(generation, *generation.held.popleft(), now_us)
 
-    def give_back(self, batch: Batch) -> None:
-        """All replies from its slot are sent; from any thread, `take_back` frees it."""
+    def give_back(self, batch: Batch) -> bool:
+        """All replies from its slot are sent; from any thread, `take_back` frees it.
+
+        Returns:
+            whether a dispatch waits for a slot, so that `take_back` should be called soon.
+        """
         self._sent.put(batch)
+        return bool(batch.generation.held)
 
     def take_back(self, now_us: int) -> None:
         """Free the slots that reply threads are done with."""

@@ -20,6 +20,9 @@ from triton_backend.serving.front_requests import (
 )
 from triton_backend.serving.wire import DROP_REASONS, DropBody
 
+# A larger answer would keep the thread that polls for more than half a millisecond.
+SENT_AT_ONCE_BYTES = 1 << 16
+
 
 class Ledger:
     """Requests of one model by number, oldest first."""
@@ -93,8 +96,14 @@ class Ledger:
         self._log.note(request, reason)
         self._replies.put(request, dropped(self._model, request, body))
 
-    def answer(self, batch: Batch, sent: Callable[[], None]) -> None:
-        """Answer the requests of a batch; `sent` is called when the last reply has left its slot."""
+    def answer(self, batch: Batch, *, idle: Callable[[], bool], sent: Callable[[], None]) -> None:
+        """Answer the requests of a batch with its outputs.
+
+        Args:
+            batch: its outputs are in its slot.
+            idle: whether the calling thread has nothing else to do, and may send a reply itself.
+            sent: called when the last reply has left the slot; from any thread.
+        """
         now_us = self._clock.now_us()
         live = [
             (request, outputs)
@@ -103,10 +112,13 @@ class Ledger:
         ]
         if not live:
             sent()
+            return
+        alone = len(live) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES and idle()
+        reply = self._replies.send if alone else self._replies.put
         pending = Pending(len(live), sent)
         for request, outputs in live:
             late = now_us > request.deadline_us
             self._counters.answered(now_us - request.arrival_us, late)
             if late or request.trace:
                 self._log.note(request, "late" if late else "served")
-            self._replies.put(request, outputs, pending)
+            reply(request, outputs, pending)

@@ -51,16 +51,19 @@ class Replies:
         """Have a request answered."""
         self._queue.put((request, result, of))
 
+    def send(self, request: Request, result: Arrays | Refusal, of: Pending | None = None) -> None:
+        """Answer a request in the caller's own thread, which is sooner than waking another."""
+        try:
+            request.reply(result)
+        except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
+            _LOG.exception("a reply of %s was not sent", self._model)
+        if of is not None:
+            with self._lock:
+                of.left -= 1
+                last = not of.left
+            if last:
+                of.done()
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            request, result, pending = item
-            try:
-                request.reply(result)
-            except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
-                _LOG.exception("a reply of %s was not sent", self._model)
-            if pending is not None:
-                with self._lock:
-                    pending.left -= 1
-                    last = not pending.left
-                if last:
-                    pending.done()
+            self.send(*item)

@@ -140,6 +140,7 @@ class SchedulerService:
             self.gateway.timer(now_us)
         self._post()
         self._hub.alarm.set(self.gateway.timer_us)
+        self._log.settle()
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
             self.gateway.look(now_us)

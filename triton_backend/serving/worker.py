@@ -28,6 +28,7 @@ from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import dry_run, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
+from triton_backend.serving.slices import ask_for_short_slices
 from triton_backend.serving.wire import (
     FrameError,
     Header,
@@ -251,9 +252,11 @@ class StageWorker:
         finally:
             self._board.idle(self._vgpu)
         end_us = self._gateway_time.now_us()
-        # Told before the next worker can tell of its transfer.
+        if way.last:  # the client waits for the answer, nobody for the report
+            self._onward.send(job, way, end_us)
         self._onward.tell_times(self._scheduler, Kind.STAGE_DONE, job, start_us, end_us)
-        self._onward.send(job, way, end_us)
+        if not way.last:  # told before the next worker can tell of its transfer
+            self._onward.send(job, way, end_us)
 
     def _fail(self, job: Job, reason: str) -> None:
         self._onward.tell_failure(self._scheduler, job, reason)
@@ -266,6 +269,7 @@ def main(arguments: list[str]) -> None:
         format=f"%(asctime)s %(levelname)s worker {vgpu}: %(message)s", level=logging.INFO
     )
     end_with_parent(int(parent))
+    ask_for_short_slices()
     try:
         deployment = Deployment.read(ServeSettings.read(Path(settings_path)), int(generation))
         serve(deployment, int(vgpu))
