@@ -56,6 +56,7 @@ class NodeGroupForm(FileForm):
     nic_gbps: PositiveFloat
     host: str | None = None
     name: str | None = None
+    devices: list[str] | None = None
 
 
 class ClusterForm(FileForm):

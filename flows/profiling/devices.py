@@ -5,9 +5,8 @@ Not here: measuring them (`measure.py`).
 """
 
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,12 +87,33 @@ def list_devices(source: DeviceSource | None = None) -> tuple[Device, ...]:
     return found
 
 
+def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """What a process can be given: GPUs, and instead of a divided GPU each of its slices."""
+    found: list[Device] = []
+    for device in devices:
+        if not (device.mig and device.slices):
+            found.append(device)
+            continue
+        found += [
+            replace(
+                device,
+                name=f"{device.name} {part.profile}",
+                uuid=part.uuid,
+                memory_mib=part.memory_mib,
+                slices=(),
+            )
+            for part in device.slices
+        ]
+    return tuple(found)
+
+
 def propose_cluster(
     devices: Sequence[Device], *, name: str = "cluster", nic_gbps: float | None = None
 ) -> dict[str, Any]:
     """A `cluster.yaml` for one node with these GPUs; a slice of a divided GPU counts as a GPU.
 
-    GPUs of several classes become as many nodes, each with the whole link to itself.
+    GPUs of several classes become as many nodes, each with the whole link to itself. They are
+    named by uuid, because a number says nothing about slices, nor about GPUs of several classes.
 
     Args:
         devices: from `list_devices`.
@@ -102,35 +122,34 @@ def propose_cluster(
     """
     gbps = nic_gbps if nic_gbps is not None else link_gbps() or UNKNOWN_NIC_GBPS
     classes: dict[str, dict[str, Any]] = {}
-    counts: Counter[str] = Counter()
-    for device in devices:
-        for gpu_class, fields in _classes_of(device):
-            classes.setdefault(gpu_class, fields)
-            counts[gpu_class] += 1
+    uuids: dict[str, list[str]] = {}
+    for gpu in usable_gpus(devices):
+        classes.setdefault(gpu.gpu_class, _class_of(gpu))
+        uuids.setdefault(gpu.gpu_class, []).append(gpu.uuid)
     return {
         "name": name,
         "gpu_classes": classes,
         "nodes": [
-            {"count": 1, "gpu_class": gpu_class, "gpus": count, "nic_gbps": gbps}
-            for gpu_class, count in counts.items()
+            {
+                "count": 1,
+                "gpu_class": gpu_class,
+                "gpus": len(mine),
+                "nic_gbps": gbps,
+                "devices": mine,
+            }
+            for gpu_class, mine in uuids.items()
         ],
     }
 
 
-def _classes_of(device: Device) -> list[tuple[str, dict[str, Any]]]:
-    if device.mig and device.slices:
-        return [
-            (
-                f"{device.gpu_class}-{part.profile}",
-                {"vgpu_divisors": [1], "memory_gib": _gib(part.memory_mib)},
-            )
-            for part in device.slices
-        ]
-    divisors = [1] if device.mps == "not installed" else list(range(1, MAX_DIVISOR + 1))
-    fields: dict[str, Any] = {"vgpu_divisors": divisors, "memory_gib": _gib(device.memory_mib)}
-    if device.power_w is not None:
-        fields["power_w"] = device.power_w
-    return [(device.gpu_class, fields)]
+def _class_of(gpu: Device) -> dict[str, Any]:
+    if gpu.mig:
+        return {"vgpu_divisors": [1], "memory_gib": _gib(gpu.memory_mib)}
+    divisors = [1] if gpu.mps == "not installed" else list(range(1, MAX_DIVISOR + 1))
+    fields: dict[str, Any] = {"vgpu_divisors": divisors, "memory_gib": _gib(gpu.memory_mib)}
+    if gpu.power_w is not None:
+        fields["power_w"] = gpu.power_w
+    return fields
 
 
 def _gib(mebibytes: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
-from flows.profiling.devices import Device
+from flows.profiling.devices import Device, usable_gpus
 from flows.profiling.gpu import ProfiledGpu
 from flows.profiling.measure import MeasureLimits, Progress
 from flows.splitting.model import SplitModel
@@ -156,8 +156,9 @@ def device_limits(request: ClassRequest, gpu: Device | None) -> list[str]:
 
 
 def own_gpu(devices: Sequence[Device], gpu_class: str) -> Device | None:
-    """The GPU of this host that is of a class: by its name, else the only one there is."""
-    named = [d for d in devices if gpu_class.lower() in d.name.lower()]
+    """The GPU (or MIG slice) of this host that is of a class: by name, else the only one."""
+    gpus = usable_gpus(devices)
+    named = [gpu for gpu in gpus if gpu_class.lower() in gpu.gpu_class.lower()]
     if named:
         return named[0]
-    return devices[0] if len(devices) == 1 else None
+    return gpus[0] if len(gpus) == 1 else None

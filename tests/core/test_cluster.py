@@ -64,6 +64,21 @@ def test_classes_must_be_known_and_distinct() -> None:
         CLUSTER.gpu_class("Z")
 
 
+def test_gpus_of_a_node_may_be_named_as_cuda_calls_them() -> None:
+    group = NodeGroup(count=1, gpu_class="A", gpus=2, nic_gbps=1, devices=("MIG-a", "MIG-b"))
+    named = Cluster(name="c", gpu_classes=(GpuClass(name="A"),), nodes=(group,))
+    assert Cluster.from_dict(named.to_dict()) == named
+    assert [group.device(gpu) for gpu in (0, 1)] == ["MIG-a", "MIG-b"]
+    assert CLUSTER.nodes[0].device(3) == "3"
+    assert "devices" not in CLUSTER.to_dict()["nodes"][0]
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, ("a", "b")), (1, ("a",)), (1, ("a", "a"))])
+def test_gpu_names_must_be_one_per_gpu_of_one_node(count: int, devices: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="devices"):
+        NodeGroup(count=count, gpu_class="A", gpus=2, nic_gbps=1, devices=devices)
+
+
 def test_node_names_must_be_distinct() -> None:
     group = NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=1, name="same")
     with pytest.raises(InputError, match="node name used twice"):

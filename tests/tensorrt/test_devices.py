@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.profiling.devices import Device, MigSlice, list_devices, mps_state, propose_cluster
+from flows.steps.class_profile import own_gpu
 from tests.fakes import mps_control
 from tests.fakes.devices import ListedDevices
 from triton_backend.core.cluster import Cluster
@@ -57,7 +58,7 @@ def test_machine_with_or_without_driver_is_described_in_one_line() -> None:
 
 
 def test_proposal_is_a_cluster_with_a_node_per_class() -> None:
-    proposal = propose_cluster((L4, replace(L4, index=1), A100), nic_gbps=25.0)
+    proposal = propose_cluster((L4, replace(L4, index=1, uuid="GPU-b"), A100), nic_gbps=25.0)
     assert proposal == {
         "name": "cluster",
         "gpu_classes": {
@@ -65,8 +66,20 @@ def test_proposal_is_a_cluster_with_a_node_per_class() -> None:
             "A100-SXM4-40GB": {"vgpu_divisors": [1], "memory_gib": 40.0},
         },
         "nodes": [
-            {"count": 1, "gpu_class": "L4", "gpus": 2, "nic_gbps": 25.0},
-            {"count": 1, "gpu_class": "A100-SXM4-40GB", "gpus": 1, "nic_gbps": 25.0},
+            {
+                "count": 1,
+                "gpu_class": "L4",
+                "gpus": 2,
+                "nic_gbps": 25.0,
+                "devices": ["GPU-a", "GPU-b"],
+            },
+            {
+                "count": 1,
+                "gpu_class": "A100-SXM4-40GB",
+                "gpus": 1,
+                "nic_gbps": 25.0,
+                "devices": ["GPU-c"],
+            },
         ],
     }
     cluster = Cluster.from_dict(proposal)
@@ -80,12 +93,15 @@ def test_slices_of_a_divided_gpu_are_classes_of_their_own() -> None:
             [("1g.5gb", 4864), ("1g.5gb", 4864), ("3g.20gb", 19968)]
         )
     )
-    cluster = Cluster.from_dict(
-        propose_cluster([replace(A100, mig=True, slices=slices)], nic_gbps=10.0)
-    )
+    divided = replace(A100, mig=True, slices=slices)
+    cluster = Cluster.from_dict(propose_cluster([divided], nic_gbps=10.0))
     assert cluster.gpus("A100-SXM4-40GB-1g.5gb") == 2
     assert cluster.gpus("A100-SXM4-40GB-3g.20gb") == 1
     assert cluster.gpu_class("A100-SXM4-40GB-1g.5gb").vgpu_divisors == (1,)
+    assert [cluster.nodes[0].device(gpu) for gpu in (0, 1)] == ["MIG-0", "MIG-1"]
+    measured_on = own_gpu([divided], "A100-SXM4-40GB-3g.20gb")
+    assert measured_on is not None
+    assert measured_on.uuid == "MIG-2"
 
 
 def test_link_rate_is_never_missing() -> None:

@@ -46,6 +46,14 @@ def test_whole_gpu_needs_no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     gpus.stop()
 
 
+def test_a_mig_slice_is_named_by_its_uuid(tmp_path: Path) -> None:
+    made = deployment(tmp_path, divisor=1)
+    slices = replace(made.plan.cluster.nodes[0], devices=("MIG-a", "MIG-b"))
+    cluster = replace(made.plan.cluster, nodes=(slices, made.plan.cluster.nodes[1]))
+    made = Deployment(made.settings, 1, replace(made.plan, cluster=cluster))
+    assert NodeGpus(made, "FAST").environment(0) == {"CUDA_VISIBLE_DEVICES": "MIG-b"}
+
+
 def test_part_of_a_gpu_runs_under_the_nodes_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,11 @@ class GpuClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """`count` equal nodes. `nic_gbps` is the rate of each node's uplink and of its downlink."""
+    """`count` equal nodes. `nic_gbps` is the rate of each node's uplink and of its downlink.
+
+    `devices`: what CUDA calls the GPUs of a single node, in order: uuids of GPUs or of MIG slices;
+    None where their numbers do.
+    """
 
     count: int
     gpu_class: str
@@ -47,12 +51,26 @@ class NodeGroup:
     nic_gbps: float
     host: str | None = None
     name: str | None = None
+    devices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in ("count", "gpus", "nic_gbps"):
             value = getattr(self, field)
             if not value > 0:
                 raise InputError(f"nodes ({self.gpu_class}).{field}", f"{value} is not positive")
+        if self.devices is not None:
+            self._check_devices(self.devices)
+
+    def _check_devices(self, devices: tuple[str, ...]) -> None:
+        where = f"nodes ({self.gpu_class}).devices"
+        if self.count != 1:
+            raise InputError(where, f"name the GPUs of one node, but count is {self.count}")
+        if len(set(devices)) != self.gpus or len(devices) != self.gpus:
+            raise InputError(where, f"{list(devices)} are not {self.gpus} different GPUs")
+
+    def device(self, gpu: int) -> str:
+        """What CUDA calls GPU number `gpu` of a node of the group."""
+        return str(gpu) if self.devices is None else self.devices[gpu]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +180,7 @@ class Cluster:
             },
             "nodes": [
                 _known(g, ("count", "gpu_class", "gpus", "nic_gbps", "host", "name"))
+                | ({} if g.devices is None else {"devices": list(g.devices)})
                 for g in self.nodes
             ],
         }
@@ -172,7 +191,7 @@ class Cluster:
         classes = tuple(
             _gpu_class(name, fields or {}) for name, fields in data["gpu_classes"].items()
         )
-        nodes = tuple(NodeGroup(**group) for group in data["nodes"])
+        nodes = tuple(map(_node_group, data["nodes"]))
         return cls(name=data.get("name", "cluster"), gpu_classes=classes, nodes=nodes)
 
 
@@ -180,6 +199,12 @@ def _gpu_class(name: str, fields: Mapping[str, Any]) -> GpuClass:
     divisors = tuple(fields.get("vgpu_divisors", (1,)))
     rest = {key: value for key, value in fields.items() if key != "vgpu_divisors"}
     return GpuClass(name=name, vgpu_divisors=divisors, **rest)
+
+
+def _node_group(data: Mapping[str, Any]) -> NodeGroup:
+    fields = dict(data)
+    devices = fields.pop("devices", None)
+    return NodeGroup(**fields, devices=None if devices is None else tuple(devices))
 
 
 def _known(item: object, fields: tuple[str, ...]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class NodeGpus:
         mine = deployment.vgpus_on(node)
         self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
         self._shared = any(deployment.stage_of(v).vgpu_divisor > 1 for v in self._on_gpu)
-        # All GPUs, so that a number means the same GPU to the daemon and to its clients.
+        # All GPUs, so that a number or uuid means the same GPU to the daemon and to its clients.
         self._daemon = MpsDaemon.in_folder(deployment.settings.socket_folder / f"mps-{node}", ())
 
     def start(self) -> None:
@@ -40,7 +40,8 @@ class NodeGpus:
         """Environment of a vGPU's worker, on top of the node's own."""
         if vgpu not in self._on_gpu:
             return {}
-        gpu = str(self._deployment.vgpus[vgpu].slot.gpu)
+        slot = self._deployment.vgpus[vgpu].slot
+        gpu = self._deployment.plan.cluster.node_group_of(slot.node).device(slot.gpu)
         if not self._shared:
             return gpu_environment(gpu)
         return self._daemon.environment(gpu, self._deployment.stage_of(vgpu).vgpu_divisor)
