@@ -229,6 +229,23 @@ def test_an_abort_dispatches_what_waited_under_the_old_plan(
     assert gateway.status()["prepared"] is None
 
 
+def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    rollout(gateway, tmp_path)
+    slo_us = gateway.deployment.plan.models[0].slo_us
+    gateway.flush(30)
+    arrive(gateway, 1, 2, 3, 4, now_us=31)
+    gateway.letters()
+    gateway.look(40)
+    gateway.look(40 + min(99_000, slo_us // 3 - 1))
+    assert gateway.state is State.FLUSHED
+    gateway.look(40 + max(100_000, slo_us // 3))
+    ((_, body),) = dispatches(gateway.letters())
+    assert body.requests == (1, 2, 3, 4)
+    assert (gateway.state, gateway.status()["prepared"]) == (State.SERVING, None)
+
+
 def test_instants_that_go_back_are_told_as_the_last_one(gateway: Gateway) -> None:
     arrive(gateway, 1, now_us=1000)
     arrive(gateway, 2, now_us=500)

@@ -7,7 +7,8 @@ Not here: sockets and timers (`scheduler_service`), what fronts say (`driver_int
 batches by number (`driver_books`), decisions on batches (`core.scheduler`).
 
 States of a rollout: *serving* -> *flushing* (nothing more is dispatched) -> *flushed* (nothing in
-flight) -> swap -> *serving* under the new generation. Abort returns to *serving* at any point.
+flight) -> swap -> *serving* under the new generation. Abort returns to *serving* at any point, and a
+gateway that stays *flushed* aborts by itself: who flushed it has died, and requests are waiting.
 """
 
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from triton_backend.serving.wire import Kind, TimesBody, frame
 TAKE_OUT_EVERY_US = 1_000_000
 # A new scheduler dispatches when all workers have reported, at the latest after this.
 WAKE_US = 1_000_000
+LEAST_FLUSH_LEASE_US = 100_000
 
 
 class Gateway:
@@ -57,6 +59,7 @@ class Gateway:
         self._watch = WorkerWatch(deployment)
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._prepared: Deployment | None = None
+        self._flushed_us: int | None = None  # when that was seen first
         for vgpu in deployment.vgpus:
             self._books.tell(WorkerLost(now_us=self._books.at(now_us), vgpu=vgpu.index))
         # The workers of an earlier life are about to report; what fronts tell again waits for them.
@@ -214,6 +217,7 @@ class Gateway:
         for vgpu in self._watch.overdue(self._books.batches.values(), now_us, up):
             self._renew(vgpu, now_us)
         self._try_drained(now_us)
+        self._end_lonely_flush(now_us)
 
     def _wake(self, now_us: int) -> None:
         """Dispatch from now on: all workers have reported, or had the time to."""
@@ -277,6 +281,15 @@ class Gateway:
         if self.state is State.FLUSHING and not self.in_flight:
             self.state = State.FLUSHED
 
+    def _end_lonely_flush(self, now_us: int) -> None:
+        """Go on where the swap does not come: it follows a flush within milliseconds."""
+        if self.state is not State.FLUSHED:
+            self._flushed_us = None
+        elif self._flushed_us is None:
+            self._flushed_us = now_us
+        elif now_us - self._flushed_us >= _flush_lease_us(self.deployment):
+            self.abort(now_us)
+
     def swap(self, now_us: int) -> None:
         """Go on under the prepared generation.
 
@@ -306,6 +319,12 @@ class Gateway:
         if self.state is not State.SERVING:
             self.state = State.SERVING
             self._books.tell(Resume(now_us=self._books.at(now_us)))
+
+
+def _flush_lease_us(deployment: Deployment) -> int:
+    """A third of the shortest SLO: what waited can still be served in time."""
+    shortest_us = min(model.slo_us for model in deployment.plan.models)
+    return max(shortest_us // 3, LEAST_FLUSH_LEASE_US)
 
 
 def _past(times: TimesBody, now_us: int) -> tuple[int, int]:
