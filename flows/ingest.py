@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from flows.clock import now_utc
+from flows.files import read_cluster
 from flows.parameters import IngestParameters
 from flows.prefect_limits import flow_workspace
 from flows.steps.conditions import Condition, Limits, conditions
@@ -32,7 +33,8 @@ def watch(work: Workspace, parameters: IngestParameters) -> list[Condition]:
         share=parameters.share_shift,
         minutes=parameters.watched_minutes,
     )
-    found = conditions(work, now_utc(), limits)
+    cluster = read_cluster(parameters.cluster) if parameters.cluster else None
+    found = conditions(work, now_utc(), limits, cluster)
     for condition in found:
         emit_event(
             event=condition.event,

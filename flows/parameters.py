@@ -126,6 +126,10 @@ class IngestParameters(Parameters):
     folder: Path | None = Field(
         default=None, description="Serve folder whose event files are read; the project's own."
     )
+    cluster: Path | None = Field(
+        default=None,
+        description="GPUs it has and the served plan's lacks, or the reverse: an event.",
+    )
     watched_minutes: int = Field(
         default=10, ge=1, description="Ended minutes in which the conditions below are looked for."
     )

@@ -13,12 +13,16 @@ from flows.release.admin import ServerError, read_state
 from flows.replanning.decide import share_shift
 from flows.steps.planning import find_plan
 from flows.steps.workspace import Workspace
+from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Plan
 from warehouse.operations import rates_between
 
 ATTAINMENT_LOW = "poolpipe.attainment.low"
 SHARE_SHIFTED = "poolpipe.share.shifted"
 WORKERS_LOST = "poolpipe.workers.lost"
+NODES_ADDED = "poolpipe.nodes.added"
+NODES_REMOVED = "poolpipe.nodes.removed"
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
 MINUTE = timedelta(minutes=1)
 
@@ -47,8 +51,14 @@ class Condition:
     reason: str
 
 
-def conditions(work: Workspace, now: datetime, limits: Limits) -> list[Condition]:
-    """Everything that holds now; nothing where no system is served or measured."""
+def conditions(
+    work: Workspace, now: datetime, limits: Limits, cluster: Cluster | None = None
+) -> list[Condition]:
+    """Everything that holds now; nothing where no system is served or measured.
+
+    `cluster` is what there is now; GPUs that the served plan's cluster lacks, or has beyond it, are
+    a condition.
+    """
     until = now.replace(second=0, microsecond=0)
     with work.open(read_only=True) as warehouse:
         rows = rates_between(warehouse, until - limits.minutes * MINUTE, until)
@@ -61,10 +71,29 @@ def conditions(work: Workspace, now: datetime, limits: Limits) -> list[Condition
     if workers["up"] < workers["total"]:
         text = f"{workers['up']} of {workers['total']} workers are up"
         found.append(Condition(event=WORKERS_LOST, about=str(status["plan_id"]), reason=text))
-    shift = _shift(work, str(status["plan_id"]), rows)
+    try:
+        plan = find_plan(work, str(status["plan_id"]))
+    except InputError:
+        return found
+    shift = _shift(plan, rows)
     if shift > limits.share:
         text = f"{shift:.0%} of the requests belong to other models than planned"
-        found.append(Condition(event=SHARE_SHIFTED, about=str(status["plan_id"]), reason=text))
+        found.append(Condition(event=SHARE_SHIFTED, about=plan.plan_id, reason=text))
+    return found if cluster is None else found + other_nodes(plan, cluster)
+
+
+def other_nodes(plan: Plan, now: Cluster) -> list[Condition]:
+    """What the cluster has more or fewer of than the one that was planned for."""
+    planned = {c.name: plan.cluster.gpus(c.name) for c in plan.cluster.gpu_classes}
+    there = {c.name: now.gpus(c.name) for c in now.gpu_classes}
+    found: list[Condition] = []
+    for event, more, fewer in ((NODES_ADDED, there, planned), (NODES_REMOVED, planned, there)):
+        grown = {n: count - fewer.get(n, 0) for n, count in more.items() if count > fewer.get(n, 0)}
+        if grown:
+            words = ", ".join(f"{count} {name}" for name, count in sorted(grown.items()))
+            side = "not planned for" if event == NODES_ADDED else "planned for but gone"
+            reason = f"GPUs {side}: {words}"
+            found.append(Condition(event=event, about=plan.plan_id, reason=reason))
     return found
 
 
@@ -82,11 +111,7 @@ def low_attainment(rows: Sequence[dict[str, Any]], limits: Limits) -> list[Condi
     return found
 
 
-def _shift(work: Workspace, plan_id: str, rows: Sequence[dict[str, Any]]) -> float:
-    try:
-        plan = find_plan(work, plan_id)
-    except InputError:
-        return 0.0
+def _shift(plan: Plan, rows: Sequence[dict[str, Any]]) -> float:
     names = [model.name for model in plan.models]
     measured = [sum(r["offered_rps"] for r in rows if r["model"] == name) for name in names]
     if 60 * sum(measured) < ENOUGH_REQUESTS:

@@ -1,12 +1,23 @@
 """Reasons to look at the plan before the night."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
-from flows.steps.conditions import ATTAINMENT_LOW, Limits, conditions
+from flows.steps import conditions as module
+from flows.steps.conditions import (
+    ATTAINMENT_LOW,
+    NODES_ADDED,
+    NODES_REMOVED,
+    Limits,
+    conditions,
+    other_nodes,
+)
 from tests.steps.gateway import the_plan, workspace_of
+from triton_backend.core.cluster import Cluster
 from warehouse.operations import ModelMinute, StatisticsFile, add_statistics
 
 NOW = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
@@ -50,3 +61,33 @@ def test_a_model_under_its_target_in_the_minutes_that_ended_is_said(
     found = conditions(work, NOW, Limits(minutes=10))
     assert [condition.reason for condition in found] == reasons
     assert {condition.event for condition in found} <= {ATTAINMENT_LOW}
+
+
+def with_gpus(cluster: Cluster, count: int) -> Cluster:
+    """One node of so many GPUs."""
+    return replace(cluster, nodes=(replace(cluster.nodes[0], count=1, gpus=count, name=None),))
+
+
+def test_gpus_that_came_or_went_since_the_plan_was_made_are_said() -> None:
+    plan = the_plan()
+    (name,) = (c.name for c in plan.cluster.gpu_classes)
+    planned = plan.cluster.gpus(name)
+    assert other_nodes(plan, plan.cluster) == []
+    (added,) = other_nodes(plan, with_gpus(plan.cluster, planned + 2))
+    assert (added.event, added.reason) == (NODES_ADDED, f"GPUs not planned for: 2 {name}")
+    (removed,) = other_nodes(plan, with_gpus(plan.cluster, planned - 1))
+    assert (removed.event, removed.reason) == (
+        NODES_REMOVED,
+        f"GPUs planned for but gone: 1 {name}",
+    )
+
+
+def test_every_event_starts_a_replan_once_the_automation_is_switched_on() -> None:
+    text = (Path(__file__).parents[2] / "prefect.yaml").read_text()
+    (replan,) = (d for d in yaml.safe_load(text)["deployments"] if d["name"] == "replan")
+    emitted = {
+        value
+        for name, value in vars(module).items()
+        if name.isupper() and "poolpipe." in str(value)
+    }
+    assert set(replan["triggers"][0]["expect"]) == emitted
