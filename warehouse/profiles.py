@@ -162,6 +162,16 @@ def measured_cells(warehouse: Warehouse, model_key: str, artifacts: Iterable[str
     return {(r["block"], r["gpu_class"], r["vgpu_divisor"], r["batch"]) for r in rows}
 
 
+def newest_artifacts(warehouse: Warehouse, name: str) -> dict[tuple[str, int], str]:
+    """The artifact of the newest measurement of a model, by (GPU class, block).
+
+    Raises:
+        InputError: no such model.
+    """
+    rows = warehouse.query("newest_artifacts", [find_model(warehouse, name).model_key])
+    return {(row["gpu_class"], row["block"]): row["artifact"] for row in rows}
+
+
 def read_profile(
     warehouse: Warehouse, name: str, classes: Iterable[str] | None = None
 ) -> tuple[ModelProfile, list[str]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -39,6 +39,10 @@ def engines(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The plan with its engines named.")
     ] = Path("plan.json"),
+    precision: Annotated[
+        Literal["fp32", "fp16"] | None,
+        typer.Option(help="Without it what each class was measured in, else fp32."),
+    ] = None,
     library: Library = None,
     capability: Capability = None,
     as_json: AsJson = False,
@@ -58,7 +62,8 @@ def engines(
         library=library, compute_capabilities=pairs("--capability", capability)
     )
     with progress("building engines"):
-        attached = attach_engines(workspace(warehouse), find_plan(plan, warehouse), settings)
+        found = find_plan(plan, warehouse)
+        attached = attach_engines(workspace(warehouse), found, settings, precision)
     write_plan(output, attached)
     if as_json:
         print_json(attached.to_dict())

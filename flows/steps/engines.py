@@ -1,5 +1,6 @@
 """TensorRT engines of a split model: every block, the whole model, or the stages of a plan."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from flows.steps.planning import store_plan
 from flows.steps.prepare import read_split
 from flows.steps.workspace import Workspace
 from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Pipeline, Plan, Stage
-from warehouse.profiles import add_artifact
+from triton_backend.core.plan import Pipeline, Plan
+from triton_backend.engines.base import Artifact
+from warehouse.profiles import add_artifact, newest_artifacts
 
 StageBlocks = tuple[int, int]
-PRECISIONS = ("fp32", "fp16")
+HALF = "fp16"
+PRECISIONS = ("fp32", HALF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +61,14 @@ def engine_step(
     split: SplitModel,
     classes: Sequence[str],
     options: EngineOptions,
-    chains: Sequence[Sequence[StageBlocks]] | None = None,
 ) -> BuildReport:
-    """Build or find engines for GPU classes, and store which artifact runs which blocks.
+    """Build or find engines of all blocks and the whole model; store which runs which blocks.
 
     Args:
         work: where artifacts and the warehouse are.
         split: the model.
         classes: GPU classes to build for.
         options: batches and precision.
-        chains: stages [first, last), each chain covering the model; None: blocks and the whole.
 
     Returns:
         what was built, was there, and could not be built; a plan must leave out the last.
@@ -75,24 +76,43 @@ def engine_step(
     Raises:
         InputError: TensorRT is not installed, or the model cannot be had in fp16.
     """
-    places: dict[str, StageBlocks] = {}
+    chains = [
+        [Place(blocks, tuple(classes), options.precision) for blocks in chain]
+        for chain in blocks_and_whole(split)
+    ]
+    return _build(work, split, chains, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stage [first, last), and the GPU classes and precision that it is wanted for."""
+
+    blocks: StageBlocks
+    classes: tuple[str, ...]
+    precision: str
+
+
+def _build(
+    work: Workspace, split: SplitModel, chains: Sequence[Sequence[Place]], options: EngineOptions
+) -> BuildReport:
+    """Build chains of stages, each covering the model."""
+    blocks_of: dict[str, StageBlocks] = {}
     requests: list[EngineRequest] = []
-    for chain in chains if chains is not None else blocks_and_whole(split):
-        files, notes = _stage_files(split, chain, options.precision)
-        for blocks, file in zip(chain, files, strict=True):
-            name = stage_name(split, blocks)
-            places[name] = blocks
+    for chain in chains:
+        for place, (file, notes) in zip(chain, _stage_files(split, chain), strict=True):
+            name = stage_name(split, place.blocks)
+            blocks_of[name] = place.blocks
             requests += [
                 EngineRequest(
                     stage=name, onnx=file, gpu_class=c, batches=options.batches, notes=notes
                 )
-                for c in classes
+                for c in place.classes
             ]
     report = build_engines(requests, work.state.artifacts, options.settings)
     now = now_utc()
     with work.open() as warehouse:
         for result in report.results:
-            place = (*places[result.request.stage], result.request.gpu_class)
+            place = (*blocks_of[result.request.stage], result.request.gpu_class)
             add_artifact(warehouse, result.key, split.key, place, RUNTIME, now)
     return report
 
@@ -102,22 +122,33 @@ def stage_name(split: SplitModel, blocks: StageBlocks) -> str:
     return f"{split.name} blocks [{blocks[0]}, {blocks[1]})"
 
 
-def _stage_files(
-    split: SplitModel, chain: Sequence[StageBlocks], precision: str
-) -> tuple[list[Path], Mapping[str, Any]]:
-    files = [extract_stage(split, first, last) for first, last in chain]
-    if precision == "fp32":
-        return files, {}
+def _stage_files(split: SplitModel, chain: Sequence[Place]) -> list[tuple[Path, Mapping[str, Any]]]:
+    """The ONNX file of every stage in its precision, with what is to be noted of it."""
+    files = [extract_stage(split, *place.blocks) for place in chain]
+    if not any(place.precision == HALF for place in chain):
+        return [(file, {}) for file in files]
     # Which boundaries there are decides which tensors are fp16: a folder per way to cut.
-    cuts = "-".join(str(first) for first, _ in chain)
+    cuts = "-".join(str(place.blocks[0]) for place in chain)
     converted = convert_chain(files, split.folder / "fp16" / cuts)
-    return list(converted.stages), {"precision_loss": converted.loss.to_dict()}
+    notes = {"precision_loss": converted.loss.to_dict()}
+    return [
+        (half, notes) if place.precision == HALF else (file, {})
+        for place, file, half in zip(chain, files, converted.stages, strict=True)
+    ]
 
 
-def attach_engines(work: Workspace, plan: Plan, settings: EngineSettings) -> Plan:
-    """The same plan with an fp32 engine named for every stage; stored under its new id.
+def attach_engines(
+    work: Workspace, plan: Plan, settings: EngineSettings, precision: str | None = None
+) -> Plan:
+    """The same plan with an engine named for every stage; stored under its new id.
 
     Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to its own.
+
+    Args:
+        work: where artifacts and the warehouse are.
+        plan: what is to be served; its boundaries stay as they were planned.
+        settings: library, cards, limits.
+        precision: `fp32` or `fp16`; None is, stage by stage, what its class was measured in.
 
     Raises:
         InputError: a model was never split here, or an engine cannot be built.
@@ -126,8 +157,8 @@ def attach_engines(work: Workspace, plan: Plan, settings: EngineSettings) -> Pla
         replace(
             model,
             pipelines=tuple(
-                _with_engines(work, read_split(work, model.name), pipeline, settings)
-                for pipeline in model.pipelines
+                _with_engines(work, read_split(work, model.name), p, settings, precision)
+                for p in model.pipelines
             ),
         )
         for model in plan.models
@@ -139,17 +170,41 @@ def attach_engines(work: Workspace, plan: Plan, settings: EngineSettings) -> Pla
 
 
 def _with_engines(
-    work: Workspace, split: SplitModel, pipeline: Pipeline, settings: EngineSettings
+    work: Workspace,
+    split: SplitModel,
+    pipeline: Pipeline,
+    settings: EngineSettings,
+    precision: str | None,
 ) -> Pipeline:
     options = EngineOptions(batches=batches_up_to(pipeline.batch), settings=settings)
+    measured = measured_precisions(work, split)
+    chain = [
+        Place(s.blocks, (s.gpu_class,), precision or measured.get(s.gpu_class, PRECISIONS[0]))
+        for s in pipeline.stages
+    ]
+    report = _build(work, split, [chain], options)
+    if report.failures:
+        raise InputError(f"engine of {split.name!r}", str(report.failures[0]))
+    keys = {(r.request.stage, r.request.gpu_class): r.key for r in report.results}
+    stages = tuple(
+        replace(stage, artifact=keys[stage_name(split, stage.blocks), stage.gpu_class])
+        for stage in pipeline.stages
+    )
+    return replace(pipeline, stages=stages)
 
-    def built(stage: Stage) -> Stage:
-        report = engine_step(work, split, [stage.gpu_class], options, [[stage.blocks]])
-        if report.failures:
-            raise InputError(f"engine of {split.name!r}", str(report.failures[0]))
-        return replace(stage, artifact=report.results[0].key)
 
-    return replace(pipeline, stages=tuple(map(built, pipeline.stages)))
+def measured_precisions(work: Workspace, split: SplitModel) -> dict[str, str]:
+    """Precision of the engines that a model was last measured with, by GPU class."""
+    with work.open(read_only=True) as warehouse:
+        artifacts = newest_artifacts(warehouse, split.name)
+    found: dict[str, str] = {}
+    for (gpu_class, _), key in artifacts.items():
+        with contextlib.suppress(InputError):  # it is no longer here
+            options = Artifact.read(work.state.artifacts / key).options
+            # Stages at the model's ends carry clients' fp32 too: `fp16+fp32`.
+            if HALF in str(options.get("precision", "")).split("+"):
+                found[gpu_class] = HALF
+    return found
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:

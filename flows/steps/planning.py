@@ -12,6 +12,7 @@ from flows.planning.decode import plan_identity
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.release.admin import read_state
+from flows.steps.boundaries import as_measured
 from flows.steps.prepare import build_stages, read_split
 from flows.steps.workspace import Workspace
 from triton_backend.core.cluster import Cluster
@@ -34,7 +35,7 @@ class Planned:
 def load_profiles(
     work: Workspace, cluster: Cluster, workload: Workload
 ) -> tuple[dict[str, ModelProfile], list[str]]:
-    """Profiles of the workload's models on the cluster's classes.
+    """Profiles of the workload's models on the cluster's classes, boundaries as measured.
 
     Raises:
         InputError: a model is not in the warehouse or was not profiled on any of the classes.
@@ -42,7 +43,11 @@ def load_profiles(
     names = [model.name for model in workload.models]
     classes = [gpu_class.name for gpu_class in cluster.gpu_classes]
     with work.open(read_only=True) as warehouse:
-        return read_profiles(warehouse, names, classes)
+        profiles, warnings = read_profiles(warehouse, names, classes)
+        for name in names:
+            profiles[name], more = as_measured(work, warehouse, profiles[name])
+            warnings += more
+        return profiles, warnings
 
 
 def plan_step(
