@@ -246,7 +246,7 @@ def throughput(port: int, seconds: int) -> tuple[list[Figure], dict[str, Any]]:
     figures = [
         Figure(
             name="requests/s, wrk over HTTP",
-            value=http and http["rps"],
+            value=None if http is None else http["rps"],
             unit="1/s",
             least=HTTP_TARGET_RPS,
         ),

@@ -38,6 +38,8 @@ from triton_backend.serving.wire import (
 )
 
 TICK_US = 15_000
+# Longer than tensors for a host that does not take them are waited for (`hub_connection`).
+POLL_PATIENCE_US = 7_000_000
 FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.BEAT})
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class FrontService:
         self._batches.add(deployment)
         self._watch = RequestWatch(self._ledger, clock, self._cancel)
         self._scheduler: Connection | None = None
+        self._polled_us = clock.now_us()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"front-{model}", daemon=True)
 
@@ -98,6 +101,12 @@ class FrontService:
         """The model in the generation being served (the last one that had it)."""
         return self._plan_now
 
+    def alive_us(self) -> int:
+        """When both its threads last ran; the one that polls may wait for a host that is cut off."""
+        if self._clock.now_us() - self._polled_us > POLL_PATIENCE_US:
+            return self._polled_us
+        return self._watch.looked_us
+
     # The caller's thread
 
     def submit(self, request: Request) -> None:
@@ -118,7 +127,7 @@ class FrontService:
             try:
                 now_us = self._clock.now_us()
                 self._hub.poll(max(next_tick_us - now_us, 0) / 1e6)
-                now_us = self._clock.now_us()
+                self._polled_us = now_us = self._clock.now_us()
                 self._batches.take_back(now_us)
                 if now_us >= next_tick_us:
                     next_tick_us = now_us + TICK_US

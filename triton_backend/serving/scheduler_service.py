@@ -46,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """Runs in its own thread between `start` and `stop`."""
+    """Runs in its own thread between `start` and `stop`; `alive_us` is when that thread last ran."""
 
     def __init__(self, settings: ServeSettings, deployment: Deployment, clock: Clock) -> None:
         self._settings = settings
@@ -64,6 +64,7 @@ class SchedulerService:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_beat_us = now_us
         self._next_look_us = now_us
+        self.alive_us = now_us
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -129,7 +130,7 @@ class SchedulerService:
     def _round(self) -> None:
         now_us = self._clock.now_us()
         rang = self._hub.poll(max(self._next_beat_us - now_us, 0) / 1e6)
-        now_us = self._clock.now_us()
+        self.alive_us = now_us = self._clock.now_us()
         while not self._calls.empty():
             function, future = self._calls.get()
             try:

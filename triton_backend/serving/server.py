@@ -33,6 +33,7 @@ from triton_backend.engines.clock import SystemClock
 from triton_backend.serving.access import TOKEN_HEADER, Access, reached_at
 from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.memory import remove_segments
+from triton_backend.serving.pulse import PulseReader
 from triton_backend.serving.server_command import (
     EXIT_TIMEOUT_SECONDS,
     Ports,
@@ -48,7 +49,6 @@ READY_SECONDS = 120
 MOST_RESTARTS = 5
 HTTP_OK = 200
 RETRY_SECONDS = 1.0
-SILENT_US = 8_000_000  # of a model's stub, which beats every second
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,6 +61,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
         self._deaths = DeathWatch()
+        self._pulses = PulseReader(SystemClock())
         self._stopping = threading.Event()
         self._state_path = settings.folder / STATE_NAME
 
@@ -138,15 +139,17 @@ class Supervisor:
             return
         pids = self._settings.folder / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
-            with contextlib.suppress(OSError, ValueError):
-                pid, beat_us = map(int, file.read_text().split())
-                self._deaths.watch(pid)
-                silent_us = SystemClock().now_us() - beat_us
-                if silent_us > SILENT_US and _alive(pid):
-                    _LOG.warning("%s is killed: silent for %d ms", file.name, silent_us // 1000)
-                    os.kill(pid, signal.SIGKILL)
-                if silent_us > SILENT_US or not _alive(pid):
-                    self._heal(file)
+            seen = self._pulses.look(file)
+            if seen is None:
+                continue
+            self._deaths.watch(seen.pid)
+            if seen.complaint is None:
+                continue
+            _LOG.warning("the process of %s: %s", file.name, seen.complaint)
+            if seen.alive:
+                with contextlib.suppress(OSError):
+                    os.kill(seen.pid, signal.SIGKILL)
+            self._heal(file)
 
     def _heal(self, file: Path) -> None:
         """Load a model whose stub died anew, under the next restart number.
@@ -170,7 +173,7 @@ class Supervisor:
         written = config.with_suffix(".new")
         written.write_text(text)
         written.replace(config)
-        _LOG.warning("the stub of %s died; the model is loaded anew", file.name)
+        _LOG.warning("%s is loaded anew", file.name)
         code = self._http("POST", f"/v2/repository/models/{file.name}/load", b"{}")
         if code != HTTP_OK:
             _LOG.warning("%s was not loaded (HTTP %d), tried again soon", file.name, code)
@@ -229,14 +232,6 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 if pid != mine and os.getpgid(pid) == mine:
                     os.kill(pid, signal.SIGKILL)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def main(arguments: list[str] | None = None) -> int:

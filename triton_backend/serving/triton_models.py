@@ -10,7 +10,6 @@ import gc
 import hmac
 import json
 import logging
-import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -34,6 +33,7 @@ from triton_backend.serving.metrics import (
     node_values,
 )
 from triton_backend.serving.node import Node
+from triton_backend.serving.pulse import Pulse
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 from triton_backend.serving.slices import ask_for_short_slices
 
@@ -49,7 +49,7 @@ def _parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Model(ABC):
-    """What the three models share: settings, a pid file for the supervisor, published metrics."""
+    """What the three models share: settings, a pulse for the supervisor, published metrics."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the settings and start the service."""
@@ -66,14 +66,12 @@ class _Model(ABC):
         generation = int(self.parameters["generation"])
         self.deployment = Deployment.read(self.settings, generation)
         self.name = args["model_name"]
-        pids = self.settings.folder / "pids"
-        pids.mkdir(exist_ok=True)
-        self._pid_file = pids / self.name
+        self._pulse = Pulse(self.settings.folder / "pids" / self.name, self.alive_us)
         self.begin()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
         gc.freeze()
-        self._beat()
+        self._pulse.start()
         self._stopping = threading.Event()
         self._publishing = threading.Thread(target=self._publish, daemon=True)
         self._publishing.start()
@@ -81,26 +79,15 @@ class _Model(ABC):
     def _publish(self) -> None:
         publisher = Publisher(_family)
         while not self._stopping.wait(PUBLISH_SECONDS):
-            try:
+            with contextlib.suppress(TimeoutError):
                 publisher.publish(self.values())
-            except TimeoutError:
-                continue  # the service hangs: without a beat the supervisor ends this process
-            self._beat()
-
-    def _beat(self) -> None:
-        """Tell the supervisor who we are and that we were well just now."""
-        with contextlib.suppress(OSError):
-            self._pid_file.write_text(f"{os.getpid()} {self.clock.now_us()}")
 
     def finalize(self) -> None:
         """Stop the service."""
         self._stopping.set()
         self._publishing.join(timeout=2)
         self.end()
-        with contextlib.suppress(OSError):
-            # A newer load of the same model may have written its own.
-            if self._pid_file.read_text().startswith(f"{os.getpid()} "):
-                self._pid_file.unlink()
+        self._pulse.stop()
 
     @abstractmethod
     def begin(self) -> None:
@@ -113,6 +100,10 @@ class _Model(ABC):
     @abstractmethod
     def values(self) -> Values:
         """What is published now."""
+
+    def alive_us(self) -> int:
+        """The last instant at which all that requests depend on was seen to run."""
+        return self.clock.now_us()
 
 
 def _family(name: str, description: str, kind: str) -> Any:
@@ -131,6 +122,10 @@ class FrontModel(_Model):
     def end(self) -> None:
         """Refuse what waits and stop."""
         self._service.stop()
+
+    def alive_us(self) -> int:
+        """Of the front's threads."""
+        return self._service.alive_us()
 
     def values(self) -> Values:
         """Requests by outcome."""
@@ -246,6 +241,10 @@ class ControlModel(_JsonModel):
     def end(self) -> None:
         """Stop the scheduler."""
         self._service.stop()
+
+    def alive_us(self) -> int:
+        """Of the scheduler's thread."""
+        return self._service.alive_us
 
     def values(self) -> Values:
         """Queues, batches, pools."""
