@@ -15,40 +15,27 @@ Tried and lost: see `core/README.md`.
 """
 
 from triton_backend.core.compiled import FAR, NONE, kernel
-from triton_backend.core.policies.reservation import largest_in_time, last_moment
-from triton_backend.core.probe import commit, probe
-from triton_backend.core.queues import drop, make_batch
-from triton_backend.core.tables import DEADLINE, MORE, SETTLED, Tables
+from triton_backend.core.policies.line import give_up, largest_in_time, out_of_room, send, waits
+from triton_backend.core.probe import probe
+from triton_backend.core.tables import MORE, SETTLED, Tables
 
 
 @kernel
 def decide(tables: Tables, model: int) -> int:
     """Dispatch, drop or wait for one model's line at `now_us`; `SETTLED` or `MORE`."""
     queue = tables.queues[model]
-    counts = tables.counts[0]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
-        if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
+        if out_of_room(tables):
             return MORE
-        head = queue["first"]
         pipeline = _choose(tables, model)
-        size = largest_in_time(tables, model, pipeline) if pipeline != NONE else 0
-        if size == 0:
-            finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
-            drop(tables, head, DEADLINE, finish)
-        elif size < tables.topology.pipeline_batch[pipeline] and _hinders(tables, pipeline):
-            drop(tables, head, DEADLINE, tables.quotes[pipeline]["finish_us"])
-        elif size > queue["samples"] and queue["expired"] != tables.requests[head]["sequence"]:
-            queue["timer_us"] = last_moment(tables, model, pipeline)
-            if queue["timer_us"] > counts["now_us"]:
-                return SETTLED
-            queue["timer_us"] = FAR
-            queue["expired"] = tables.requests[head]["sequence"]
+        size = largest_in_time(tables, model, pipeline)
+        if size == 0 or _hinders(tables, pipeline, size):
+            give_up(tables, model, pipeline)
+        elif waits(tables, model, pipeline, size):
+            return SETTLED
         else:
-            size = min(size, queue["samples"])
-            if tables.quotes[pipeline]["samples"] != size:
-                probe(tables, pipeline, size, counts["now_us"])
-            commit(tables, pipeline, make_batch(tables, model, pipeline))
+            send(tables, model, pipeline, size)
     return SETTLED
 
 
@@ -77,7 +64,9 @@ def _choose(tables: Tables, model: int) -> int:
 
 
 @kernel
-def _hinders(tables: Tables, pipeline: int) -> bool:
-    """Whether vGPUs are busy enough that a small batch would cost more than it serves."""
+def _hinders(tables: Tables, pipeline: int, size: int) -> bool:
+    """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves."""
+    if size == tables.topology.pipeline_batch[pipeline]:
+        return False
     probe(tables, pipeline, tables.topology.pipeline_batch[pipeline], tables.counts[0]["now_us"])
     return tables.quotes[pipeline]["wait_us"] > 0

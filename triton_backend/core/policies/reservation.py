@@ -13,44 +13,35 @@ its size is the longest run of whole requests that fits.
 """
 
 from triton_backend.core.compiled import FAR, NONE, kernel
-from triton_backend.core.probe import commit, probe
-from triton_backend.core.queues import drop, make_batch, prefix
-from triton_backend.core.tables import DEADLINE, MORE, SETTLED, Tables
+from triton_backend.core.policies.line import give_up, largest_in_time, out_of_room, send, waits
+from triton_backend.core.probe import probe
+from triton_backend.core.tables import MORE, SETTLED, Tables
 
 
 @kernel
 def decide(tables: Tables, model: int) -> int:
     """Dispatch, drop or wait for one model's line at `now_us`; `SETTLED` or `MORE`."""
     queue = tables.queues[model]
-    counts = tables.counts[0]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
-        if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
+        if out_of_room(tables):
             return MORE
-        head = queue["first"]
-        pipeline = least_waiting(tables, model, tables.requests[head]["samples"])
-        size = largest_in_time(tables, model, pipeline) if pipeline != NONE else 0
+        pipeline = _least_waiting(tables, model)
+        size = largest_in_time(tables, model, pipeline)
         if size == 0:
-            finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
-            drop(tables, head, DEADLINE, finish)
-        elif size > queue["samples"] and queue["expired"] != tables.requests[head]["sequence"]:
-            queue["timer_us"] = last_moment(tables, model, pipeline)
-            if queue["timer_us"] > counts["now_us"]:
-                return SETTLED
-            queue["timer_us"] = FAR
-            queue["expired"] = tables.requests[head]["sequence"]
+            give_up(tables, model, pipeline)
+        elif waits(tables, model, pipeline, size):
+            return SETTLED
         else:
-            size = min(size, queue["samples"])
-            if tables.quotes[pipeline]["samples"] != size:
-                probe(tables, pipeline, size, counts["now_us"])
-            commit(tables, pipeline, make_batch(tables, model, pipeline))
+            send(tables, model, pipeline, size)
     return SETTLED
 
 
 @kernel
-def least_waiting(tables: Tables, model: int, samples: int) -> int:
-    """The pipeline whose offer for its planned batch waits least; NONE where none can hold it."""
+def _least_waiting(tables: Tables, model: int) -> int:
+    """The pipeline whose offer for its planned batch waits least; NONE where none holds the head."""
     topology = tables.topology
+    samples = tables.requests[tables.queues[model]["first"]]["samples"]
     best = NONE
     least = FAR
     for pipeline in range(topology.model_pipelines[model], topology.model_pipelines[model + 1]):
@@ -62,46 +53,3 @@ def least_waiting(tables: Tables, model: int, samples: int) -> int:
             least = tables.quotes[pipeline]["wait_us"]
             best = pipeline
     return best
-
-
-@kernel
-def largest_in_time(tables: Tables, model: int, pipeline: int) -> int:
-    """Largest batch <= planned that ends by the head's deadline, 0 where none does.
-
-    The pipeline must have just been quoted at its planned batch. Where the line holds the batch,
-    whole requests only. What is answered is what the pipeline was last quoted for.
-    """
-    queue = tables.queues[model]
-    now = tables.counts[0]["now_us"]
-    head = tables.requests[queue["first"]]
-    size = tables.quotes[pipeline]["samples"]
-    while size >= head["samples"]:
-        if size < queue["samples"]:
-            size = prefix(tables, model, size)
-        if now + tables.topology.path_us[pipeline, size] <= head["deadline_us"]:
-            if tables.quotes[pipeline]["samples"] != size:
-                probe(tables, pipeline, size, now)
-            if tables.quotes[pipeline]["finish_us"] <= head["deadline_us"]:
-                return size
-        size -= 1
-    return 0
-
-
-@kernel
-def last_moment(tables: Tables, model: int, pipeline: int) -> int:
-    """Until when a line may wait for one more request: the earlier of two instants.
-
-    One µs after the line with one more sample no longer fits, and the last instant at which the
-    line as it is still fits (they differ where a larger batch takes no longer).
-    """
-    queue = tables.queues[model]
-    now = tables.counts[0]["now_us"]
-    deadline = tables.requests[queue["first"]]["deadline_us"]
-    quote = tables.quotes[pipeline]
-    moment = FAR
-    if now + tables.topology.path_us[pipeline, queue["samples"] + 1] <= deadline:
-        probe(tables, pipeline, queue["samples"] + 1, now)
-        if quote["finish_us"] <= deadline:
-            moment = now + (deadline - quote["finish_us"]) + quote["wait_us"] + 1
-    probe(tables, pipeline, queue["samples"], now)
-    return min(moment, now + max(deadline - quote["finish_us"], 0) + quote["wait_us"])
