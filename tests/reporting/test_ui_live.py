@@ -22,9 +22,11 @@ def metrics(offered: int, **others: float) -> str:
     lines.append(f'poolpipe_latency_ms_bucket{{model="m",le="10"}} {values["served"]}')
     lines.append(f'poolpipe_latency_ms_bucket{{model="m",le="+Inf"}} {values["served"]}')
     lines.append(f'poolpipe_latency_ms_sum{{model="m"}} {5 * values["served"]}')
-    lines.append('poolpipe_pool_vgpus{model="m",gpu_class="fast",stage="0"} 2')
+    lines.append('poolpipe_pool_vgpus{model="m",pipeline="0",gpu_class="fast",stage="0"} 2')
     busy = values.get("busy_us", 0)
-    lines.append(f'poolpipe_stage_busy_us{{model="m",gpu_class="fast",stage="0"}} {busy}')
+    lines.append(
+        f'poolpipe_stage_busy_us{{model="m",pipeline="0",gpu_class="fast",stage="0"}} {busy}'
+    )
     lines.append('poolpipe_plan{plan_id="p1",generation="3"} 1')
     lines.append('poolpipe_rollout_state{state="serving"} 1')
     return "\n".join(lines)
@@ -51,7 +53,7 @@ def test_rates_attainment_and_latency_come_from_the_window() -> None:
     model = now["models"]["m"]
     assert (model["offered_rps"], model["attainment"]) == (10, 0.95)
     assert (model["p50_ms"], model["mean_ms"]) == (5, 5)
-    assert now["pools"] == {"m|fast|0": 0.25}
+    assert now["pools"] == {"m|0|fast|0": 0.25}
     assert now["plan"] == {"plan_id": "p1", "generation": "3"}
     assert now["rollout"] == "serving"
     assert now["drops"] == [{"model": "m", "reason": "deadline", "count": 5}]

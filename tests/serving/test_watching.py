@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ from triton_backend.engines.clock import SystemClock
 from triton_backend.serving import rolling, server, server_command
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.deaths import DeathWatch
+from triton_backend.serving.driver import Gateway
 from triton_backend.serving.event_log import EventLog, read_events, to_line
-from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
+from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
 from triton_backend.serving.memory import remove_segments
-from triton_backend.serving.metrics import METRICS, Publisher, front_values, node_values
+from triton_backend.serving.metrics import (
+    METRICS,
+    Publisher,
+    front_values,
+    gateway_values,
+    node_values,
+)
 from triton_backend.serving.node import Node
 from triton_backend.serving.settings import Deployment
 
@@ -171,15 +179,18 @@ def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
 
 
 def test_latency_buckets_are_cumulative() -> None:
-    counters = FrontCounters()
-    for latency_us, late in ((1_500, False), (40_000, False), (9_000_000, True)):
+    bounds = latency_bounds_ms(100_000)
+    assert (bounds[0], bounds[-1], len(bounds)) == (100 / 32, 400, 29)
+    assert 100 in bounds
+    counters = FrontCounters(bounds)
+    for latency_us, late in ((3_000, False), (100_000, False), (9_000_000, True)):
         counters.answered(latency_us, late)
     values = front_values("m", counters)
     buckets = {
         dict(labels)["le"]: value for (name, labels), value in values.items() if "bucket" in name
     }
-    assert (buckets["1"], buckets["2"], buckets["50"], buckets["+Inf"]) == (0, 1, 2, 3)
-    assert len(buckets) == len(LATENCY_BOUNDS_MS) + 1
+    assert (buckets["3.125"], buckets["84.09"], buckets["100"], buckets["+Inf"]) == (1, 1, 2, 3)
+    assert len(buckets) == len(bounds) + 1
     assert all(name in METRICS for name, _ in values)
 
 
@@ -241,3 +252,21 @@ thread.join()
 assert not taken or told[0] in {None, SLICE_NS}, told
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
+    model = two_stage()
+    twice = replace(model, pipelines=(model.pipelines[0], model.pipelines[0]))
+    deployment = deploy(tmp_path, plan(twice, gpus=2), ServeOptions())
+    gateway = Gateway(deployment, epoch=1, now_us=0, watch=lambda _: None)
+    for vgpu in (0, 3):
+        gateway.counters.busy(deployment, vgpu, 1_000 * (vgpu + 1))
+    values = gateway_values(gateway)
+    pools = {
+        (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value
+        for (name, labels), value in values.items()
+        if "pipeline" in dict(labels)
+    }
+    assert pools["poolpipe_stage_busy_us", "0", "FAST"] == 1_000
+    assert pools["poolpipe_stage_busy_us", "1", "FAST"] == 4_000
+    assert pools["poolpipe_pool_vgpus", "1", "SLOW"] == 2

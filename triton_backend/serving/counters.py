@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton_backend.serving.settings import Deployment
 
@@ -16,16 +16,25 @@ class State(StrEnum):
     FLUSHED = "flushed"
 
 
+class Pool(NamedTuple):
+    """The pool of one stage: model, number of the pipeline in the plan, class, number of the stage."""
+
+    model: str
+    pipeline: int
+    gpu_class: str
+    stage: int
+
+
 @dataclass(slots=True)
 class GatewayCounters:
-    """Running totals since the scheduler started. Keys are model names, classes, drop reasons."""
+    """Running totals since the scheduler started. Keys are model names, pools, drop reasons."""
 
     offered: Counter[str] = field(default_factory=Counter[str])
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
-    busy_us: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
-    stages: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
+    busy_us: Counter[Pool] = field(default_factory=Counter[Pool])
+    stages: Counter[Pool] = field(default_factory=Counter[Pool])
     batches_failed: int = 0
     workers_lost: int = 0
     workers_drained: int = 0
@@ -39,11 +48,11 @@ class GatewayCounters:
         self.samples[model] += samples
 
     def busy(self, deployment: Deployment, vgpu: int, stage_us: int) -> None:
-        """A vGPU was busy for `stage_us`; summed per (model, GPU class, stage) of its pool."""
-        stage = deployment.stage_of(vgpu)
-        key = (deployment.model_of(vgpu).name, stage.gpu_class, deployment.vgpus[vgpu].stage)
-        self.busy_us[key] += stage_us
-        self.stages[key] += 1
+        """A vGPU was busy for `stage_us`; summed per pool."""
+        place, gpu_class = deployment.vgpus[vgpu], deployment.stage_of(vgpu).gpu_class
+        pool = Pool(deployment.model_of(vgpu).name, place.pipeline, gpu_class, place.stage)
+        self.busy_us[pool] += stage_us
+        self.stages[pool] += 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, for the status answer."""
@@ -52,8 +61,8 @@ class GatewayCounters:
             "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
             "batches": dict(self.batches),
             "samples": dict(self.samples),
-            "stage_runs": {f"{m}/{c}/{s}": n for (m, c, s), n in self.stages.items()},
-            "stage_busy_us": {f"{m}/{c}/{s}": n for (m, c, s), n in self.busy_us.items()},
+            "stage_runs": {"/".join(map(str, pool)): n for pool, n in self.stages.items()},
+            "stage_busy_us": {"/".join(map(str, pool)): n for pool, n in self.busy_us.items()},
             "batches_failed": self.batches_failed,
             "workers_lost": self.workers_lost,
             "workers_drained": self.workers_drained,

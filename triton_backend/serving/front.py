@@ -15,7 +15,7 @@ from typing import Any
 from triton_backend.core.plan import ModelPlan
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.front_batches import FrontBatches
-from triton_backend.serving.front_counters import FrontCounters
+from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.front_ledger import Ledger
 from triton_backend.serving.front_requests import Refusal, Request, arrival_frame
 from triton_backend.serving.front_watch import RequestWatch
@@ -51,10 +51,10 @@ class FrontService:
         self, settings: ServeSettings, deployment: Deployment, model: str, clock: Clock
     ) -> None:
         self.model = model
-        self.counters = FrontCounters()
         self._settings = settings
         self._clock = clock
         self._plan_now = deployment.plan.model(model)
+        self.counters = FrontCounters(latency_bounds_ms(self._plan_now.slo_us))
         self._max_waiting = deployment.max_waiting(self._plan_now)
         self._current: Deployment = deployment
         self._ledger = Ledger(model, settings.folder / "logs", clock, self.counters)

@@ -7,8 +7,8 @@ keyed by metric name and labels; a counter is published by what it grew since th
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from triton_backend.serving.counters import State
-from triton_backend.serving.front_counters import LATENCY_BOUNDS_MS, FrontCounters
+from triton_backend.serving.counters import Pool, State
+from triton_backend.serving.front_counters import FrontCounters
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
     from triton_backend.serving.driver import Gateway
@@ -98,7 +98,7 @@ def front_values(model: str, counters: FrontCounters) -> Values:
     for reason, count in dict(counters.dropped).items():
         values["poolpipe_requests_dropped", (*own, ("reason", reason))] = count
     total = 0
-    bounds = [*map(str, LATENCY_BOUNDS_MS), "+Inf"]
+    bounds = [*(f"{bound:.4g}" for bound in counters.bounds_ms), "+Inf"]
     for bound, count in zip(bounds, counters.latency, strict=True):
         total += count
         values["poolpipe_latency_ms_bucket", (*own, ("le", bound))] = total
@@ -130,26 +130,28 @@ def gateway_values(gateway: "Gateway") -> Values:
     for model in counters.batches:
         values["poolpipe_batches", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples", (("model", model),)] = counters.samples[model]
-    for (model, gpu_class, stage), count in counters.stages.items():
-        pool = (("model", model), ("gpu_class", gpu_class), ("stage", str(stage)))
-        values["poolpipe_stage_runs", pool] = count
-        values["poolpipe_stage_busy_us", pool] = counters.busy_us[model, gpu_class, stage]
+    for pool, count in counters.stages.items():
+        values["poolpipe_stage_runs", _labels(pool)] = count
+        values["poolpipe_stage_busy_us", _labels(pool)] = counters.busy_us[pool]
     return values | _pool_sizes(gateway)
 
 
+def _labels(pool: Pool) -> Labels:
+    return (
+        ("model", pool.model),
+        ("pipeline", str(pool.pipeline)),
+        ("gpu_class", pool.gpu_class),
+        ("stage", str(pool.stage)),
+    )
+
+
 def _pool_sizes(gateway: "Gateway") -> Values:
-    sizes: Values = {}
-    for model in gateway.deployment.plan.models:
-        for pipeline in model.pipelines:
-            for number, stage in enumerate(pipeline.stages):
-                pool = (
-                    ("model", model.name),
-                    ("gpu_class", stage.gpu_class),
-                    ("stage", str(number)),
-                )
-                key = ("poolpipe_pool_vgpus", pool)
-                sizes[key] = sizes.get(key, 0) + stage.vgpus
-    return sizes
+    return {
+        ("poolpipe_pool_vgpus", _labels(Pool(model.name, p, stage.gpu_class, s))): stage.vgpus
+        for model in gateway.deployment.plan.models
+        for p, pipeline in enumerate(model.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+    }
 
 
 def node_values(status: Mapping[str, Any]) -> Values:

@@ -155,8 +155,8 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
 
 
 def _pools(first: Metrics, last: Metrics, span_s: float) -> dict[str, float]:
-    """Utilisation by "model|GPU class|stage": busy time over the time of all its vGPUs."""
-    labels = ("model", "gpu_class", "stage")
+    """Utilisation by "model|pipeline|GPU class|stage": busy time over the time of all its vGPUs."""
+    labels = ("model", "pipeline", "gpu_class", "stage")
     busy_us = grown(_of(first, "stage_busy_us", *labels), _of(last, "stage_busy_us", *labels))
     vgpus = _of(last, "pool_vgpus", *labels)
     return {

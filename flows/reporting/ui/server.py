@@ -141,7 +141,7 @@ def _facts(plan: Plan) -> dict[str, list[object]]:
             names.append(
                 {
                     "id": ".".join(map(str, key)),
-                    "metric": f"{model.name}|{stage.gpu_class}|{vgpu.stage}",
+                    "metric": f"{model.name}|{vgpu.pipeline}|{stage.gpu_class}|{vgpu.stage}",
                     "model": vgpu.model,
                     "label": (f"pipeline {vgpu.pipeline + 1}, " if len(model.pipelines) > 1 else "")
                     + f"stage {vgpu.stage + 1}: "
