@@ -31,6 +31,9 @@ FAILURE = 1
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this group."""
     app.command(epilog=example("poolpipe engines plan.json -o served.json"))(engines)
+    app.command(epilog=example("poolpipe layer-times resnet50 --class L4 -o times.json"))(
+        layer_times
+    )
 
 
 def engines(
@@ -69,6 +72,35 @@ def engines(
         print_json(attached.to_dict())
         return
     show(f"plan {attached.plan_id} with an engine for every stage is in {output}")
+
+
+def layer_times(
+    model: Annotated[str, typer.Argument(help="A model that was split.")],
+    *,
+    gpu_class: Annotated[str, typer.Option("--class", help="GPU class of the GPU here.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="For `split --layer-times`.")
+    ] = Path("layer_times.json"),
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Batch size.")] = 8,
+    library: Library = None,
+    capability: Capability = None,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Measure a model's layers on this machine's GPU, so that it can be cut by them."""
+    from flows.building.tensorrt_requests import EngineSettings
+    from flows.steps.engines import EngineOptions
+    from flows.steps.layer_cuts import write_gpu_times
+    from flows.steps.prepare import read_split
+    from flows.steps.workspace import workspace
+
+    work = workspace(warehouse)
+    settings = EngineSettings(
+        library=library, compute_capabilities=pairs("--capability", capability)
+    )
+    options = EngineOptions(batches=(batch,), settings=settings)
+    with progress("measuring layers"):
+        write_gpu_times(work, read_split(work, model), gpu_class, options, output)
+    show(f"times of the layers of {model} on {gpu_class} are in {output}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,10 @@ def split(
     max_batch: Annotated[
         int, typer.Option(metavar="N", min=1, help="Largest batch it is checked at.")
     ] = 8,
+    layer_times: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Cut by these times (`layer-times`), not this CPU's."),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -73,7 +77,12 @@ def split(
 
     with progress(f"splitting {model}"):
         found = split_step(
-            workspace(warehouse), model, name or model.stem, blocks=blocks, max_batch=max_batch
+            workspace(warehouse),
+            model,
+            name or model.stem,
+            blocks=blocks,
+            max_batch=max_batch,
+            layer_times=layer_times,
         )
     if as_json:
         print_json(

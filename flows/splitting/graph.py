@@ -73,6 +73,11 @@ def read_layers(graph: onnx.GraphProto) -> Layers:
     )
 
 
+def node_label(node: onnx.NodeProto) -> str:
+    """What a node is called: its name, else (as TensorRT's parser does) after its first output."""
+    return node.name or f"node_of_{node.output[0]}"
+
+
 def input_names(graph: onnx.GraphProto) -> tuple[str, ...]:
     """Model inputs; old files list initialisers among them."""
     constants = {t.name for t in graph.initializer} | {

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from flows.splitting.checking import check_split
 from flows.splitting.extracting import extract_stage
 from flows.splitting.graph import Layers, read_layers
 from flows.splitting.grouping import group_layers
+from flows.splitting.layer_times import read_times, times_of
 from flows.splitting.loading import (
     load_external_data,
     load_skeleton,
@@ -44,6 +46,7 @@ def split_model(
     out: Path,
     blocks: int = DEFAULT_BLOCKS,
     max_batch: int = DEFAULT_MAX_BATCH,
+    layer_times: Path | None = None,
 ) -> SplitModel:
     """Split an ONNX model into blocks under `out/<name>/<key>/`, or find it split there.
 
@@ -53,6 +56,7 @@ def split_model(
         out: folder of all split models.
         blocks: blocks wanted; a model with fewer legal cuts gets fewer.
         max_batch: largest batch the split is checked at.
+        layer_times: file of layer times to cut by; None times the layers on this machine.
 
     Raises:
         InputError: the model cannot be split, with the reason.
@@ -62,7 +66,8 @@ def split_model(
     if blocks < 1 or max_batch < 1:
         raise InputError("split", f"{blocks} blocks and a largest batch of {max_batch}")
     skeleton = load_skeleton(path)
-    key = _key(skeleton, path, (name, blocks, max_batch))
+    times = None if layer_times is None else read_times(layer_times)
+    key = _key(skeleton, path, (name, blocks, max_batch, *(() if times is None else (times,))))
     folder = out / name / key
     if (folder / RECORD_NAME).exists():
         return SplitModel.read(folder)
@@ -75,7 +80,7 @@ def split_model(
         split = _group(
             unfinished,
             str(path),
-            SplitRequest(name=name, key=key, blocks=blocks, max_batch=max_batch),
+            SplitRequest(name=name, key=key, blocks=blocks, max_batch=max_batch, times=times),
         )
         found = check_split(split)
         split = replace(
@@ -104,6 +109,7 @@ class SplitRequest:
     key: str
     blocks: int
     max_batch: int
+    times: Mapping[str, float] | None
 
 
 def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
@@ -120,7 +126,11 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         if output not in specs:
             raise InputError(f"{where}, output {output!r}", "its type or shape cannot be served")
     legal = legal_cuts(layers, specs)
-    times = layer_times_us(path, where, inputs)
+    times = (
+        layer_times_us(path, where, inputs)
+        if asked.times is None
+        else times_of(layers, asked.times, f"layer times of {where}")
+    )
     sizes = {position: total_bytes_per_sample(live) for position, live in legal.items()}
     grouping = group_layers(times, sizes, asked.blocks)
     edges = list(pairwise(grouping.cuts))
@@ -156,7 +166,7 @@ def _memory(split: SplitModel) -> tuple[int, ...]:
     return tuple(needs)
 
 
-def _key(skeleton: onnx.ModelProto, path: Path, asked: tuple[str, int, int]) -> str:
+def _key(skeleton: onnx.ModelProto, path: Path, asked: tuple[object, ...]) -> str:
     """Hash of the model file, the data files it names, and what was asked for."""
     digest = hashlib.sha256(repr((FORMAT, *asked)).encode())
     names = {path.name}

@@ -117,6 +117,21 @@ def _build(
     return report
 
 
+def whole_engine(
+    work: Workspace, split: SplitModel, gpu_class: str, options: EngineOptions
+) -> Path:
+    """Folder of the engine of a whole model, built or found.
+
+    Raises:
+        InputError: it cannot be built, with the reason.
+    """
+    place = Place((0, split.blocks), (gpu_class,), options.precision)
+    report = _build(work, split, [[place]], options)
+    if report.failures:
+        raise InputError(f"engine of {split.name!r}", str(report.failures[0]))
+    return report.results[0].folder
+
+
 def stage_name(split: SplitModel, blocks: StageBlocks) -> str:
     """How reports call a stage."""
     return f"{split.name} blocks [{blocks[0]}, {blocks[1]})"

@@ -79,13 +79,21 @@ def split_step(
     *,
     blocks: int = DEFAULT_BLOCKS,
     max_batch: int = DEFAULT_MAX_BATCH,
+    layer_times: Path | None = None,
 ) -> SplitModel:
-    """Split a model file and store its blocks and boundaries.
+    """Split a model file, by this machine's layer times or those of a file, and store it.
 
     Raises:
         InputError: the model cannot be split.
     """
-    split = split_model(path, name=name, out=work.state.models, blocks=blocks, max_batch=max_batch)
+    split = split_model(
+        path,
+        name=name,
+        out=work.state.models,
+        blocks=blocks,
+        max_batch=max_batch,
+        layer_times=layer_times,
+    )
     store_split(work, split, str(path))
     return split
 

@@ -1,5 +1,6 @@
 """A split is found again by content, and the examples are what they say."""
 
+import json
 from pathlib import Path
 
 import onnx
@@ -7,6 +8,7 @@ import pytest
 from onnx import helper
 
 from flows.splitting import SplitModel, check_split, example_names, split_model, write_example
+from flows.splitting.graph import node_label, read_layers
 from tests.splitting import tiny_models
 from triton_backend.core.errors import InputError
 
@@ -33,6 +35,38 @@ def test_another_content_or_request_is_another_split(tmp_path: Path) -> None:
         split_model(other, name="m", blocks=3, out=out).key,
     }
     assert len(keys) == 4
+
+
+def test_layer_times_of_a_file_decide_the_cuts(tmp_path: Path) -> None:
+    path, out, file = tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models", tmp_path / "t"
+    own = split_model(path, name="m", blocks=2, out=out)
+    labels = [node_label(node) for node in read_layers(onnx.load(own.model_path).graph).nodes]
+    cuts = set[tuple[int, ...]]()
+    for heavy in (0, len(labels) - 1):
+        file.write_text(json.dumps(dict.fromkeys(labels, 1.0) | {labels[heavy]: 100.0}))
+        split = split_model(path, name="m", blocks=2, out=out, layer_times=file)
+        assert split.key != own.key
+        assert max(split.block_times_us) >= 100
+        cuts.add(split.cuts)
+    assert len(cuts) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "not a file of layer times"),
+        ('{"nobody": 1}', "'nobody' is no layer of the model"),
+        ('{"nobody": -1}', "-1.0 is no time"),
+        ("{}", "no layer takes any time"),
+    ],
+)
+def test_layer_times_that_do_not_fit_are_told(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=told):
+        split_model(
+            tiny_models.chain(tmp_path / "m.onnx"), name="m", out=tmp_path / "o", layer_times=file
+        )
 
 
 def test_a_failed_split_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
 """What an engine's layers say of the ONNX nodes they do the work of."""
 
 import json
+from pathlib import Path
 
 import onnx
 import pytest
 
 from flows.building.tensorrt import build_engines
 from flows.building.tensorrt_requests import EngineRequest, EngineSettings
+from flows.cli import run
 from flows.splitting.examples import write_example
 from flows.splitting.graph import read_layers
+from flows.splitting.layer_times import write_times
 from flows.splitting.model import SplitModel
 from flows.splitting.split import split_model
 from flows.steps.layer_cuts import compare_cuts, gpu_layer_times_us
+from tests.tensorrt import models
 from triton_backend.core.errors import InputError
 from triton_backend.engines.tensorrt_layers import (
     EngineDescription,
@@ -85,6 +89,32 @@ def test_cuts_follow_the_times_they_are_given(
     late = tuple(100.0 * (position > len(flat) // 2) + 1.0 for position in range(len(flat)))
     assert compare_cuts(split, late).gpu[1] > found.gpu[1]
     assert found.to_dict()["split_at"] == list(split.cuts)
+
+
+def test_a_model_is_split_by_the_times_of_an_engine(
+    split: SplitModel, description: EngineDescription, tmp_path: Path
+) -> None:
+    layers = description.of_profile(0)
+    times = gpu_layer_times_us(split, layers, {x.name: 10.0 for x in layers if x.works})
+    file = tmp_path / "times.json"
+    write_times(file, read_layers(onnx.load(split.model_path).graph), times)
+    source = write_example("squeezenet", tmp_path / "squeezenet.onnx")
+    again = split_model(
+        source, name="squeezenet", out=tmp_path, blocks=6, max_batch=2, layer_times=file
+    )
+    assert again.cuts == compare_cuts(split, times).gpu
+
+
+def test_layers_cannot_be_measured_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    models.convolutions(tmp_path / "tiny.onnx")
+    assert run(["split", "tiny.onnx", "--blocks", "2", "--max-batch", "2"]) == 0
+    assert run(["layer-times", "tiny", "--class", "L4", "--library", "tensorrt-rtx"]) == 2
+    assert "GPU: " in capsys.readouterr().err
+    assert not Path("layer_times.json").exists()
 
 
 def test_inspectors_json_gives_the_same_layers_as_the_log() -> None:
