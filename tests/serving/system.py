@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.release.render import ServeOptions, render_generation, render_settings
 from triton_backend.core.plan import Plan
-from triton_backend.engines.clock import SystemClock
+from triton_backend.engines.clock import Clock, SystemClock
 from triton_backend.serving.front import FrontService
 from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.health import HealthBoard
@@ -47,8 +47,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class LocalSystem:
     """Scheduler, fronts and workers as threads."""
 
-    def __init__(self, folder: Path, plan: Plan, options: ServeOptions | None = None) -> None:
-        self.clock = SystemClock()
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        options: ServeOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
         self.deployment = deploy(folder, plan, options)
         self.settings = self.deployment.settings
         self.settings.socket_folder.mkdir(mode=0o700, exist_ok=True)
