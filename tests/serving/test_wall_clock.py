@@ -3,6 +3,7 @@
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from tests.serving.plans import plan, two_stage
 from tests.serving.system import LocalSystem
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving.front_requests import Refusal
-from triton_backend.serving.memory import Arrays
 
 DAY_US = 86_400_000_000
 PACKAGE = Path(triton_backend.__file__).parent
@@ -35,7 +35,7 @@ class JumpingClock(SystemClock):
 def test_requests_are_answered_in_time_while_the_wall_clock_jumps(tmp_path: Path) -> None:
     clock = JumpingClock()
     system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(), clock)
-    image: Arrays = {
+    image: dict[str, Any] = {
         "image": np.ones((1, 3, 16), dtype=np.float32),
         "mask": np.ones((1, 4), dtype=np.uint8),
     }
