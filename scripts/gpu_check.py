@@ -4,7 +4,8 @@
                                 [--json FILE] [--work DIR] [--quick] [--only CHECK]
 
 One line per check: pass, fail, skip or a figure; then one JSON object as the last line. Exit code 0
-where nothing failed, 1 where something did, 2 where there is no GPU. Needs no network. Stages run
+where nothing failed, 1 where something did, 2 where there is no GPU: then every line says what would
+have been checked. Needs no network. Stages run
 by the first path that this card and this machine have; the summary says which.
 """
 
@@ -42,6 +43,9 @@ def main() -> int:
         cuda = open_cuda()
     except InputError as error:
         print(f"no GPU here, nothing to check: {error}")
+        for name in _chosen(options.only):
+            what = (CHECKS[name].__doc__ or "").partition("\n")[0]
+            print(f"skip   {name}: would check: {what}")
         return _finish({**summary, "gpu": False, "reason": str(error)}, options.json, NO_GPU)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         work = options.work or Path(scratch)

@@ -89,7 +89,7 @@ def layer_times(
     """Measure a model's layers on this machine's GPU, so that it can be cut by them."""
     from flows.building.tensorrt_requests import EngineSettings
     from flows.steps.engines import EngineOptions
-    from flows.steps.layer_cuts import write_gpu_times
+    from flows.steps.gpu_layers import write_gpu_times
     from flows.steps.prepare import read_split
     from flows.steps.workspace import workspace
 

@@ -1,26 +1,22 @@
 """Cuts of a model by the times its layers take on a GPU, instead of on this machine's CPU.
 
 TensorRT's profiler times fused layers; here their times go back to the ONNX nodes they do the work
-of, and from there into the same grouping that splitting uses.
+of, and from there into the same grouping that splitting uses. Needs nothing but ONNX, because a
+machine with a GPU may be bare. Not here: measuring them (`gpu_layers`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import onnx
 
-from flows.profiling.layers import engine_layer_times_us
 from flows.splitting.graph import node_label, read_layers
 from flows.splitting.grouping import group_layers
-from flows.splitting.layer_times import write_times
 from flows.splitting.model import SplitModel
 from flows.splitting.observing import boundary_specs
 from flows.splitting.split import legal_cuts
-from flows.steps.engines import EngineOptions, whole_engine
-from flows.steps.workspace import Workspace
 from triton_backend.core.tensors import total_bytes_per_sample
 from triton_backend.engines.tensorrt_layers import EngineLayer, node_times_us
 
@@ -69,20 +65,6 @@ def gpu_layer_times_us(
     labels = [node_label(node) for node in graph.node]
     times = node_times_us(layers, layer_times_us, labels)
     return tuple(times[node_label(node)] for node in read_layers(graph).nodes)
-
-
-def write_gpu_times(
-    work: Workspace, split: SplitModel, gpu_class: str, options: EngineOptions, path: Path
-) -> None:
-    """Measure a model's layers on the GPU here, at the largest batch, for `split --layer-times`.
-
-    Raises:
-        InputError: no GPU, or the whole model has no engine for the class.
-    """
-    folder = whole_engine(work, split, gpu_class, options)
-    layers, times = engine_layer_times_us(folder, max(options.batches))
-    graph = onnx.load(split.model_path, load_external_data=False).graph
-    write_times(path, read_layers(graph), gpu_layer_times_us(split, layers, times))
 
 
 def compare_cuts(split: SplitModel, times_us: tuple[float, ...]) -> GpuCuts:

@@ -28,6 +28,10 @@ CLASS = "this-gpu"
 BATCHES = (1, 2, 4, 8, 16)
 TIMED_RUNS = 30
 WARM_UP_RUNS = 5
+ORT_PROVIDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),
+    "cpu": ("CPUExecutionProvider", {}),
+}
 
 
 class OpenStage(Protocol):
@@ -153,31 +157,32 @@ class OnnxruntimePath:
     name = "onnxruntime-cuda"
     graphs = False
 
-    def __init__(self, work: Path) -> None:
-        """Check that the provider is there and can be used."""
+    def __init__(self, work: Path, device: str = "cuda") -> None:
+        """Check that the provider is there; device `cpu` is for trying this out without a GPU."""
         import onnxruntime
 
         del work
-        self._onnxruntime = onnxruntime
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        self._onnxruntime, self._device = onnxruntime, device
+        self._provider, self._options = ORT_PROVIDERS[device]
+        if self._provider not in onnxruntime.get_available_providers():
             raise InputError("onnxruntime", f"{onnxruntime.__version__} is built without CUDA")
 
     def open(self, onnx_file: Path, *, graphs: bool) -> OpenStage:
         """Load with CUDA; a session that fell back to the CPU is an error."""
         del graphs
         session = self._onnxruntime.InferenceSession(
-            str(onnx_file), providers=[("CUDAExecutionProvider", {"use_tf32": 0})]
+            str(onnx_file), providers=[(self._provider, self._options)]
         )
-        if "CUDAExecutionProvider" not in session.get_providers():
+        if self._provider not in session.get_providers():
             raise InputError("onnxruntime", "the CUDA provider did not load")
-        return OnnxruntimeStage(session)
+        return OnnxruntimeStage(session, self._device)
 
 
 class OnnxruntimeStage:
     """A session with inputs and outputs held on the GPU while timing."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, session: Any, device: str) -> None:
+        self._session, self._device = session, device
         self.inputs: tuple[str, ...] = tuple(i.name for i in session.get_inputs())
         self._outputs = [o.name for o in session.get_outputs()]
 
@@ -192,10 +197,10 @@ class OnnxruntimeStage:
 
         binding = self._session.io_binding()
         for name, array in inputs.items():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array, self._device, 0)
             binding.bind_ortvalue_input(name, value)
         for name in self._outputs:
-            binding.bind_output(name, "cuda", 0)
+            binding.bind_output(name, self._device, 0)
         times: list[float] = []
         for _ in range(WARM_UP_RUNS + TIMED_RUNS):
             watch = Stopwatch()

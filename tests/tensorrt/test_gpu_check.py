@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flows.splitting.running import open_session, run_session
 from scripts.gpu.checks import CHECKS, Bench, Skipped
-from scripts.gpu.paths import find_path
+from scripts.gpu.paths import OnnxruntimePath, find_path
 from tests.fakes.cuda import HostCuda
 from tests.fakes.gpu_path import CpuPath
+from tests.tensorrt import models
 from triton_backend.core.errors import InputError
 from triton_backend.engines.cuda import open_cuda
 
@@ -30,6 +33,7 @@ def test_without_a_gpu_it_says_so_and_ends(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("no GPU here, nothing to check: GPU: ")
+    assert [line.split(": ")[0] for line in lines[1:-1]] == [f"skip   {name}" for name in CHECKS]
     summary = json.loads(lines[-1])
     assert summary["gpu"] is False
     assert summary == json.loads((tmp_path / "summary.json").read_text())
@@ -103,6 +107,19 @@ def test_without_a_path_every_stage_check_is_skipped_with_the_complaints(tmp_pat
     bench.complaints.append("torch-cuda: sees no GPU")
     with pytest.raises(Skipped, match="sees no GPU"):
         CHECKS["latency by batch"](bench)
+
+
+def test_onnxruntimes_path_gives_the_models_answers(tmp_path: Path) -> None:
+    """All of it but the device: here its provider is the CPU's."""
+    stage = models.two_in_three_out(tmp_path / "m.onnx")
+    opened = OnnxruntimePath(tmp_path, "cpu").open(stage, graphs=False)
+    given = {"a": np.array([[1, 2, 3, 4]]), "b": np.array([[0.5, -3, 0, 1]], np.float32)}
+    given = {name: given[name] for name in opened.inputs}
+    expected = run_session(open_session(stage, "m"), given)
+    for name, array in opened.run(given).items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert opened.compute_us(given) > 0
+    opened.close()
 
 
 def test_paths_that_do_not_work_here_say_why(tmp_path: Path) -> None:
