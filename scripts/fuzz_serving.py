@@ -1,9 +1,11 @@
 """Garbage at every door of a running system: nothing may crash, hang or answer wrongly.
 
-A small real model is served by a real Triton on this machine. Then malformed frames go to every
-socket (scheduler, fronts, workers): random bytes, truncated frames, frames of every kind with
-random numbers and bodies; and malformed requests to the HTTP endpoint: broken JSON, wrong names,
-types, shapes and sizes. Afterwards every process must be the one it was, and answers right.
+An emulated model of two stages is served by two real Tritons on two addresses of this machine, as
+on two hosts, so that our own TCP sockets are open too. Then come malformed things, a tenth to a third
+of them each: frames to every Unix and TCP socket of ours (random bytes, truncated frames, frames of
+every kind with random numbers and bodies); requests over HTTP and gRPC with wrong names, types,
+shapes and sizes, or that are no requests at all; raw bytes to the HTTP and gRPC ports. Between two
+doors a good request must be answered right; afterwards every process must be the one it was.
 
     .venv/bin/python scripts/fuzz_serving.py [--count 10000] [--seed 0] [--port 18070]
 """
@@ -14,205 +16,250 @@ import json
 import socket
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import grpc
 import numpy as np
+from benchmark import Figure, add_destinations, exit_code, keep, show
+from fuzz_made import INPUT_BYTES, MODEL, bad_bytes, bad_frame, bad_json, bad_message, sink_plan
 
+from flows.clock import Stopwatch
 from flows.release import admin, render
-from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
-from triton_backend.core.tensors import TensorSpec
-from triton_backend.core.workload import ModelDemand, Workload
-from triton_backend.serving.wire import HEADER_BYTES, Kind, frame
+from triton_backend.serving.settings import Deployment, ServeSettings
 
-MODEL = "sink"
-INPUT_BYTES = 64
-SLO_US = 200_000
+ELSEWHERE = "127.0.0.2"
 CONNECTION_TIMEOUT_S = 5.0
+RAW_TIMEOUT_S = 0.05  # Triton waits for the rest of what may become a request
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+Draws = np.random.Generator
+Address = str | tuple[str, int]
 
 
-def sink_plan() -> Plan:
-    """One emulated model of two stages."""
+class TwoHosts:
+    """A gateway with the first stage, and another Triton with the second, while it lasts."""
 
-    def stage(blocks: tuple[int, int], gpu: int) -> Stage:
-        return Stage(
-            blocks=blocks,
-            gpu_class="EMULATED",
-            vgpu_divisor=1,
-            vgpus=1,
-            latency_us=1_000,
-            transfer_us=0,
-            latency_us_by_batch=(1_000,),
-            boundary_bytes_per_sample=256,
-            placement=(PlacementRun(node=0, gpu=gpu, slot=0),),
+    def __init__(self, root: Path, port: int) -> None:
+        plan = sink_plan()
+        self._folders = root / "gateway", root / "node"
+        there = admin.ServerPorts(http=port + 3, grpc=port + 4, metrics=port + 5, address=ELSEWHERE)
+        options = render.ServeOptions(
+            hosts={"THERE": ELSEWHERE}, base_port=port + 10, host_http_port=there.http
         )
+        render.render_repository(self._folders[0], plan, options)
+        settings = json.loads((self._folders[0] / "settings.json").read_text())
+        render.render_host(self._folders[1], settings, plan, ELSEWHERE, None)
+        here = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self._ports = here, there
 
-    stages = (stage((0, 1), 0), stage((1, 2), 1))
-    pipeline = Pipeline(batch=1, throughput_rps=500.0, latency_us=2_000, stages=stages)
-    model = ModelPlan(
-        name=MODEL,
-        slo_us=SLO_US,
-        throughput_rps=500.0,
-        pipelines=(pipeline,),
-        inputs=(TensorSpec(name="input", dtype="UINT8", shape=(-1, INPUT_BYTES)),),
-        outputs=(TensorSpec(name="output", dtype="UINT8", shape=(-1, 8)),),
-    )
-    return Plan(
-        plan_id="fuzz",
-        planner="by hand",
-        options={},
-        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="one",
-            gpu_classes=(GpuClass(name="EMULATED"),),
-            nodes=(NodeGroup(count=1, gpu_class="EMULATED", gpus=2, nic_gbps=100.0),),
-        ),
-        workload=Workload(models=(ModelDemand(name=MODEL, slo_us=SLO_US),)),
-        gpus_used={"EMULATED": 2},
-        models=(model,),
-    )
-
-
-def bad_frame(draws: np.random.Generator) -> bytes:
-    """Random bytes, or a well-formed header around nonsense, whole or cut short or changed."""
-    body = draws.bytes(int(draws.integers(0, 200)))
-    if draws.random() < 0.3:  # noqa: PLR2004  # three tenths are not even frames
-        return body
-    if draws.random() < 0.2:  # noqa: PLR2004  # some bodies are JSON of the wrong sort
-        body = json.dumps({"role": str(draws.integers(9)), "generation": body.hex()[:9]}).encode()
-    data = bytearray(
-        frame(
-            Kind(int(draws.choice(list(Kind)))),
-            body,
-            batch_id=int(draws.integers(-(2**62), 2**62)),
-            stage=int(draws.integers(-3, 5)),
-            plan_tag=int(draws.integers(0, 2**63)),
-            payload_bytes=int(draws.choice([0, 64, 2**40])),
+    def __enter__(self) -> Self:
+        self.gateway, self.node = (
+            admin.start(folder, ports, wait_for_workers=False)
+            for folder, ports in zip(self._folders, self._ports, strict=True)
         )
-    )
-    if draws.random() < 0.3:  # noqa: PLR2004  # some get one byte changed
-        data[int(draws.integers(len(data)))] ^= int(draws.integers(1, 256))
-    if draws.random() < 0.3:  # noqa: PLR2004  # some are cut short
-        del data[int(draws.integers(HEADER_BYTES)) :]
-    return bytes(data)
+        for _ in range(200):
+            workers = self.gateway.control("status")["workers"]
+            if workers["up"] == workers["total"]:
+                return self
+            time.sleep(0.1)
+        self.__exit__()
+        raise RuntimeError("the workers do not come up")
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._folders:
+            admin.stop(folder)
+
+    def unix_doors(self) -> list[Address]:
+        """Our Unix sockets on both hosts."""
+        folders = (Path(state.data["socket_folder"]) for state in (self.gateway, self.node))
+        return [str(p) for folder in folders for p in sorted(folder.iterdir()) if p.is_socket()]
+
+    def tcp_doors(self) -> list[Address]:
+        """Our TCP sockets: scheduler, front, and the worker of the other host."""
+        deployment = Deployment.read(ServeSettings.read(self._folders[0] / "settings.json"), 1)
+        settings = deployment.settings
+        gateway = settings.gateway_host
+        worker = deployment.vgpus_on("THERE")[0]
+        return [
+            (gateway, settings.base_port),
+            (gateway, deployment.front_port(MODEL)),
+            (ELSEWHERE, deployment.worker_port(worker)),
+        ]
+
+    def processes(self) -> dict[str, Any]:
+        """Every process of the system by name."""
+        found: dict[str, Any] = {}
+        for number, state in enumerate((self.gateway, self.node)):
+            found[f"triton {number}"] = state.data["triton_pid"]
+            for file in (state.folder / "pids").iterdir():
+                found[file.name] = file.read_text().split()[0]
+                if file.name.startswith("poolpipe_node_"):
+                    workers = state.ask(file.name, {})["workers"]
+                    found |= {f"worker {w['vgpu']}": w["pid"] for w in workers}
+        return found
+
+    def right_answer(self) -> bool:
+        """Whether a good request is answered with the tensor promised."""
+        given = {"name": "input", "shape": [1, INPUT_BYTES], "datatype": "UINT8"}
+        body = {"inputs": [{**given, "data": [7] * INPUT_BYTES}]}
+        output = self.gateway.post(f"/v2/models/{MODEL}/infer", body)["outputs"][0]
+        return output["shape"] == [1, 8] and len(set(output["data"])) == 1
 
 
-def throw_frames(paths: list[Path], count: int, draws: np.random.Generator) -> Counter[str]:
-    """Frames to every socket, each over a connection of its own; how each connection ended."""
-    ends: Counter[str] = Counter()
-    for number in range(count):
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(CONNECTION_TIMEOUT_S)
-            peer.connect(str(paths[number % len(paths)]))
-            with contextlib.suppress(BrokenPipeError):
-                peer.sendall(bad_frame(draws))
-                peer.shutdown(socket.SHUT_WR)
-            ends[read_to_end(peer)] += 1
-    return ends
-
-
-def read_to_end(peer: socket.socket) -> str:
-    """Closed by the other side, or kept open, which nobody should."""
-    try:
-        while peer.recv(4096):
-            pass
-    except TimeoutError:
-        return "left open"
-    except ConnectionResetError:
-        return "closed"
-    return "closed"
-
-
-def bad_request(draws: np.random.Generator) -> bytes:
-    """A KServe request that is wrong in one or several places."""
-    shape = [int(n) for n in draws.integers(-2, 100, int(draws.integers(0, 4)))]
-    given = {
-        "name": str(draws.choice(["input", "other", "", "x" * 5000])),
-        "shape": shape if draws.random() < 0.7 else [1, INPUT_BYTES],  # noqa: PLR2004
-        "datatype": str(draws.choice(["UINT8", "FP32", "BYTES", "NONE"])),
-        "data": [int(n) for n in draws.integers(0, 300, int(draws.integers(0, 70)))],
-    }
-    body = json.dumps({"inputs": [given] * int(draws.integers(0, 3))}).encode()
-    if draws.random() < 0.3:  # noqa: PLR2004  # some are cut short
-        return body[: int(draws.integers(len(body)))]
-    return body
-
-
-def throw_requests(url: str, count: int, draws: np.random.Generator) -> Counter[int]:
-    """Malformed requests; how often each HTTP status came."""
-    statuses: Counter[int] = Counter()
-    for _ in range(count):
-        name = MODEL if draws.random() < 0.9 else "nobody"  # noqa: PLR2004
-        request = urllib.request.Request(  # our own server
-            f"http://{url}/v2/models/{name}/infer", data=bad_request(draws)
-        )
+def throw(
+    address: Address, data: bytes, timeout_s: float, *, and_end: bool = True
+) -> tuple[str, bytes]:
+    """Bytes over a connection of their own; how it ended, and the first bytes that came back."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    with socket.socket(family) as peer:
+        peer.settimeout(timeout_s)
+        peer.connect(address)
+        first = b""
         try:
-            with urllib.request.urlopen(request, timeout=CONNECTION_TIMEOUT_S) as answer:  # noqa: S310
-                statuses[answer.status] += 1
-        except urllib.error.HTTPError as error:
-            statuses[error.code] += 1
-            error.close()
-    return statuses
+            peer.sendall(data)
+            if and_end:
+                peer.shutdown(socket.SHUT_WR)
+            while piece := peer.recv(4096):
+                first = first or piece
+        except TimeoutError:
+            return "left open", first
+        except OSError:
+            return "closed", first
+    return "closed", first
 
 
-def right_answer(state: admin.ServerState) -> bool:
-    """Whether a good request is answered with the tensor promised."""
-    given = {"name": "input", "shape": [1, INPUT_BYTES], "datatype": "UINT8"}
-    body = {"inputs": [{**given, "data": [7] * INPUT_BYTES}]}
-    output = state.post(f"/v2/models/{MODEL}/infer", body)["outputs"][0]
-    return output["shape"] == [1, 8] and len(set(output["data"])) == 1
+def frames(doors: list[Address]) -> Callable[[int, Draws], Counter[str]]:
+    """Frames to our own sockets in turn."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        return Counter(
+            throw(doors[i % len(doors)], bad_frame(draws), CONNECTION_TIMEOUT_S)[0]
+            for i in range(count)
+        )
+
+    return run
 
 
-def processes(state: admin.ServerState) -> dict[str, Any]:
-    """Every process of the system by name."""
-    stubs = {p.name: p.read_text().split()[0] for p in (state.folder / "pids").iterdir()}
-    node = state.ask(render.node_model("EMULATED", 1), {})
-    workers = {f"worker {w['vgpu']}": w["pid"] for w in node["workers"]}
-    return {"triton": state.data["triton_pid"], **stubs, **workers}
+def raw(port: int, opening: bytes) -> Callable[[int, Draws], Counter[str]]:
+    """Raw bytes to a port of Triton's, half of them after a proper beginning."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        ends: Counter[str] = Counter()
+        for _ in range(count):
+            start = opening if draws.random() < 0.5 else b""  # noqa: PLR2004  # half of them
+            end, first = throw(("127.0.0.1", port), start + bad_bytes(draws), RAW_TIMEOUT_S)
+            status = first.split()[1].decode() if first.startswith(b"HTTP/1") else ""
+            ends[f"{end}{status and ', ' + status}"] += 1
+        return ends
+
+    return run
 
 
-def fuzz(folder: Path, port: int, count: int, seed: int) -> dict[str, Any]:
+def http_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
+    """Malformed requests; how often each HTTP status came."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        statuses: Counter[str] = Counter()
+        for _ in range(count):
+            name = MODEL if draws.random() < 0.9 else "nobody"  # noqa: PLR2004  # nine tenths
+            request = urllib.request.Request(  # our own server
+                f"http://{url}/v2/models/{name}/infer", data=bad_json(draws)
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=CONNECTION_TIMEOUT_S) as answer:  # noqa: S310  # as above
+                    statuses[str(answer.status)] += 1
+            except urllib.error.HTTPError as error:
+                statuses[str(error.code)] += 1
+                error.close()
+            except TimeoutError:
+                statuses["no answer"] += 1
+        return statuses
+
+    return run
+
+
+def grpc_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
+    """Malformed messages over one channel; how often each gRPC status came."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        statuses: Counter[str] = Counter()
+        with grpc.insecure_channel(url) as channel:
+            infer = channel.unary_unary(INFER)
+            for _ in range(count):
+                try:
+                    infer(bad_message(draws), timeout=CONNECTION_TIMEOUT_S)
+                    statuses["OK"] += 1
+                except grpc.RpcError as error:
+                    statuses[error.code().name] += 1
+        return statuses
+
+    return run
+
+
+def fuzz(root: Path, port: int, count: int, seed: int) -> tuple[list[Figure], dict[str, Any]]:
     """Serve, throw, compare."""
     draws = np.random.default_rng(seed)
-    render.render_repository(folder, sink_plan(), render.ServeOptions())
-    state = admin.start(folder, admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2))
-    try:
-        before = processes(state)
-        sockets = sorted(p for p in Path(state.data["socket_folder"]).iterdir() if p.is_socket())
-        frames = throw_frames(sockets, count // 2, draws)
-        requests = throw_requests(state.http_url, count // 2, draws)
+    with TwoHosts(root, port) as system:
+        before = system.processes()
+        state = system.gateway
+        http_opening = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\n".encode()
+        doors = (
+            ("our Unix sockets", 0.3, frames(system.unix_doors())),
+            ("our TCP sockets", 0.2, frames(system.tcp_doors())),
+            ("requests over HTTP", 0.2, http_requests(state.http_url)),
+            ("requests over gRPC", 0.1, grpc_requests(state.grpc_url)),
+            ("raw bytes to HTTP", 0.1, raw(port, http_opening)),
+            ("raw bytes to gRPC", 0.1, raw(port + 1, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")),
+        )
+        raw_results: dict[str, Any] = {}
+        figures: list[Figure] = []
+        for name, share, run in doors:
+            watch, thrown = Stopwatch(), round(share * count)
+            ends = run(thrown, draws)
+            raw_results[name] = {"ends": dict(ends), "seconds": watch.seconds()}
+            note = ", ".join(f"{end}: {n}" for end, n in sorted(ends.items()))
+            figures.append(Figure(name=f"malformed: {name}", value=thrown, note=note))
+            wrong = 0 if system.right_answer() else 1
+            figures.append(
+                Figure(name="  good request afterwards not answered", value=wrong, most=0)
+            )
+        left_open = sum(raw_results[name]["ends"].get("left open", 0) for name, *_ in doors[:2])
+        unanswered = raw_results["requests over HTTP"]["ends"].get("no answer", 0)
+        unanswered += raw_results["requests over gRPC"]["ends"].get("DEADLINE_EXCEEDED", 0)
+        after = system.processes()
         counters = state.control("status")["counters"]
-        return {
-            "sockets": len(sockets),
-            "frames": dict(frames),
-            "requests_by_status": dict(requests),
-            "same_processes": processes(state) == before,
-            "right_answer_afterwards": right_answer(state),
-            "refused_by_scheduler": counters["frames_refused"],
-            "workers_lost": counters["workers_lost"],
-        }
-    finally:
-        admin.stop(folder)
+    changed = [name for name, pid in before.items() if after.get(name) != pid]
+    raw_results |= {"changed": changed, "refused_by_scheduler": counters["frames_refused"]}
+    figures += [
+        Figure(name="of our sockets, connections left open", value=left_open, most=0),
+        Figure(name="requests never answered", value=unanswered, most=0),
+        Figure(name="processes that are not the same", value=len(changed), most=0),
+        Figure(name="workers lost", value=counters["workers_lost"], most=0),
+    ]
+    return figures, raw_results
 
 
 def main() -> int:
-    """Run, print one JSON object; exit 1 when something gave way."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run, print the table; exit 1 when something gave way."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=18_070)
+    parser.add_argument("--port", type=int, default=18_070, help="the first of those used")
+    add_destinations(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="poolpipe-fuzz-") as folder:
-        result = fuzz(Path(folder) / "serve", options.port, options.count, options.seed)
-    print(json.dumps(result, indent=1))
-    held = result["same_processes"] and result["right_answer_afterwards"]
-    return 0 if held and "left open" not in result["frames"] else 1
+        figures, results = fuzz(Path(folder), options.port, options.count, options.seed)
+    show(figures)
+    with contextlib.suppress(BrokenPipeError):
+        keep(options, "fuzz", figures, results)
+    return exit_code(figures)
 
 
 if __name__ == "__main__":
