@@ -5,6 +5,7 @@ often is the whole proof.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,10 @@ _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
 @dataclass(slots=True)
 class Trace:
-    """What the certificate says of a run; `effort` counts simplex iterations."""
+    """What the certificate says of a run; `effort` counts simplex iterations.
+
+    `ties`: stages in use, and whether no plan as good has fewer stages or moves fewer GPUs.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
@@ -41,6 +45,7 @@ class Trace:
     status: str = "optimal"
     solver: str = "highs"
     effort: int = 0
+    ties: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
             "status": trace.status,
             "seconds": trace.seconds,
             "configurations": trace.configurations,
+            "ties": trace.ties,
             "notes": trace.notes,
         },
     )

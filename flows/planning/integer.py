@@ -63,8 +63,16 @@ def integer_program(
     problem: Problem, columns: Columns, goal: Goal, cutoff: float
 ) -> tuple[Program, Layout]:
     """Build the program; only plans with a score of at least `cutoff` are looked for."""
-    cells = _cells(problem, columns)
     build = ProgramBuilder()
+    layout = add_integer_program(build, problem, columns, goal, cutoff)
+    return build.build(), layout
+
+
+def add_integer_program(
+    build: ProgramBuilder, problem: Problem, columns: Columns, goal: Goal, cutoff: float
+) -> Layout:
+    """Add the program's variables and rows to a larger one."""
+    cells = _cells(problem, columns)
     vgpus = build.variables("g", len(cells.column), upper=cells.room, whole=True)
     several = np.flatnonzero(columns.stages > 1)
     rates = np.full(len(columns), -1, dtype=np.int64)
@@ -99,7 +107,7 @@ def integer_program(
         better = build.rows("better", 1, upper=-cutoff)
         build.entries(better, np.array([z]), 0.0 if goal.fixed else -1.0)
         build.entries(np.repeat(better, len(owned)), owned, np.tile(goal.price, models))
-    return build.build(), layout
+    return layout
 
 
 def _delivery_rows(build: ProgramBuilder, columns: Columns, layout: Layout) -> None:

@@ -105,6 +105,17 @@ def _ordered(share: Share, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu
     return [gpu if gpu is not None else next(spare) for gpu in placed]
 
 
+def running(uses: Mapping[Gpu, Use], cluster: Cluster) -> dict[tuple[str, str, int, Blocks], int]:
+    """How many GPUs run one stage alone, by model, class, divisor and blocks."""
+    counts: dict[tuple[str, str, int, Blocks], int] = {}
+    for (node, _), use in uses.items():
+        if len(use.blocks) == 1:
+            gpu_class = cluster.node_group_of(node).gpu_class
+            key = (use.model, gpu_class, use.divisor, next(iter(use.blocks)))
+            counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
 def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
     """GPUs in use after that did something else, or nothing, before."""
     return sum(

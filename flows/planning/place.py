@@ -67,11 +67,27 @@ def place(
             starts = accumulate(needed, initial=0)
             strips_of = [_cut(strips, start) for start in starts]
         for group, own in zip(groups, strips_of, strict=False):
-            at = 0
-            for i in group:
-                placed[i] = tuple(_runs(own, pools[i].divisor, (at, at + pools[i].vgpus)))
-                at += pools[i].vgpus
+            runs: dict[int, list[PlacementRun]] = {i: [] for i in group}
+            for i, begin, end in _packed(pools, group):
+                runs[i] += _runs(own, pools[i].divisor, (begin, end))
+            placed |= {i: tuple(mine) for i, mine in runs.items()}
     return [placed[i] for i in range(len(pools))]
+
+
+def _packed(pools: Sequence[Pool], group: list[int]) -> list[tuple[int, int, int]]:
+    """Pool, first and last vGPU + 1 within the group: GPUs of one pool alone, then the rest.
+
+    So as many GPUs as possible run one stage, and can go on with it under another plan.
+    """
+    divisor = pools[group[0]].divisor
+    whole = [pools[i].vgpus // divisor * divisor for i in group]
+    counts = [*whole, *(pools[i].vgpus - w for i, w in zip(group, whole, strict=True))]
+    starts = accumulate(counts, initial=0)
+    return [
+        (i, start, start + count)
+        for i, count, start in zip((*group, *group), counts, starts, strict=False)
+        if count
+    ]
 
 
 def _groups(pools: Sequence[Pool]) -> list[list[int]]:
@@ -103,7 +119,7 @@ def _kept(
 
 def _share(pools: Sequence[Pool], group: list[int]) -> Share:
     divisor = pools[group[0]].divisor
-    vgpus = [pools[i].blocks for i in group for _ in range(pools[i].vgpus)]
+    vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
     held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
     return Share(
         model=pools[group[0]].name,

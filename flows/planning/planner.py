@@ -11,10 +11,12 @@ from flows.planning.baselines import dart_r, no_partitioning
 from flows.planning.bound import goal_of
 from flows.planning.decode import Inputs, Outcome, decode
 from flows.planning.integer import lowest_share
+from flows.planning.keep import running, uses_of
 from flows.planning.options import PlanOptions
 from flows.planning.problem import build_problem
 from flows.planning.search import search
 from flows.planning.slack import planned_rps, promised_rps, widen
+from flows.planning.ties import Use, settle
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Objective, Plan
@@ -63,6 +65,7 @@ def _pool(inputs: Inputs) -> Outcome:
         _require_rates(inputs.workload, options)
     goal = goal_of(inputs.problem, options.objective, options.minimum_rps, price)
     found = search(inputs.problem, goal, options)
+    found = settle(found, goal, options, _running(inputs))
     columns, vgpus, score = found.columns, found.vgpus, found.score
     watch = Stopwatch()
     if not goal.fixed:
@@ -77,6 +80,21 @@ def _pool(inputs: Inputs) -> Outcome:
         objective=objective_of(options.objective, score, found.bound),
         trace=found.trace,
     )
+
+
+def _running(inputs: Inputs) -> dict[Use, int]:
+    """GPUs that run one stage alone under the plan in force, in the problem's numbers."""
+    previous, problem = inputs.options.previous, inputs.problem
+    if previous is None:
+        return {}
+    models = {model.name: number for number, model in enumerate(problem.models)}
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    counts = running(uses_of(previous, inputs.cluster), inputs.cluster)
+    return {
+        (models[model], types[gpu_class, divisor], *blocks): count
+        for (model, gpu_class, divisor, blocks), count in counts.items()
+        if model in models and (gpu_class, divisor) in types
+    }
 
 
 def objective_of(name: str, score: float, bound: float) -> Objective:

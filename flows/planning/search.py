@@ -37,6 +37,15 @@ _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The problem, every feasible configuration, and the prices of the relaxation over them."""
+
+    problem: Problem
+    columns: Columns
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A solved problem.
 
@@ -45,6 +54,7 @@ class Found:
         vgpus: [n, S] vGPUs of every stage of them.
         score: z, or minus the cost.
         bound: no plan's score is above this.
+        space: what it was found in.
     """
 
     columns: Columns
@@ -52,6 +62,7 @@ class Found:
     score: float
     bound: float
     trace: Trace
+    space: Space
 
 
 def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
@@ -81,6 +92,7 @@ def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
         score=best.score,
         bound=max(proven, best.score),
         trace=trace,
+        space=Space(problem=problem, columns=feasible, bound=bound),
     )
 
 
