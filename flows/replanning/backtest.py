@@ -1,7 +1,7 @@
 """What replanning would have done over measured days: period by period, seeing only the past.
 
 Every period is forecast from the intervals before it, planned for at least cost, and held against
-what really came. Capacity is the plan's planned rate; an interval's requests above it are lost (a
+what really came. Capacity is what the plan's vGPUs carry; an interval's requests above it are lost (a
 fluid view: queues do not carry over). Here: the arithmetic. Not here: the planner and the
 simulator, which come in as functions, and the chart (`flows/reporting`).
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.replanning.forecast import ForecastOptions, forecast_rps
 from flows.replanning.rates import RateHistory
+from triton_backend.core.admission import capacity_rps
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 
@@ -30,7 +31,8 @@ class Period:
     Attributes:
         first, intervals: the first interval of the period, and how many it has.
         gpus: GPUs the plan uses.
-        offered_rps, served_rps: means over the period, after capacity.
+        planned_rps: what the plan promises; `capacity_rps`, at least as much, is what its vGPUs can.
+        offered_rps, served_rps: means over the period; served is offered up to capacity.
         plan_seconds: wall time of the planner, with every attempt it made.
     """
 
@@ -40,6 +42,7 @@ class Period:
     gpus: int
     forecast_rps: tuple[float, ...]
     planned_rps: tuple[float, ...]
+    capacity_rps: tuple[float, ...]
     offered_rps: tuple[float, ...]
     served_rps: tuple[float, ...]
     plan_seconds: float
@@ -137,16 +140,18 @@ def _period(
     watch = Stopwatch()
     plan = planner(_rates(history.names, foreseen))
     plan_seconds = watch.seconds()
-    planned = np.array([plan.model(name).throughput_rps for name in history.names])
+    models = [plan.model(name) for name in history.names]
+    capacity = np.array([capacity_rps(model) for model in models])
     offered = np.nan_to_num(history.rps[at : at + length])
-    served = np.minimum(offered, planned)
+    served = np.minimum(offered, capacity)
     return Period(
         first=at,
         intervals=length,
         plan=plan,
         gpus=sum(plan.gpus_used.values()),
         forecast_rps=tuple(foreseen.tolist()),
-        planned_rps=tuple(planned.tolist()),
+        planned_rps=tuple(model.throughput_rps for model in models),
+        capacity_rps=tuple(capacity.tolist()),
         offered_rps=tuple(offered.mean(axis=0).tolist()),
         served_rps=tuple(served.mean(axis=0).tolist()),
         plan_seconds=plan_seconds,

@@ -2,7 +2,7 @@
 
 Every period is planned for the least cost at the rates that were forecast (every GPU counts the
 same where no prices are stated); where the cluster cannot carry them, for the most it can carry.
-The backtest itself counts fluid, a plan's rate against a minute's; single minutes drawn from it
+The backtest itself counts fluid, what a plan's vGPUs can carry against a minute's rate; single minutes drawn from it
 are therefore simulated, request by request with the SLO, and both figures stand side by side.
 """
 
@@ -201,7 +201,7 @@ def _simulated(
         arrived = np.array([len(instants[name]) for name in history.names])
         offered += int(arrived.sum())
         served += sum(model.served for model in result.models)
-        capacity = np.array(period.planned_rps) * history.interval_s
+        capacity = np.array(period.capacity_rps) * history.interval_s
         fluid += float(np.minimum(arrived, capacity).sum())
     return Sample(intervals=len(intervals), offered=offered, served=served, fluid_served=fluid)
 
