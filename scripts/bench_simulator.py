@@ -1,67 +1,40 @@
 """Benchmark of the scheduler and the simulator: promises, goodput, speed, cost of decisions.
 
-    .venv/bin/python scripts/bench_simulator.py --data DIR [--traces DIR] [--seeds 3] [--out FILE]
-        [--only goodput,bursty,...]
+    .venv/bin/python scripts/bench_simulator.py --data DIR [--traces DIR] [--seeds 3]
+        [--only speed,poisson,shared,gamma,bursty,ratios,three-stages,noise]
+        [--cells POLICY] [--processes N] [--out FILE.json] [--warehouse FILE]
 
 DIR holds the published tables (`block_latency_us.csv`, `boundary_bytes.csv`, `slo_us.csv`,
-`clusters/`, `workloads/`), `--traces` the file `azure_llm_2023_arrivals.csv.gz`. Plans are ours. Prints
-one line per figure with its target beside it; `--out` keeps them with machine and versions.
+`clusters/`, `workloads/`), `--traces` the file `azure_llm_2023_arrivals.csv.gz` (without it the trace
+is left out). Plans are ours; load factor 1 is the `pool` plan's planned rate, for the baselines too.
+Means are over 72 cells (6 groups x 4 clusters x 3 models), with the lowest and highest seed beside.
+`--cells` lists instead where a policy loses: each cell below 1, beside a server that loses no time.
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from paper_cells import Cell, PaperData, at_objective, ideal_attainment
+from benchmark import Figure, add_destinations, exit_code, keep, show
+from paper_cells import PLANNERS, Cell, PaperData, ideal_load
+from paper_runs import Run, Runner, attainment, highest_load
 
 from flows.planning import PlanOptions
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
-from triton_backend.core.topology import build_topology
-from triton_backend.sim.arrivals import POISSON, Arrivals, Gamma, Replay, TraceFormat, read_arrivals
-from triton_backend.sim.goodput import GRID, find_goodput
+from triton_backend.sim.arrivals import POISSON, Arrivals, Gamma, TraceFormat, read_arrivals
 from triton_backend.sim.options import REACTIVE, SimOptions
 from triton_backend.sim.run import simulate
 
 PLAIN, BEST = "reservation", "reservation-ahead"
 SPEED_MODEL = "efficientnet-b8_3rdparty_8xb32-aa-advprop_in1k"
 BASELINE_TARGETS = {"dart-r": 0.750, "no-partitioning": 0.668}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measured figure; `least` or `most` is its target, None where it is only reported."""
-
-    what: str
-    value: float
-    spread: tuple[float, float] | None = None
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the target is met, in a word."""
-        if self.least is None and self.most is None:
-            return "reported"
-        met = (self.least is None or self.value >= self.least) and (
-            self.most is None or self.value <= self.most
-        )
-        return "met" if met else "MISSED"
-
-    def line(self) -> str:
-        """One line of the table."""
-        target = "" if self.least is None else f">= {self.least:g}"
-        target = target if self.most is None else f"<= {self.most:g}"
-        spread = "" if self.spread is None else f"{self.spread[0]:.4g} .. {self.spread[1]:.4g}"
-        return f"{self.what:<78} {self.value:>12.6g} {spread:>18} {target:>12}  {self.verdict}"
+PUBLISHED_RATIOS = {"dart-r": 1.32, "no-partitioning": 1.48}
+TRACE = "azure_llm_2023_arrivals.csv.gz"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,173 +42,115 @@ class Bench:
     """What all families need, and the count of late requests over every exact run."""
 
     data: PaperData
-    traces: Path | None
+    runner: Runner
+    arrivals: dict[str, Arrivals]
     seeds: int
     late: int = 0
     offered: int = 0
+    known: dict[tuple[str, str, str, str], list[list[float]]] = field(
+        default_factory=dict[tuple[str, str, str, str], list[list[float]]]
+    )
 
-    def load_factor(self, cell: Cell, options: SimOptions) -> float:
-        """Highest load factor of a cell on the grid, each model alone; counts late requests."""
-        for load_factor in GRID:
-            at = replace(
-                options,
-                load_factor=load_factor,
-                reference=cell.reference,
-                models=(cell.model,),
-                keep_uses=False,
-            )
-            result = simulate(cell.plan, at)
-            self.offered += len(result.requests)
-            if options.policy != REACTIVE:
-                self.late += sum(model.late for model in result.models)
-            if result.attainment >= 0.99:  # noqa: PLR2004 - the definition of goodput
-                return load_factor
-        return 0.0
-
-    def mean_load_factor(
-        self,
-        what: str,
-        options: SimOptions,
-        *,
-        planner: str = "pool",
-        least: float | None = None,
-        published_rates: bool = False,
-    ) -> Figure:
-        """Mean over the 72 cells, with the spread over seeds."""
-        cells = list(self.data.cells(planner))
-        if published_rates:
-            cells = [replace(cell, reference=at_objective(cell.reference)) for cell in cells]
-        means = [
-            float(np.mean([self.load_factor(cell, replace(options, seed=seed)) for cell in cells]))
+    def loads(self, runs: list[Run]) -> list[list[float]]:
+        """Highest load factor of every run, per seed; counts late requests."""
+        seeded = [
+            replace(run, options=replace(run.options, seed=seed))
             for seed in range(self.seeds)
+            for run in runs
         ]
-        value = float(np.mean(means))
-        return Figure(what=what, value=value, spread=(min(means), max(means)), least=least)
+        found = self.runner.map(highest_load, seeded)
+        self.offered += sum(f.offered for f in found)
+        self.late += sum(f.late for f in found)
+        return np.asarray([f.load_factor for f in found]).reshape(self.seeds, -1).tolist()
+
+    def cells(
+        self, planner: str, policy: str, arrivals: str = "Poisson", nic: str = "isolated"
+    ) -> list[list[float]]:
+        """Highest load factors of all 72 cells, each model alone, per seed; found once."""
+        key = (planner, policy, arrivals, nic)
+        if key not in self.known:
+            options = SimOptions(policy=policy, nic=nic, arrivals=self.arrivals[arrivals])
+            self.known[key] = self.loads([alone(c, options) for c in self.data.cells(planner)])
+        return self.known[key]
 
 
-def goodput(bench: Bench) -> Iterator[Figure]:
+def alone(cell: Cell, options: SimOptions) -> Run:
+    """One cell, offered shares of the `pool` plan's rate."""
+    options = replace(options, reference=cell.reference, models=(cell.model,))
+    return Run(plan=cell.plan, options=options)
+
+
+def mean_figure(name: str, found: list[list[float]], least: float | None = None) -> Figure:
+    """Mean over cells and seeds, with the lowest and highest seed."""
+    means = np.mean(found, axis=1)
+    spread = f"seeds {means.min():.4f} .. {means.max():.4f}"
+    return Figure(name=name, value=float(means.mean()), least=least, note=spread)
+
+
+def poisson(bench: Bench) -> Iterator[Figure]:
     """Mean highest load factor of every model alone, NICs isolated as published."""
     for policy, least in ((PLAIN, 0.965), (BEST, 0.98)):
-        options = SimOptions(policy=policy, nic="isolated")
-        yield bench.mean_load_factor(f"pool, {policy}, isolated", options, least=least)
-        yield bench.mean_load_factor(
-            f"pool, {policy}, isolated, load 1 = weight x objective",
-            options,
-            least=least,
-            published_rates=True,
-        )
-    yield ideal(bench)
+        yield mean_figure(f"pool, {policy}", bench.cells("pool", policy), least)
+    ideal = [[ideal_load(c, seed) for c in bench.data.cells("pool")] for seed in range(bench.seeds)]
+    yield mean_figure("pool, a server of the vGPUs' rate that loses no time", ideal)
     for planner, least in BASELINE_TARGETS.items():
         for policy in (PLAIN, BEST):
-            options = SimOptions(policy=policy, nic="isolated")
-            yield bench.mean_load_factor(
-                f"{planner}, {policy}, isolated", options, planner=planner, least=least
-            )
-            yield bench.mean_load_factor(
-                f"{planner}, {policy}, isolated, load 1 = weight x objective",
-                options,
-                planner=planner,
-                least=least,
-                published_rates=True,
-            )
-
-
-def ideal(bench: Bench) -> Figure:
-    """The same mean for a server that loses no time: no policy can do better on these plans."""
-    found: list[float] = []
-    for cell in bench.data.cells("pool"):
-        number = [model.name for model in cell.plan.models].index(cell.model)
-        model = cell.plan.models[number]
-        topology = build_topology(cell.plan, "isolated")
-        pipelines = range(topology.model_pipelines[number], topology.model_pipelines[number + 1])
-        slack_us = model.slo_us - min(int(topology.path_us[p, 1]) for p in pipelines)
-        for load_factor in (*GRID, 0.0):
-            options = SimOptions(load_factor=load_factor, models=(cell.model,), keep_uses=False)
-            arrivals_us = simulate(cell.plan, options).requests["arrival_us"]
-            if ideal_attainment(model, slack_us, arrivals_us) >= 0.99:  # noqa: PLR2004 - as above
-                found.append(load_factor)
-                break
-    return Figure(
-        what="pool, a server of the planned rate that loses no time", value=float(np.mean(found))
-    )
+            yield mean_figure(f"{planner}, {policy}", bench.cells(planner, policy), least)
 
 
 def shared(bench: Bench) -> Iterator[Figure]:
-    """One NIC per node for all that runs there; each model alone, and all at once."""
+    """One NIC per node for all that runs there; each model alone, and all three at once."""
     for policy in (PLAIN, BEST):
-        options = SimOptions(policy=policy)
-        yield bench.mean_load_factor(f"pool, {policy}, shared, alone", options, least=0.95)
+        found = bench.cells("pool", policy, nic="shared")
+        yield mean_figure(f"pool, {policy}, shared, each model alone", found, 0.95)
         for nic in ("shared", "isolated"):
-            yield joint(bench, replace(options, nic=nic))
+            options = SimOptions(policy=policy, nic=nic)
+            plans = {id(c.plan): c.plan for c in bench.data.cells("pool")}.values()
+            found = bench.loads([Run(plan=plan, options=options) for plan in plans])
+            least = 0.95 if nic == "shared" else None
+            yield mean_figure(f"pool, {policy}, {nic}, all models at once", found, least)
 
 
-def joint(bench: Bench, options: SimOptions) -> Figure:
-    """All three models at once; a load factor holds only if every model attains."""
-    plans = {id(cell.plan): cell.plan for cell in bench.data.cells("pool")}.values()
-    means = [
-        float(np.mean([find_goodput(p, replace(options, seed=seed)).load_factor for p in plans]))
-        for seed in range(bench.seeds)
-    ]
-    return Figure(
-        what=f"pool, {options.policy}, {options.nic}, all models at once",
-        value=float(np.mean(means)),
-        spread=(min(means), max(means)),
-        least=0.95 if options.nic == "shared" else None,
-    )
+def gamma(bench: Bench) -> Iterator[Figure]:
+    """Gamma gaps of shape 0.3."""
+    for policy in (PLAIN, BEST):
+        found = bench.cells("pool", policy, "gamma 0.3")
+        yield mean_figure(f"pool, {policy}, gamma 0.3", found, 0.90)
+
+
+def bursty(bench: Bench) -> Iterator[Figure]:
+    """The bursty service `code` of the trace, scaled to the rate."""
+    if "trace" not in bench.arrivals:
+        yield Figure(name="bursty (give --traces)", value=None)
+        return
+    for policy in (PLAIN, BEST):
+        yield mean_figure(f"pool, {policy}, trace `code`", bench.cells("pool", policy, "trace"))
+        options = SimOptions(policy=policy, nic="isolated", arrivals=bench.arrivals["trace"])
+        runs = [alone(cell, options) for cell in bench.data.cells("pool")]
+        value = float(np.mean(bench.runner.map(attainment, runs)))
+        yield Figure(name=f"pool, {policy}, trace `code`: attainment at load factor 1", value=value)
 
 
 def ratios(bench: Bench) -> Iterator[Figure]:
     """Goodput of `pool` over the baselines: mean over cells of the ratio of load factors."""
-    for name, arrivals in bursts(bench, POISSON):
+    for arrivals in bench.arrivals:
         for policy in (PLAIN, BEST):
-            options = SimOptions(policy=policy, nic="isolated", arrivals=arrivals)
-            factors = {
-                planner: [bench.load_factor(cell, options) for cell in bench.data.cells(planner)]
-                for planner in ("pool", *BASELINE_TARGETS)
-            }
-            for planner in BASELINE_TARGETS:
-                pairs = zip(factors["pool"], factors[planner], strict=True)
-                both = [pool / other for pool, other in pairs if other > 0]
-                yield Figure(
-                    what=f"goodput of pool / {planner}, {policy}, {name}",
-                    value=float(np.mean(both)),
-                )
-
-
-def bursts(bench: Bench, *more: Arrivals) -> Iterator[tuple[str, Arrivals]]:
-    """Poisson where asked for, gamma 0.3, and the bursty service of the trace."""
-    for arrivals in more:
-        yield "Poisson", arrivals
-    yield "gamma 0.3", Gamma(shape=0.3)
-    if bench.traces is not None:
-        trace = read_arrivals(
-            bench.traces / "azure_llm_2023_arrivals.csv.gz",
-            TraceFormat(time_column="t_s", model_column="service", names={"code": ""}),
-        )
-        yield "trace `code`", trace
-
-
-def bursty(bench: Bench) -> Iterator[Figure]:
-    """Bursty arrivals."""
-    for name, arrivals in bursts(bench):
-        for policy in (PLAIN, BEST):
-            options = SimOptions(policy=policy, nic="isolated", arrivals=arrivals)
-            least = 0.90 if isinstance(arrivals, Gamma) else None
-            yield bench.mean_load_factor(f"pool, {policy}, {name}", options, least=least)
-            if isinstance(arrivals, Replay):
-                yield at_full_load(bench, name, options)
-
-
-def at_full_load(bench: Bench, name: str, options: SimOptions) -> Figure:
-    """Mean attainment at load factor 1, where bursts leave no load factor that attains 99 %."""
-    attained = [
-        simulate(cell.plan, replace(options, models=(cell.model,), keep_uses=False)).attainment
-        for cell in bench.data.cells("pool")
-    ]
-    return Figure(
-        what=f"pool, {options.policy}, {name}: attainment at load factor 1",
-        value=float(np.mean(attained)),
-    )
+            pool = np.asarray(bench.cells("pool", policy, arrivals))
+            for planner, published in PUBLISHED_RATIOS.items():
+                other = np.asarray(bench.cells(planner, policy, arrivals))
+                both = (pool > 0) & (other > 0)
+                name = f"goodput of pool / {planner}, {policy}, {arrivals}"
+                if not both.any(axis=1).all():
+                    yield Figure(name=name, value=None, note="no load factor attains 99 %")
+                    continue
+                per_seed = [
+                    [float((p[k] / o[k]).mean())] for p, o, k in zip(pool, other, both, strict=True)
+                ]
+                figure = mean_figure(name, per_seed)
+                note = f"{figure.note}, of {int(both.sum())} of {both.size} cells"
+                if arrivals == "Poisson":
+                    note += f", published {published}"
+                yield replace(figure, note=note)
 
 
 def three_stages(bench: Bench) -> Iterator[Figure]:
@@ -246,46 +161,35 @@ def three_stages(bench: Bench) -> Iterator[Figure]:
         bench.data.single_plan(model, cluster, slos_us[model], options)
         for model in bench.data.profiles
     ]
-    cells = [
-        Cell(group="", cluster="HC2-L", model=plan.models[0].name, plan=plan, reference=plan)
-        for plan in plans
-    ]
     for policy, least in ((PLAIN, 0.92), (BEST, 0.92), (REACTIVE, None)):
         for nic in ("isolated", "shared"):
             at = SimOptions(policy=policy, nic=nic)
-            means = [
-                float(np.mean([bench.load_factor(c, replace(at, seed=seed)) for c in cells]))
-                for seed in range(bench.seeds)
-            ]
-            yield Figure(
-                what=f"3 stages, 18 models, margin 0.1, {policy}, {nic}",
-                value=float(np.mean(means)),
-                spread=(min(means), max(means)),
-                least=least if nic == "isolated" else None,
-            )
+            found = bench.loads([Run(plan=plan, options=at) for plan in plans])
+            target = least if nic == "isolated" else None
+            yield mean_figure(f"3 stages, 18 models, {policy}, {nic}", found, target)
 
 
 def noise(bench: Bench) -> Iterator[Figure]:
     """Latency noise of 5 % at load factor 0.9: attainment lost, in points."""
     for policy in (PLAIN, BEST):
-        lost: list[float] = []
-        for cell in bench.data.cells("pool"):
-            exact = SimOptions(
-                policy=policy, models=(cell.model,), load_factor=0.9, keep_uses=False
-            )
-            noisy = replace(exact, latency_noise_cv=0.05)
-            fall = simulate(cell.plan, exact).attainment - simulate(cell.plan, noisy).attainment
-            lost.append(100 * fall)
+        exact = SimOptions(policy=policy, load_factor=0.9)
+        noisy = replace(exact, latency_noise_cv=0.05)
+        cells = list(bench.data.cells("pool"))
+        before, after = (
+            np.asarray(bench.runner.map(attainment, [alone(cell, options) for cell in cells]))
+            for options in (exact, noisy)
+        )
+        lost = 100 * (before - after)
         yield Figure(
-            what=f"5 % noise, {policy}: points of attainment lost (spread over cells)",
-            value=float(np.mean(lost)),
-            spread=(min(lost), max(lost)),
+            name=f"5 % noise, {policy}: points of attainment lost",
+            value=float(lost.mean()),
             most=1.0,
+            note=f"cells {lost.min():.3f} .. {lost.max():.3f}",
         )
 
 
 def speed(bench: Bench) -> Iterator[Figure]:
-    """Simulated requests per wall second, cost of a decision, repeatability."""
+    """Simulated requests per wall second, cost of a decision, repeatability; one process."""
     for times, most in ((1, 3.0), (10, 10.0)):
         plan = scaled_plan(bench.data, times)
         for policy in (PLAIN, BEST):
@@ -296,39 +200,55 @@ def speed(bench: Bench) -> Iterator[Figure]:
             rate = len(result.requests) / (result.wall_seconds or 1.0)
             cost = result.decisions
             name = f"{100 * times} GPUs, {policy}"
-            least = 400_000 if times == 1 else None
-            yield Figure(what=f"{name}: requests per wall second", value=rate, least=least)
-            yield Figure(what=f"{name}: mean decision, µs", value=cost.mean_us or 0.0, most=most)
-            yield Figure(
-                what=f"{name}: 99th percentile of decisions, µs",
-                value=cost.p99_us or 0.0,
-                most=20.0 if times == 1 else None,
-            )
-            yield Figure(what=f"{name}: probes per dispatch", value=cost.probes_per_dispatch or 0.0)
-            again = simulate(plan, options)
-            same = again.requests.tobytes() == result.requests.tobytes()
-            yield Figure(what=f"{name}: same seed, same bytes", value=float(same), least=1.0)
+            first = times == 1
+            least = 400_000 if first else None
+            yield Figure(name=f"{name}: requests per wall second", value=rate, least=least)
+            yield Figure(name=f"{name}: decision, mean", value=cost.mean_us, unit="µs", most=most)
+            worst = 20.0 if first else None
+            yield Figure(name=f"{name}: decision, p99", value=cost.p99_us, unit="µs", most=worst)
+            yield Figure(name=f"{name}: probes per dispatch", value=cost.probes_per_dispatch)
+            same = simulate(plan, options).requests.tobytes() == result.requests.tobytes()
+            yield Figure(name=f"{name}: same seed, same bytes", value=float(same), least=1.0)
 
 
 def scaled_plan(data: PaperData, times: int) -> Plan:
     """One model alone on a cluster of 100 x `times` GPUs."""
     cluster = data.cluster("HC1-L")
-    cluster = replace(
-        cluster,
-        nodes=tuple(replace(group, count=group.count * times) for group in cluster.nodes),
-    )
-    return data.single_plan(SPEED_MODEL, cluster, data.slos_us()[SPEED_MODEL], PlanOptions())
+    groups = tuple(replace(group, count=group.count * times) for group in cluster.nodes)
+    slo_us = data.slos_us()[SPEED_MODEL]
+    return data.single_plan(SPEED_MODEL, replace(cluster, nodes=groups), slo_us, PlanOptions())
+
+
+def show_cells(bench: Bench, policy: str) -> None:
+    """Every cell of every planner below load factor 1, seed 0, beside the ideal server's."""
+    bench.seeds = 1
+    for planner in PLANNERS:
+        found = bench.cells(planner, policy)[0]
+        for cell, load_factor in zip(bench.data.cells(planner), found, strict=True):
+            if load_factor < 1:
+                where = f"{planner:<16} {cell.group} {cell.cluster} {cell.model[:40]:<40}"
+                print(f"{where} {load_factor:.2f}  ideal {ideal_load(cell, 0):.2f}", flush=True)
 
 
 FAMILIES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "speed": speed,
-    "goodput": goodput,
+    "poisson": poisson,
     "shared": shared,
-    "ratios": ratios,
+    "gamma": gamma,
     "bursty": bursty,
+    "ratios": ratios,
     "three-stages": three_stages,
     "noise": noise,
 }
+
+
+def read_processes(traces: Path | None) -> dict[str, Arrivals]:
+    """Poisson, gamma 0.3 and, where there is a folder of traces, the service `code`."""
+    processes: dict[str, Arrivals] = {"Poisson": POISSON, "gamma 0.3": Gamma(shape=0.3)}
+    if traces is not None:
+        code = TraceFormat(time_column="t_s", model_column="service", names={"code": ""})
+        processes["trace"] = read_arrivals(traces / TRACE, code)
+    return processes
 
 
 def main(arguments: list[str]) -> int:
@@ -336,45 +256,40 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of published tables")
-    parser.add_argument("--traces", type=Path, help="folder of traces")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--only", default=",".join(FAMILIES), help=f"of {', '.join(FAMILIES)}")
-    chosen = parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of published tables")
+    add("--traces", type=Path, help="folder of traces")
+    add("--seeds", type=int, default=3)
+    add("--only", default=",".join(FAMILIES), help=f"of {', '.join(FAMILIES)}")
+    add("--cells", metavar="POLICY", help="list the cells in which a policy loses")
+    add("--processes", type=int, help="simulations at once; a core each without it")
+    add_destinations(parser)
+    asked = parser.parse_args(arguments)
+    unknown = sorted(set(asked.only.split(",")) - set(FAMILIES))
+    if unknown:
+        parser.error(f"--only {unknown[0]}: none of {', '.join(FAMILIES)}")
     try:
-        data = PaperData.read(chosen.data)
+        data, processes = PaperData.read(asked.data), read_processes(asked.traces)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    bench = Bench(data=data, traces=chosen.traces, seeds=chosen.seeds)
     figures: list[Figure] = []
-    for name in chosen.only.split(","):
-        print(f"\n{name}: {(FAMILIES[name].__doc__ or '').splitlines()[0]}", flush=True)
-        for figure in FAMILIES[name](bench):
-            figures.append(figure)
-            print(figure.line(), flush=True)
+    with Runner(asked.processes) as runner:
+        bench = Bench(data=data, runner=runner, arrivals=processes, seeds=asked.seeds)
+        if asked.cells:
+            show_cells(bench, asked.cells)
+            return 0
+        for name in asked.only.split(","):
+            print(f"\n{name}: {(FAMILIES[name].__doc__ or '').splitlines()[0]}", flush=True)
+            for figure in FAMILIES[name](bench):
+                figures.append(figure)
+                show([figure])
     if bench.offered:
-        late = Figure(
-            what=f"accepted requests late, of {bench.offered:,} offered in exact runs",
-            value=bench.late,
-            most=0.0,
-        )
-        figures.append(late)
-        print("\n" + late.line())
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps(report(figures, bench), indent=2), encoding="utf-8")
-    return int(any(figure.verdict == "MISSED" for figure in figures))
-
-
-def report(figures: list[Figure], bench: Bench) -> dict[str, object]:
-    """Figures with the machine and versions they were measured on."""
-    return {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("numba", "numpy", "highspy")},
-        "seeds": bench.seeds,
-        "figures": [asdict(figure) | {"verdict": figure.verdict} for figure in figures],
-    }
+        name = f"accepted requests late, of {bench.offered:,} offered in exact runs"
+        figures.append(Figure(name=name, value=bench.late, most=0.0))
+        show(figures[-1:])
+    keep(asked, "simulator", figures, {"seeds": bench.seeds})
+    return exit_code(figures)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from flows.planning import PlanOptions, make_plan
 from flows.profiling.tables import read_tables
+from triton_backend.core.admission import capacity_rps
+from triton_backend.core.arrivals import poisson_us
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
-from triton_backend.core.plan import ModelPlan, Plan
+from triton_backend.core.plan import Plan
 from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.units import US_PER_S
+from triton_backend.core.units import US_PER_S, s_to_us
 from triton_backend.core.workload import ModelDemand, Workload
+from triton_backend.sim.goodput import ATTAINMENT, GRID
+from triton_backend.sim.options import SimOptions, rates_of
 
 GROUPS = tuple(f"G{i}" for i in range(1, 7))
 CLUSTERS = tuple(f"HC{i}-L" for i in range(1, 5))
@@ -96,31 +102,34 @@ class PaperData:
                     )
 
 
-def at_objective(plan: Plan) -> Plan:
-    """The plan with every model's rate cut to weight x objective: what the optimum promises.
+def ideal_load(cell: Cell, seed: int) -> float:
+    """Highest load factor of a single server that loses no time and knows every deadline.
 
-    Models that are not the scarcest can serve more than that, and `throughput_rps` says how much.
-    Published plans state the lower figure for nearly all models, so published load factors refer
-    to it.
+    Its rate is what the vGPUs of the cell's model run in whole batches, links apart; a request can
+    wait as long as its SLO leaves after the shortest path of a planned batch. It is told the very
+    instants that `simulate` draws. Smaller batches have more slack, and the first request finds
+    every vGPU idle, so a policy may be a little better.
     """
-    rates = {
-        demand.name: (demand.weight or 1.0) * plan.objective.value
-        for demand in plan.workload.models
-    }
-    models = tuple(
-        replace(model, throughput_rps=min(rates[model.name], model.throughput_rps))
-        for model in plan.models
-    )
-    return replace(plan, models=models)
+    model = cell.plan.model(cell.model)
+    number = cell.plan.models.index(model)
+    slack_us = model.slo_us - min(pipeline.latency_us for pipeline in model.pipelines)
+    service_us = US_PER_S / capacity_rps(replace(model, throughput_rps=0.0))
+    options = SimOptions(reference=cell.reference, models=(cell.model,))
+    for load_factor in GRID:
+        rate_rps = rates_of(cell.plan, replace(options, load_factor=load_factor))[cell.model]
+        rng = np.random.default_rng([seed, number])
+        arrivals_us = poisson_us(rate_rps, s_to_us(options.duration_s), rng)
+        if _ideal_attainment(service_us, slack_us, arrivals_us) >= ATTAINMENT:
+            return load_factor
+    return 0.0
 
 
-def ideal_attainment(model: ModelPlan, slack_us: float, arrivals_us: Any) -> float:
-    """What a single server of the plan's rate attains that loses no time and knows every deadline.
+def _ideal_attainment(service_us: float, slack_us: float, arrivals_us: NDArray[np.int64]) -> float:
+    """Share that a single server serves in time: the M/D/1 queue with impatience.
 
     Requests of equal size that can wait `slack_us` at most: a request is served exactly if the
-    work before it is done by then (the workload of an M/D/1 queue with impatience).
+    work before it is done by then.
     """
-    service_us = US_PER_S / model.throughput_rps
     work_us, last_us, served = 0.0, 0, 0
     for now_us in arrivals_us.tolist():
         work_us = max(0.0, work_us - (now_us - last_us))
