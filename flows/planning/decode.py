@@ -30,13 +30,14 @@ _ID_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a plan is made from; `workload` with the batch-building rates in use."""
+    """What a plan is made from; `workload` with the batch-building rates in use, and their source."""
 
     profiles: Mapping[str, ModelProfile]
     cluster: Cluster
     workload: Workload
     options: PlanOptions
     problem: Problem
+    rates_from: str = "given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
     plan = Plan(
         plan_id="",
         planner=inputs.options.planner,
-        options=inputs.options.to_dict(),
+        options={**inputs.options.to_dict(), "batch_building_rates": inputs.rates_from},
         objective=outcome.objective,
         solver=trace.solver,
         solve_seconds=seconds,

@@ -18,7 +18,7 @@ from flows.planning.search import search
 from flows.planning.slack import planned_rps, promised_rps, widen
 from flows.planning.ties import Use, settle
 from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InputError
+from triton_backend.core.errors import InfeasibleError, InputError
 from triton_backend.core.plan import Objective, Plan
 from triton_backend.core.profiles import ModelProfile
 from triton_backend.core.workload import Workload
@@ -34,8 +34,8 @@ def make_plan(
 ) -> Plan:
     """Plan a workload on a cluster.
 
-    Where a model has no batch-building rate, `no-partitioning` is solved first without gathering
-    time, and its throughput is taken as the rate; the plan's workload carries it.
+    Where a model has no batch-building rate, it is derived (`with_rates`); the plan's workload
+    carries it, and its option `batch_building_rates` says from what.
 
     Raises:
         InputError: the inputs do not fit together or a price or rate is missing.
@@ -43,11 +43,16 @@ def make_plan(
             for cannot be reached.
     """
     options = options or PlanOptions()
-    workload = with_rates(profiles, cluster, workload, options)
+    workload, rates_from = with_rates(profiles, cluster, workload, options)
     whole = options.planner != "pool"
     problem = build_problem(profiles, cluster, workload, options, whole_gpus=whole)
     inputs = Inputs(
-        profiles=profiles, cluster=cluster, workload=workload, options=options, problem=problem
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        options=options,
+        problem=problem,
+        rates_from=rates_from,
     )
     if options.planner != "pool" and options.objective != "throughput":
         raise InputError("option objective", f"{options.planner} is defined for throughput alone")
@@ -132,18 +137,27 @@ def with_rates(
     cluster: Cluster,
     workload: Workload,
     options: PlanOptions,
-) -> Workload:
-    """The workload with a batch-building rate for every model."""
+) -> tuple[Workload, str]:
+    """The workload with a batch-building rate for every model, and where the rates come from.
+
+    They are the throughputs of `no-partitioning` without gathering time. Where a model has no plan
+    as a whole, that is no plan at all; then all that are missing are the throughputs of the pool
+    plan without gathering time.
+
+    Raises:
+        InfeasibleError: a model has no pipeline even then; the message says its best latency.
+    """
     if all(m.batch_building_rate_rps is not None for m in workload.models):
-        return workload
+        return workload, "given"
     first = replace(options, planner="no-partitioning", objective="throughput", previous=None)
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
-    problem = build_problem(profiles, cluster, bare, first, whole_gpus=True)
-    inputs = Inputs(
-        profiles=profiles, cluster=cluster, workload=bare, options=first, problem=problem
-    )
-    plan = decode(inputs, no_partitioning(inputs))
-    rates = {model.name: model.throughput_rps for model in plan.models}
+    try:
+        rates, source = _throughputs(profiles, cluster, bare, first), "no-partitioning"
+    except InfeasibleError:
+        if options.planner != "pool":
+            raise
+        first = replace(first, planner="pool")
+        rates, source = _throughputs(profiles, cluster, bare, first), "pool without gathering"
     return Workload(
         models=tuple(
             m
@@ -151,4 +165,17 @@ def with_rates(
             else replace(m, batch_building_rate_rps=rates[m.name])
             for m in workload.models
         )
+    ), source
+
+
+def _throughputs(
+    profiles: Mapping[str, ModelProfile], cluster: Cluster, bare: Workload, options: PlanOptions
+) -> dict[str, float]:
+    """What every model reaches without gathering time (requests/s)."""
+    whole = options.planner != "pool"
+    problem = build_problem(profiles, cluster, bare, options, whole_gpus=whole)
+    inputs = Inputs(
+        profiles=profiles, cluster=cluster, workload=bare, options=options, problem=problem
     )
+    plan = decode(inputs, no_partitioning(inputs) if whole else _pool(inputs))
+    return {model.name: model.throughput_rps for model in plan.models}

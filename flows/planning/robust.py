@@ -70,7 +70,8 @@ def make_robust_plan(
     if options.objective != "throughput":
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
     search = _Search(profiles, cluster, options, trial or Trial())
-    best = _common_margin(search, with_rates(profiles, cluster, workload, options))
+    rated, _ = with_rates(profiles, cluster, workload, options)
+    best = _common_margin(search, rated)
     for model in [m.name for m in workload.models]:
         best = _improved(search, best, model)
     robust = {

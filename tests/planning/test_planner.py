@@ -98,3 +98,28 @@ def test_a_stage_must_fit_the_memory_of_its_vgpu() -> None:
     stages = [s for p in plan.models[0].pipelines for s in p.stages if s.gpu_class == "fast"]
     assert stages
     assert all(np.ptp(s.blocks) * 6 <= 13 / s.vgpu_divisor for s in stages)
+
+
+def test_rates_come_from_the_pool_plan_where_a_model_fits_no_gpu_as_a_whole() -> None:
+    profiles = {
+        "net": profile(),
+        "parted": replace(profile("parted"), block_memory_bytes=(6 * 2**30,) * 3),
+    }
+    roomy = cluster(2, 4, fast_memory_gib=12, slow_memory_gib=12)
+    asked = workload(
+        ModelDemand(name="net", slo_us=30_000, weight=1.0),
+        ModelDemand(name="parted", slo_us=30_000, weight=1.0),
+    )
+    plan = make_plan(profiles, roomy, asked)
+    assert plan.options["batch_building_rates"] == "pool without gathering"
+    assert all(m.batch_building_rate_rps for m in plan.workload.models)
+    assert all(len(p.stages) > 1 for p in plan.model("parted").pipelines)
+    assert verify_plan(plan, profiles) == []
+    with pytest.raises(InfeasibleError, match="'parted'"):
+        make_plan(profiles, roomy, asked, PlanOptions(planner="no-partitioning"))
+
+
+def test_a_model_too_slow_in_any_form_is_named_with_its_best_latency() -> None:
+    asked = workload(ModelDemand(name="net", slo_us=2_000, weight=1.0))
+    with pytest.raises(InfeasibleError, match=r"'net': no pipeline of at most 2 stages.*3\.000 ms"):
+        make_plan({"net": profile()}, cluster(), asked)
