@@ -94,6 +94,25 @@ class PlanParameters(Parameters):
     previous: str | None = Field(default=None, description="Id of the plan in force.")
 
 
+class WhatIfParameters(Parameters):
+    """Of `whatif`."""
+
+    cluster: Path
+    workload: Path
+    vary: str = Field(description="What is varied, as in `poolpipe whatif --vary`.")
+    values: list[float] = Field(min_length=1)
+    planners: list[Literal["pool", "no-partitioning", "dart-r"]] = ["pool"]
+    objective: Literal["throughput", "cost", "power"] = "throughput"
+    max_partitions: int = Field(default=2, ge=1, le=4)
+    slo_margin: float = Field(default=0.4, ge=0, lt=1)
+    time_limit_s: float | None = Field(default=None, gt=0)
+    runner: Literal["threads", "dask"] = Field(
+        default="threads", description="`dask` for large sweeps; needs poolpipe[dask]."
+    )
+    workers: int = Field(default=2, ge=1, le=256, description="Threads, or processes of Dask.")
+    dask_address: str | None = Field(default=None, description="Of a Dask scheduler that runs.")
+
+
 class RolloutParameters(Parameters):
     """Of `rollout`."""
 

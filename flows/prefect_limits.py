@@ -17,6 +17,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.steps.workspace import Workspace, workspace
 
@@ -88,7 +89,9 @@ def _hold_writer() -> ExitStack:
 
 def _let_go(held: ExitStack) -> None:
     try:
-        held.close()
+        # A server that is gone is asked once more, not for a minute: a rollout is being watched.
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+            held.close()
     except UNREACHABLE as error:  # it ends by itself
         _LOG.warning("%s not given back: %s", WAREHOUSE_WRITER, error)
 

@@ -151,31 +151,15 @@ def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
 
 def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str | None:
     """The run's id; a warehouse that is in use does not spoil the curve."""
-    from flows.clock import now_utc
+    from flows.steps.whatif import keep_sweep
+    from flows.steps.workspace import workspace
     from triton_backend.core.errors import InputError
-    from warehouse.db import open_warehouse
-    from warehouse.details import WhatIfRow, add_whatif_rows
-    from warehouse.runs import add_run
 
-    rows = [
-        WhatIfRow(
-            varied=document["vary"],
-            setting=f"{point.value:g}",
-            objective=point.objective,
-            document={"planner": name, **point.to_dict()},
-        )
-        for name, points in curves.items()
-        for point in points
-    ]
-    asked = {"vary": document["vary"], "objective": document["objective"]}
     try:
-        with open_warehouse(warehouse) as store, store.transaction():
-            run_id = add_run(store, "whatif", None, (asked, document), now_utc())
-            add_whatif_rows(store, run_id, rows)
+        return keep_sweep(workspace(warehouse), document, curves)
     except InputError as error:
         note(f"not stored: {error}")
         return None
-    return run_id
 
 
 def _print(vary: str, curves: Curves) -> None:

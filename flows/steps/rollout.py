@@ -96,7 +96,7 @@ def roll_out(
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
-        _record(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
+        record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
         failure = _migrate(work, warehouse, rollout, plan, say)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
@@ -104,7 +104,7 @@ def roll_out(
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
         _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
         raise failure
-    breach = _bake(state, plan, before, options)
+    breach = bake(state, plan, before, options)
     if breach is None:
         return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
     say(f"  {breach}; putting plan {in_force} back")
@@ -185,7 +185,10 @@ def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:
     )
 
 
-def _record(warehouse: Warehouse, rollout: Rollout, step: str, detail: str, seconds: float) -> None:
+def record_step(
+    warehouse: Warehouse, rollout: Rollout, step: str, detail: str, seconds: float
+) -> None:
+    """Write down that a step has ended."""
     done = RolloutStep(step=step, detail=detail, seconds=seconds, done_at=now_utc())
     add_rollout_step(warehouse, rollout.rollout_id, done)
 
@@ -198,7 +201,7 @@ def _migrate(
     def record(step: StepDone) -> None:
         say(f"  {step.step} {step.seconds:.2f} s")
         detail = f"plan {step.plan_id}, generation {step.generation}"
-        _record(warehouse, rollout, str(step.step), detail, step.seconds)
+        record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
     try:
         migrate(work.state.serve, plan, record)
@@ -216,7 +219,7 @@ def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> Rollout
     )
 
 
-def _bake(
+def bake(
     state: ServerState, plan: Plan, before: Mapping[str, Outcomes], options: RolloutOptions
 ) -> str | None:
     """Watch the new plan; the breach that was seen, if any."""

@@ -27,7 +27,7 @@ def kill_myself() -> None:
 
 def roll_out_and_die(work: Workspace, plan: Plan, moment: Moment) -> None:
     """Runs in the child; comes back only where the moment never came."""
-    record: Any = rollout._record
+    record: Any = rollout.record_step
 
     def recording(warehouse: Any, going: Any, step: str, *rest: Any) -> None:
         if step == moment.step and not moment.recorded:
@@ -36,7 +36,7 @@ def roll_out_and_die(work: Workspace, plan: Plan, moment: Moment) -> None:
         if step == moment.step:
             kill_myself()
 
-    rollout._record = recording
+    rollout.record_step = recording
     rollout.roll_out(work, plan, RolloutOptions(bake_seconds=0.0))
 
 

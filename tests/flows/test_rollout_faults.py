@@ -221,7 +221,7 @@ def test_a_gateway_killed_during_a_rollout_comes_back_with_one_plan(
     system: System, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     old, new = system.in_force, system.other()
-    record = rollout._record
+    record = rollout.record_step
 
     def kill_gateway(warehouse: object, going: rollout.Rollout, name: str, *rest: object) -> None:
         record(warehouse, going, name, *rest)  # type: ignore[arg-type]  # handed on as it came
@@ -229,7 +229,7 @@ def test_a_gateway_killed_during_a_rollout_comes_back_with_one_plan(
             pid = Path(system.state.folder / "pids" / CONTROL_MODEL).read_text().split()[0]
             os.kill(int(pid), signal.SIGKILL)
 
-    monkeypatch.setattr(rollout, "_record", kill_gateway)
+    monkeypatch.setattr(rollout, "record_step", kill_gateway)
     with contextlib.suppress(ServerError):
         roll_out(system.work, new, NOT_WATCHED)
     monkeypatch.undo()
