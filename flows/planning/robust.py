@@ -1,16 +1,22 @@
 """Plans chosen by what they serve in the simulator, not by what they promise.
 
 A margin leaves room for waiting that the plan does not see; too much of it wastes GPUs, too little
-misses deadlines. The batch-building rate says how long batches gather. Candidates differ in both,
-first for all models together, then model by model; each is planned, then offered Poisson arrivals
-in proportion to the weights. The plan kept is the one with the highest *robust goodput*: the
-largest normalised rate at which every model answers 99 % of its requests in time.
+misses deadlines. The batch-building rate says how long batches gather. Candidates differ in both;
+each is planned, then offered Poisson arrivals in proportion to the weights. The plan kept is the
+one with the highest *robust goodput*: the largest normalised rate at which every model answers 99 %
+of its requests in time.
+
+Short simulations come first: margins for all models together are tried for a tenth of the time, the
+better half for a third, the best and the default for all of it (successive halving). Then margin and
+rate change model by model; a change must pay in a short simulation before it gets a long one. The
+wall-clock budget ends the search between two candidates with the best plan so far.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flows.clock import Stopwatch
 from flows.planning.decode import plan_identity
 from flows.planning.options import PlanOptions
 from flows.planning.planner import make_plan, with_rates
@@ -26,6 +32,7 @@ MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # the default first: a later one must beat 
 MARGIN_STEPS = (-0.1, 0.1)
 RATE_FACTORS = (0.7, 1.4)
 GRID = 20  # load factors are multiples of 1 / GRID of the plan's own rate
+_RUNGS = (0.1, 0.3)  # shares of the duration that candidates must survive before the whole
 _CANDIDATE_GAP = 2e-3  # simulated goodput is far coarser than this
 _CANDIDATE_NODES = 200
 _WORTH = 1.005  # an improvement below this is noise of one simulation
@@ -33,13 +40,14 @@ _WORTH = 1.005  # an improvement below this is noise of one simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How candidates are tried out."""
+    """How candidates are tried out: seconds of arrivals, and of wall time for all together."""
 
     duration_s: float = 30.0
     seed: int = 0
     attainment: float = 0.99
     nic: str = "shared"
     policy: str = "reservation"
+    budget_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +79,18 @@ def make_robust_plan(
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
     search = _Search(profiles, cluster, options, trial or Trial())
     rated, _ = with_rates(profiles, cluster, workload, options)
-    best = _common_margin(search, rated)
+    best, default = _common_margin(search, rated)
     for model in [m.name for m in workload.models]:
         best = _improved(search, best, model)
     robust = {
         "goodput": best.goodput,
+        "default_goodput": default,
         "slo_margins": dict(best.margins),
         "batch_building_rate_rps": {
             m.name: m.batch_building_rate_rps for m in best.workload.models
         },
         "candidates": search.tried,
+        "budget_spent": search.spent(),
     }
     plan = replace(best.plan, certificate={**best.plan.certificate, "robust": robust})
     return replace(plan, plan_id=plan_identity(plan))
@@ -93,11 +103,14 @@ class _Search:
     options: PlanOptions
     trial: Trial
     tried: int = 0
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def candidate(
-        self, margins: Mapping[str, float], workload: Workload, beat: float
-    ) -> _Candidate | None:
-        """Plan and try out; None where that is impossible or does not beat a goodput."""
+    def spent(self) -> bool:
+        """Whether the budget is."""
+        return self.watch.seconds() >= self.trial.budget_s
+
+    def planned(self, margins: Mapping[str, float], workload: Workload) -> _Candidate | None:
+        """A candidate that was not tried out yet; None where there is no plan."""
         self.tried += 1
         options = replace(
             self.options,
@@ -109,19 +122,39 @@ class _Search:
             plan = make_plan(self.profiles, self.cluster, workload, options)
         except InfeasibleError:
             return None
-        goodput = robust_goodput(plan, self.trial, beat)
-        return None if goodput <= beat else _Candidate(margins, workload, plan, goodput)
+        return _Candidate(margins, workload, plan, 0.0)
+
+    def tried_out(self, candidate: _Candidate, share: float, beat: float = 0.0) -> _Candidate:
+        """The candidate with its goodput over a share of the trial's duration."""
+        trial = replace(self.trial, duration_s=self.trial.duration_s * share)
+        return replace(candidate, goodput=robust_goodput(candidate.plan, trial, beat))
 
 
-def _common_margin(search: _Search, workload: Workload) -> _Candidate:
-    best: _Candidate | None = None
+def _common_margin(search: _Search, workload: Workload) -> tuple[_Candidate, float | None]:
+    """The best margin for all models, and what the default margin serves (None: no plan)."""
+    default: _Candidate | None = None
+    rivals: list[_Candidate] = []
     for margin in MARGINS:
-        margins = {m.name: margin for m in workload.models}
-        beat = 0.0 if best is None else best.goodput * _WORTH
-        best = search.candidate(margins, workload, beat) or best
-    if best is None:
+        if rivals and search.spent():
+            break
+        candidate = search.planned({m.name: margin for m in workload.models}, workload)
+        if candidate is not None:
+            default = default or (candidate if margin == MARGINS[0] else None)
+            rivals.append(search.tried_out(candidate, _RUNGS[0]))
+    for share in _RUNGS[1:]:
+        rivals.sort(key=lambda c: -c.goodput)
+        rivals = rivals[: -(-len(rivals) // 2)]
+        if len(rivals) > 1 and not search.spent():
+            rivals = [search.tried_out(c, share) for c in rivals]
+    finals = rivals[:1]
+    if default is not None and rivals[0].plan is not default.plan:
+        finals.append(default)
+    finals = [search.tried_out(c, 1.0) for c in finals]
+    best = max(finals, key=lambda c: c.goodput, default=None)
+    if best is None or not best.goodput:
         raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
-    return best
+    served = [c.goodput for c in finals if default is not None and c.plan is default.plan]
+    return best, served[0] if served else None
 
 
 def _improved(search: _Search, best: _Candidate, model: str) -> _Candidate:
@@ -132,8 +165,15 @@ def _improved(search: _Search, best: _Candidate, model: str) -> _Candidate:
     ]  # fmt: skip
     for change in changes:
         margins, workload = change(best)
-        if all(0 <= margin < 1 for margin in margins.values()):
-            best = search.candidate(margins, workload, best.goodput * _WORTH) or best
+        if search.spent() or not all(0 <= margin < 1 for margin in margins.values()):
+            continue
+        candidate = search.planned(margins, workload)
+        beat = best.goodput * _WORTH
+        if candidate is None or candidate.plan.objective.value <= beat:
+            continue
+        if search.tried_out(candidate, _RUNGS[0], beat).goodput > beat:
+            candidate = search.tried_out(candidate, 1.0, beat)
+            best = candidate if candidate.goodput > beat else best
     return best
 
 
