@@ -11,7 +11,9 @@ It differs in three places, each of which won in `scripts/bench_simulator.py`:
    have to wait for a resource, the head is dropped: vGPUs are short then, small batches use them
    badly, and every later head would be as late as this one.
 
-Tried and lost: see `core/README.md`.
+Tried and lost: looking at the next stage's vGPUs too in 1; in 2 the pipeline that ends first, that
+ends last, or that has the least wait for its slack; 3 only with a whole batch behind the head. The
+figures are in `core/README.md`.
 """
 
 from triton_backend.core.compiled import FAR, NONE, kernel
