@@ -1,7 +1,7 @@
 """Figures 6, 7, 8, 10 and 13 of the PPipe paper (ATC 2025), with its numbers beside ours.
 
     .venv/bin/python scripts/reproduce_paper.py --data DIR --out DIR [--only 6,7,8,10,13]
-        [--policy reservation]
+        [--policy reservation] [--processes N]
 
 `--data` is the folder of published tables. Writes `figure_N.csv`, `figure_N.png` and `report.md`.
 Plans, scheduler and simulator are ours; load factor 1 is the `pool` plan's rate; NICs are isolated as
@@ -29,21 +29,20 @@ from paper_numbers import (
     FIGURE_13_RATIO,
     HIGH_CLASSES,
 )
+from paper_runs import Run, Runner, attainment, highest_load, utilisation
 
 from flows.planning import PlanOptions
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InfeasibleError, InputError
 from triton_backend.sim.arrivals import POISSON, Arrivals, Gamma
-from triton_backend.sim.goodput import GRID, find_goodput
+from triton_backend.sim.goodput import ATTAINMENT, GRID
 from triton_backend.sim.options import SimOptions
-from triton_backend.sim.run import simulate
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 ARRIVALS: dict[str, Arrivals] = {"Poisson": POISSON, "Bursty": Gamma(shape=0.3)}
-ATTAINMENT = 0.99
 
 Row = dict[str, object]
 
@@ -55,30 +54,39 @@ class Study:
     data: PaperData
     out: Path
     policy: str
+    runner: Runner
     factors: dict[tuple[str, str], list[float]] = field(
         default_factory=dict[tuple[str, str], list[float]]
     )
     report: list[str] = field(default_factory=list[str])
 
-    def options(self, cell: Cell, **more: object) -> SimOptions:
-        """Options of a run of one model alone."""
+    def alone(self, cell: Cell, **more: object) -> Run:
+        """A run of one model alone."""
         plain = SimOptions(
             policy=self.policy,
             nic="isolated",
             models=(cell.model,),
             reference=cell.reference,
-            keep_uses=False,
         )
-        return replace(plain, **more)
+        return Run(plan=cell.plan, options=replace(plain, **more))
+
+    def highest(self, runs: Iterable[Run]) -> list[float]:
+        """Highest load factor of every run."""
+        return [found.load_factor for found in self.runner.map(highest_load, runs)]
+
+    def curves(self, runs: Sequence[Run]) -> list[list[float]]:
+        """Attainment of every run at each load factor of the grid."""
+        found = self.runner.map(attainment, [run.at(at) for run in runs for at in GRID])
+        return np.asarray(found).reshape(len(runs), len(GRID)).tolist()
 
     def load_factors(self, planner: str, arrivals: str) -> list[float]:
         """Highest load factor of all 72 cells."""
         key = (planner, arrivals)
         if key not in self.factors:
-            self.factors[key] = [
-                find_goodput(cell.plan, self.options(cell, arrivals=ARRIVALS[arrivals])).load_factor
-                for cell in self.data.cells(planner)
+            runs = [
+                self.alone(cell, arrivals=ARRIVALS[arrivals]) for cell in self.data.cells(planner)
             ]
+            self.factors[key] = self.highest(runs)
         return self.factors[key]
 
     def keep(self, number: int, title: str, rows: Sequence[Row]) -> None:
@@ -151,17 +159,8 @@ def figure_7(study: Study) -> None:
             cells = [
                 c for c in study.data.cells(planner) if (c.group, c.cluster) == ("G1", cluster)
             ]
-            attained = [
-                float(
-                    np.mean(
-                        [
-                            simulate(c.plan, study.options(c, load_factor=at)).attainment
-                            for c in cells
-                        ]
-                    )
-                )
-                for at in GRID
-            ]
+            curves = study.curves([study.alone(cell) for cell in cells])
+            attained = np.mean(curves, axis=0).tolist()
             axis.plot(GRID, attained, color=f"C{k}", label=planner)
             holds = [at for at, share in zip(GRID, attained, strict=True) if share >= ATTAINMENT]
             highest = max(holds, default=0.0)
@@ -186,10 +185,10 @@ def figure_7(study: Study) -> None:
 def figure_8(study: Study) -> None:
     """Utilisation of both classes at the highest load factor, all models of a group at once."""
     rows: list[Row] = []
-    for cluster in CLUSTERS:
-        for planner in PLANNERS:
-            found = [_busy(study, group, cluster, planner) for group in GROUPS]
-            high, low = (float(np.mean([pair[k] for pair in found])) for k in range(2))
+    for planner in PLANNERS:
+        busy = _busy(study, planner)
+        for cluster in CLUSTERS:
+            high, low = np.mean([busy[group, cluster] for group in GROUPS], axis=0).tolist()
             rows.append({"cluster": cluster, "planner": planner, "high": high, "low": low})
     for planner in PLANNERS:
         chosen = [row for row in rows if row["planner"] == planner]
@@ -217,18 +216,18 @@ def figure_8(study: Study) -> None:
     study.keep(8, "utilisation at 99 % attainment (Poisson)", _filled(rows))
 
 
-def _busy(study: Study, group: str, cluster: str, planner: str) -> tuple[float, float]:
+def _busy(study: Study, planner: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Busy share of high- and low-class GPUs: every model alone at its highest load, summed."""
-    high = low = 0.0
-    for cell in study.data.cells(planner):
-        if (cell.group, cell.cluster) != (group, cluster):
-            continue
-        found = find_goodput(cell.plan, study.options(cell))
-        result = simulate(cell.plan, study.options(cell, load_factor=found.load_factor))
-        for name, busy in result.utilisation.items():
-            high += busy if name in HIGH_CLASSES else 0.0
-            low += busy if name not in HIGH_CLASSES else 0.0
-    return high, low
+    cells = list(study.data.cells(planner))
+    loads = study.load_factors(planner, "Poisson")
+    runs = [study.alone(cell).at(load) for cell, load in zip(cells, loads, strict=True)]
+    busy: dict[tuple[str, str], tuple[float, float]] = {}
+    for cell, found in zip(cells, study.runner.map(utilisation, runs), strict=True):
+        high, low = busy.get((cell.group, cell.cluster), (0.0, 0.0))
+        high += sum(share for name, share in found.items() if name in HIGH_CLASSES)
+        low += sum(share for name, share in found.items() if name not in HIGH_CLASSES)
+        busy[cell.group, cell.cluster] = (high, low)
+    return busy
 
 
 def figure_10(study: Study) -> None:
@@ -239,13 +238,7 @@ def figure_10(study: Study) -> None:
     attained: dict[str, list[float]] = {}
     highest: dict[str, float] = {}
     for policy in FIGURE_10:
-        runs = [
-            [
-                simulate(cell.plan, study.options(cell, policy=policy, load_factor=at)).attainment
-                for at in GRID
-            ]
-            for cell in cells
-        ]
+        runs = study.curves([study.alone(cell, policy=policy) for cell in cells])
         attained[policy] = np.mean(runs, axis=0).tolist()
         highest[policy] = float(np.mean([_highest(run) for run in runs]))
     figure, axis = plt.subplots(figsize=(5, 3.2))
@@ -302,18 +295,18 @@ def _gain(study: Study, cluster: Cluster, options: PlanOptions, slo_share: float
 
     Over the models that can be served at all: without partitioning, within SLO less margin.
     """
-    means: dict[str, list[float]] = {"pool": [], "no-partitioning": []}
+    cells: dict[str, list[Run]] = {"pool": [], "no-partitioning": []}
     for model in study.data.profiles:
         try:
-            cells = [
+            plans = [
                 _alone(study, model, cluster, replace(options, planner=planner), slo_share)
-                for planner in means
+                for planner in cells
             ]
         except InfeasibleError:
             continue
-        for cell, found in zip(cells, means.values(), strict=True):
-            options_here = study.options(replace(cell, reference=cells[0].plan))
-            found.append(find_goodput(cell.plan, options_here).load_factor)
+        for cell, runs in zip(plans, cells.values(), strict=True):
+            runs.append(study.alone(replace(cell, reference=plans[0].plan)))
+    means = {planner: study.highest(runs) for planner, runs in cells.items()}
     pool, whole = (float(np.mean(found)) for found in means.values())
     return {
         "models": len(means["pool"]),
@@ -383,6 +376,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for tables and charts")
     parser.add_argument("--only", default=",".join(map(str, FIGURES)), help="numbers of figures")
     parser.add_argument("--policy", default="reservation", help="of `pool` and its baselines")
+    parser.add_argument("--processes", type=int, help="simulations at once; a core each without")
     chosen = parser.parse_args(arguments)
     try:
         data = PaperData.read(chosen.data)
@@ -391,9 +385,10 @@ def main(arguments: list[str]) -> int:
         print(f"reproduce_paper: {error}", file=sys.stderr)
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
-    study = Study(data=data, out=chosen.out, policy=chosen.policy)
-    for figure in figures:
-        figure(study)
+    with Runner(chosen.processes) as runner:
+        study = Study(data=data, out=chosen.out, policy=chosen.policy, runner=runner)
+        for figure in figures:
+            figure(study)
     heading = f"# Figures of the paper, policy `{chosen.policy}`"
     text = "\n".join([heading, "", *study.report])
     (chosen.out / "report.md").write_text(text, encoding="utf-8")
