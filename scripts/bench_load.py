@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from benchmark import Figure, add_destinations, exit_code, keep, show
 from tritonclient.grpc import service_pb2
 
 pb: Any = service_pb2
@@ -100,6 +101,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=3000)
     parser.add_argument("--duration", type=float, default=10)
     parser.add_argument("--protocol", choices=("grpc", "http"), default="grpc")
+    add_destinations(parser)
     options = parser.parse_args()
     ready, ready_child = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
@@ -117,14 +119,21 @@ def main() -> int:
     process.terminate()
     summary = json.loads(done.stdout)
     model = summary["models"]["trivial"]
-    print(
-        f"{options.protocol}: offered {model['offered'] / summary['wall_seconds']:.0f} requests/s"
-    )
-    print(f"answered {model['served'] + model['late']}, failed {model['failed']}")
+    rps = model["offered"] / summary["wall_seconds"]
+    figures = [
+        Figure(name=f"offered over {options.protocol}", value=rps, unit="1/s"),
+        Figure(name="answered", value=model["served"] + model["late"], least=model["offered"]),
+        Figure(name="failed", value=model["failed"], most=0),
+    ]
+    for name, lag in summary["send_lag_ms"].items():
+        figures.append(Figure(name=f"send lag {name}", value=lag, unit="ms"))
+    for name, latency in model["latency_ms"].items():
+        figures.append(Figure(name=f"latency {name}", value=latency, unit="ms"))
+    show(figures)
     for text, count in summary["messages"].items():
         print(f"{count} x {text}")
-    print(f"send lag ms {summary['send_lag_ms']}; latency ms {model['latency_ms']}")
-    return 0
+    keep(options, "load", figures, {"raw": summary})
+    return exit_code(figures)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmark import Figure, add_destinations, exit_code, keep, show
 from numpy.typing import NDArray
-from testbed import machine, store
 
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.serving.hub import Hub
@@ -240,30 +240,24 @@ def measure(repeats: int, *, netns: bool) -> dict[str, dict[str, Any]]:
     return results
 
 
-def targets(
-    results: dict[str, dict[str, Any]], *, netns: bool
-) -> list[tuple[str, float, str, bool]]:
-    """What must hold: (what, figure, target, met)."""
-    rows = [
-        (
-            f"overhead over memcpy p50, {size} bytes, same host, us",
-            results[str(size)]["same_host_us"]["overhead_p50"],
-            f"<= {OVERHEAD_TARGET_US:.0f}",
-            results[str(size)]["same_host_us"]["overhead_p50"] <= OVERHEAD_TARGET_US,
+def figures(results: dict[str, dict[str, Any]], *, netns: bool) -> list[Figure]:
+    """What must hold."""
+    where = "namespaces" if netns else "loopback"
+    overheads = [
+        Figure(
+            name=f"overhead over memcpy p50, {size} bytes, same host",
+            value=results[str(size)]["same_host_us"]["overhead_p50"],
+            unit="us",
+            most=OVERHEAD_TARGET_US,
         )
         for size in SIZES[1:]
     ]
-    ratio = results[str(SIZES[-1])]["tcp_over_raw_p50"]
-    where = "namespaces" if netns else "loopback"
-    rows.append(
-        (
-            f"TCP over raw TCP p50, {SIZES[-1]} bytes, {where}",
-            ratio,
-            f"<= {TCP_TARGET}",
-            ratio <= TCP_TARGET,
-        )
+    ratio = Figure(
+        name=f"TCP over raw TCP p50, {SIZES[-1]} bytes, {where}",
+        value=results[str(SIZES[-1])]["tcp_over_raw_p50"],
+        most=TCP_TARGET,
     )
-    return rows
+    return [*overheads, ratio]
 
 
 def main() -> int:
@@ -271,7 +265,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--netns", action="store_true")
-    parser.add_argument("--output", type=Path, help="store figures, machine and versions here")
+    add_destinations(parser)
     parser.add_argument("--receive", help=argparse.SUPPRESS)
     parser.add_argument("--receive-raw", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, default=0, help=argparse.SUPPRESS)
@@ -284,11 +278,10 @@ def main() -> int:
         return 0
     with namespace() if options.netns else contextlib.nullcontext():
         results = measure(options.repeats, netns=options.netns)
-    rows = targets(results, netns=options.netns)
-    for what, figure, target, met in rows:
-        print(f"{what:58} {figure:9.1f}  {target:8} {'met' if met else 'missed'}")
-    store(options.output, {"machine": machine(), "rows": rows, "raw": results})
-    return 0 if all(met for *_, met in rows) else 1
+    measured = figures(results, netns=options.netns)
+    show(measured)
+    keep(options, "transport", measured, {"raw": results})
+    return exit_code(measured)
 
 
 if __name__ == "__main__":
