@@ -1,8 +1,11 @@
 """The requests a front has taken and not answered: each leaves exactly once, with its answer.
 
-Whoever takes a request out answers it, counts it and logs it; from any thread.
+Whoever takes a request out answers it, counts it and logs it; from any thread. Triton frees a
+request with its answer, and asking it whether one that is freed was cancelled ends the server
+(2.51): an answer that comes while its request is being asked is sent when the asking is over.
 """
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from triton_backend.serving.front_requests import (
     expired,
     full,
 )
+from triton_backend.serving.memory import Arrays
 from triton_backend.serving.wire import DROP_REASONS, DropBody
 
 # A larger answer would keep the thread that polls for more than half a millisecond.
@@ -35,6 +39,9 @@ class Ledger:
         self._next_number = 0
         self._log = RequestLog(logs, model, clock)
         self._replies = Replies(model)
+        self._asking = threading.Lock()
+        self._asked: Request | None = None
+        self._put_off: tuple[Refusal | Arrays, Pending | None] | None = None
 
     def start(self) -> None:
         """Replies are sent from now on."""
@@ -59,6 +66,38 @@ class Ledger:
         """All that are not answered yet, oldest first."""
         return list(self._requests.copy().values())  # a copy, because other threads change it
 
+    def is_cancelled(self, request: Request) -> bool:
+        """Whether the client of a request that is not answered yet gave up; from one thread only."""
+        with self._asking:
+            if request.number not in self._requests:
+                return False
+            self._asked = request
+        cancelled = False
+        try:
+            cancelled = request.is_cancelled()
+        finally:
+            with self._asking:
+                self._asked, put_off, self._put_off = None, self._put_off, None
+            if put_off is not None:
+                self._replies.put(request, *put_off)
+        return cancelled
+
+    def _reply(
+        self,
+        request: Request,
+        result: Refusal | Arrays,
+        pending: Pending | None = None,
+        *,
+        here: bool = False,
+    ) -> None:
+        """Answer a request that was taken out, in this thread (`here`) or another."""
+        with self._asking:
+            if request is self._asked:
+                self._put_off = result, pending
+                return
+        send = self._replies.send if here else self._replies.put
+        send(request, result, pending)
+
     # What happens
 
     def enter(self, request: Request, limit: int) -> bool:
@@ -67,7 +106,7 @@ class Ledger:
         if len(self._requests) >= limit:
             self._counters.dropped["queue_full"] += 1
             self._log.note(request, "queue_full")
-            self._replies.put(request, full(self._model, limit))
+            self._reply(request, full(self._model, limit))
             return False
         self._next_number += 1
         request.number = self._next_number
@@ -80,7 +119,7 @@ class Ledger:
         if request is not None:
             self._counters.failed += 1
             self._log.note(request, "failed", refusal.message)
-            self._replies.put(request, refusal)
+            self._reply(request, refusal)
 
     def expire(self, request: Request) -> None:
         """Answer a request that nobody else has answered in time."""
@@ -94,7 +133,7 @@ class Ledger:
         reason = str(DROP_REASONS[body.reason])
         self._counters.dropped[reason] += 1
         self._log.note(request, reason)
-        self._replies.put(request, dropped(self._model, request, body))
+        self._reply(request, dropped(self._model, request, body))
 
     def answer(self, batch: Batch, *, idle: Callable[[], bool], sent: Callable[[], None]) -> None:
         """Answer the requests of a batch with its outputs.
@@ -114,11 +153,10 @@ class Ledger:
             sent()
             return
         alone = len(live) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES and idle()
-        reply = self._replies.send if alone else self._replies.put
         pending = Pending(len(live), sent)
         for request, outputs in live:
             late = now_us > request.deadline_us
             self._counters.answered(now_us - request.arrival_us, late)
             if late or request.trace:
                 self._log.note(request, "late" if late else "served")
-            reply(request, outputs, pending)
+            self._reply(request, outputs, pending, here=alone)

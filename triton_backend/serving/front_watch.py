@@ -66,6 +66,6 @@ class RequestWatch:
             next_us = min(next_us, due_us)
             if request.batch_id is None and checks and now_us - request.arrival_us > TICK_US:
                 checks -= 1
-                if request.is_cancelled():
+                if self._ledger.is_cancelled(request):
                     self._cancel(request.number)
         return next_us

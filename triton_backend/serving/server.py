@@ -135,7 +135,10 @@ class Supervisor:
                 raise InputError("tritonserver", f"died {self._restarts} times, given up")
             _LOG.warning("tritonserver ended with %s, started anew", self._process.returncode)
             self._kill_group_members()
-            self._start()
+            try:
+                self._start()
+            except InputError as error:
+                _LOG.warning("%s", error)  # tried again
             return
         pids = self._settings.folder / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
