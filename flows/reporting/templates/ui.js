@@ -148,7 +148,7 @@
   function drawDay() {
     const canvas = $("day"); if (!canvas) return;
     const height = 390, [pen, width] = canvasOf(canvas, height), [from, to] = span();
-    const left = 52, right = 8, top = 10, split = 190, low = 216, foot = 274, bandTop = 294, bandFoot = 360;
+    const left = 64, right = 8, top = 10, split = 190, low = 216, foot = 274, bandTop = 294, bandFoot = 360;
     const x = (at) => left + (at - from) / (to - from) * (width - left - right);
     let most = 1;
     for (const minute of history.minutes || []) for (const name in minute.models) most = Math.max(most, minute.models[name].offered / 60);
@@ -158,8 +158,7 @@
     if (!(history.minutes || []).length) { pen.textAlign = "center"; pen.fillStyle = "#8793a0"; pen.fillText("No whole minute has been seen yet.", width / 2, (top + split) / 2); }
     pen.textAlign = "right"; pen.fillStyle = "#5f6b7a"; pen.strokeStyle = "#e9edf2";
     let step = Math.pow(10, Math.floor(Math.log10(most / 3))); for (const m of [1, 2, 5, 10]) if (most / (step * m) <= 5) { step *= m; break; }
-    for (let v = 0; v <= most; v += step) { pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width - right, y(v)); pen.stroke(); pen.fillText(number(v), left - 6, y(v) + 4); }
-    pen.fillText("rps", left - 6, top + 2);
+    for (let v = 0; v <= most; v += step) { pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width - right, y(v)); pen.stroke(); pen.fillText(number(v) + (v + step > most ? " rps" : ""), left - 6, y(v) + 4); }
     const ya = (a) => foot - (Math.max(a, 0.9) - 0.9) / 0.1 * (foot - low);
     for (const v of [0.9, 0.95, 1]) { pen.beginPath(); pen.moveTo(left, ya(v)); pen.lineTo(width - right, ya(v)); pen.stroke(); pen.fillText((v * 100).toFixed(0) + " %", left - 6, ya(v) + 4); }
     pen.setLineDash([4, 3]); pen.strokeStyle = "#c0392b"; pen.beginPath(); pen.moveTo(left, ya(0.99)); pen.lineTo(width - right, ya(0.99)); pen.stroke(); pen.setLineDash([]);
@@ -168,7 +167,8 @@
     for (const v of [0, 0.5, 1]) { pen.beginPath(); pen.moveTo(left, yl(v)); pen.lineTo(width - right, yl(v)); pen.stroke(); pen.fillText((v * 100).toFixed(0) + " %", left - 6, yl(v) + 4); }
     pen.textAlign = "center"; pen.fillStyle = "#5f6b7a";
     const zone = new Date().getTimezoneOffset() * 60;
-    for (let t = Math.ceil((from - zone) / 10800) * 10800 + zone; t <= to; t += 10800)
+    const hours = width < 600 ? 21600 : 10800;
+    for (let t = Math.ceil((from - zone) / hours) * hours + zone; t <= to; t += hours)
       if (x(t) > left + 12 && x(t) < width - 22) pen.fillText(new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }), x(t), height - 4);
     facts.models.forEach((model, i) => {
       pen.strokeStyle = colours[i]; pen.lineWidth = 1.3;
