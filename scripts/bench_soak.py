@@ -17,6 +17,7 @@ between and after; every flush and swap is timed against one SLO and 50 ms. The 
 import argparse
 import csv
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ from typing import Any
 
 import numpy as np
 import psutil
-from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, machine, samples_file, small_plan
-from testbed import store as store_result
+from benchmark import Figure, add_destinations, exit_code, keep, show
+from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, samples_file, small_plan
 
-from flows.clock import Stopwatch, now_utc
+from flows.clock import Stopwatch
 from flows.release.migrate import Migration, migrate, steps_to_dicts
 from triton_backend.core.plan import Plan
 from triton_backend.sim.options import SimOptions
@@ -41,6 +42,7 @@ OVERLOAD = 3.0
 AFTER = 0.7
 AFTER_SECONDS = 6.0
 FLAT = 0.95
+RECOVERED = 0.99
 OVERLOAD_STAGE_US = 160_000  # 3 x the planned rate is then 270 requests/s, which two cores carry
 SOAK = 0.7
 SAMPLE_SECONDS = 2.0
@@ -277,47 +279,72 @@ def _progress(migration: Migration, now: dict[str, Any]) -> str:
     )
 
 
-def print_overload(row: dict[str, Any]) -> None:
-    """Figures beside targets."""
-    goodput = ", ".join(f"{step} x: {rps:.1f}" for step, rps in row["goodput_rps"].items())
-    simulated = ", ".join(
-        f"{step} x: {rps:.1f}" for step, rps in row["simulated_goodput_rps"].items()
-    )
+def overload_figures(row: dict[str, Any]) -> list[Figure]:
+    """What overload leaves of goodput, memory and the time after."""
+    figures = [
+        Figure(
+            name=f"goodput at {step:g} x the planned rate",
+            value=rps,
+            unit="1/s",
+            note=f"simulated {row['simulated_goodput_rps'][step]:.1f}",
+        )
+        for step, rps in row["goodput_rps"].items()
+    ]
     memory = row["rss_mb"]
-    print(
-        f"overload: goodput req/s {goodput} (planned {row['planned_rps']:.0f};"
-        f" simulated {simulated})\n"
-        f"  at 3 x {row['of_peak']:.1%} of the peak (target {FLAT:.0%}),"
-        f" fifths of it {[round(rps, 1) for rps in row['windows_rps']]} req/s;"
-        f" attainment from one SLO after its end {row['recovered_attainment']:.2%} (target 99 %)\n"
-        f"  memory MB before {memory['before']:.0f}, most {memory['most']:.0f},"
-        f" after {memory['after']:.0f}; waited past deadline at most"
-        f" {row['waited_longest_ms']:.0f} ms; generator late p99 {row['send_lag_ms']['p99']:.1f} ms"
-    )
+    return [
+        *figures,
+        Figure(name=f"goodput at {OVERLOAD:g} x, of the peak", value=row["of_peak"], least=FLAT),
+        Figure(
+            name="attainment from one SLO after overload",
+            value=row["recovered_attainment"],
+            least=RECOVERED,
+        ),
+        Figure(name="memory before overload", value=memory["before"], unit="MB"),
+        Figure(name="memory, most", value=memory["most"], unit="MB"),
+        Figure(name="memory after overload", value=memory["after"], unit="MB"),
+        Figure(name="waited past deadline, longest", value=row["waited_longest_ms"], unit="ms"),
+        Figure(name="generator late, p99", value=row["send_lag_ms"]["p99"], unit="ms"),
+    ]
 
 
-def print_soak(row: dict[str, Any]) -> None:
-    """Figures beside targets."""
-    lost = sum(m["failed"] for m in row["models"].values())
-    dropped = sum(m["dropped"] for m in row["models"].values())
-    wrong = sum(m["checked"]["wrong"] for m in row["models"].values())
+def soak_figures(row: dict[str, Any]) -> list[Figure]:
+    """What changes of plan under load cost, and what grows meanwhile."""
+    models = row["models"].values()
     first, last = row["resources"][min(2, len(row["resources"]) - 1)], row["resources"][-1]
-    growth = last["rss_mb"] / first["rss_mb"] - 1
-    print(
-        f"soak: {row['changes']} changes of plan, downtime at most {max(row['downtime_s']):.3f} s"
-        f" (target {row['downtime_target_s']:.2f}); requests lost {lost} (target 0), wrong {wrong},"
-        f" dropped {dropped}; attainment {row['attainment']:.3%}, lowest 10 s"
-        f" {row['lowest_attainment_10_s']:.2%}\n"
-        f"  after warm-up {first['rss_mb']:.0f} MB, at the end {last['rss_mb']:.0f} MB"
-        f" ({growth:+.1%}, target within {MEMORY_FRACTION:.0%}); processes {first['processes']}"
-        f" -> {last['processes']}, segments {first['segments']} -> {last['segments']},"
-        f" sockets {first['sockets']} -> {last['sockets']}, files {first['files']}"
-        f" -> {last['files']}; left over after stop: {row['left_over']}\n"
-        f"  {row['messages']}"
-    )
+    left = row["left_over"]
+    grown = [
+        Figure(name=f"{what} more than after warm-up", value=last[what] - first[what])
+        for what in ("processes", "segments", "sockets", "files")
+    ]
+    return [
+        Figure(name="changes of plan", value=row["changes"]),
+        Figure(
+            name="longest downtime",
+            value=max(row["downtime_s"], default=None),
+            unit="s",
+            most=row["downtime_target_s"],
+        ),
+        Figure(name="requests lost", value=sum(m["failed"] for m in models), most=0),
+        Figure(name="wrong answers", value=sum(m["checked"]["wrong"] for m in models), most=0),
+        Figure(name="requests dropped", value=sum(m["dropped"] for m in models)),
+        Figure(name="attainment", value=row["attainment"]),
+        Figure(name="attainment, lowest 10 s", value=row["lowest_attainment_10_s"]),
+        Figure(
+            name="memory at the end, of that after warm-up",
+            value=last["rss_mb"] / first["rss_mb"],
+            most=1 + MEMORY_FRACTION,
+            note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
+        ),
+        *grown,
+        Figure(
+            name="processes, segments and folders left over",
+            value=len(left["processes"]) + len(left["segments"]) + left["socket_folder"],
+            most=0,
+        ),
+    ]
 
 
-def main() -> None:
+def main() -> int:
     """Run, print, store."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -329,19 +356,19 @@ def main() -> None:
     add("--only", choices=("overload", "soak"))
     add("--port", type=int, default=18_550)
     add("--within", type=Path, help="where the serve folder is made")
-    add("--output", type=Path)
+    add_destinations(parser)
     options = parser.parse_args()
-    watch = Stopwatch()
-    result: dict[str, Any] = {"began": now_utc().isoformat(), "machine": machine()}
+    watch, result, figures = Stopwatch(), dict[str, Any](), list[Figure]()
     if options.only != "soak":
         result["overload"] = overload(options)
-        print_overload(result["overload"])
+        figures += overload_figures(result["overload"])
     if options.only != "overload":
         result["soak"] = soak(options)
-        print_soak(result["soak"])
-    result["wall_seconds"] = watch.seconds()
-    store_result(options.output, result)
+        figures += soak_figures(result["soak"])
+    show(figures)
+    keep(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
+    return exit_code(figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,10 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmark import Figure, add_destinations, exit_code, keep, show
 from paper_cells import PaperData
-from testbed import Load, Served, machine, store, stretched
+from testbed import Load, Served, stretched
 
-from flows.clock import Stopwatch, now_utc
+from flows.clock import Stopwatch
 from flows.planning import PlanOptions
 from flows.release.render import ServeOptions
 from triton_backend.core.plan import Plan
@@ -230,7 +231,7 @@ def serve_options(options: argparse.Namespace) -> ServeOptions:
     return ServeOptions(emulate_links=True, guard_fraction=options.guard)
 
 
-def main() -> None:
+def main() -> int:
     """Run, print, store."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -247,31 +248,54 @@ def main() -> None:
     add("--seed", type=int, default=1)
     add("--port", type=int, default=18_510)
     add("--goodput", action="store_true")
-    add("--output", type=Path)
+    add_destinations(parser)
     options = parser.parse_args()
     watch, rows = Stopwatch(), list[dict[str, Any]]()
-    result: dict[str, Any] = {
-        "what": "goodput" if options.goodput else "agreement",
-        "began": now_utc().isoformat(),
-        "guard_fraction": options.guard,
-        "seconds_per_point": options.seconds,
-        "machine": machine(),
-        "rows": rows,
-    }
     bench = Bench(options)
-    for row in (goodput if options.goodput else agreement)(bench):
-        rows.append(row)
-        result["wall_seconds"] = watch.seconds()
-        store(options.output, result)
-    if not options.goodput:
-        worst = max(rows, key=lambda row: abs(row["difference_points"]))
-        within = sum(abs(row["difference_points"]) <= TARGET_POINTS for row in rows)
-        print(
-            f"{within} of {len(rows)} points within {TARGET_POINTS} points of the simulator;"
-            f" worst {worst['difference_points']:+.2f} ({worst['cluster']} {worst['model']}"
-            f" at {worst['load_factor']}); {watch.seconds():.0f} s"
+    measured, judged, name = (
+        (goodput, goodput_figures, "testbed goodput")
+        if options.goodput
+        else (agreement, agreement_figures, "testbed")
+    )
+    try:
+        for row in measured(bench):
+            rows.append(row)
+    finally:  # hours of measurement are kept when the last one fails
+        figures = judged(rows)
+        show(figures)
+        details = {"guard_fraction": options.guard, "seconds_per_point": options.seconds}
+        keep(options, name, figures, {**details, "rows": rows, "wall_seconds": watch.seconds()})
+    return exit_code(figures)
+
+
+def agreement_figures(rows: list[dict[str, Any]]) -> list[Figure]:
+    """How far measured attainment lies from the simulator's."""
+    points = [
+        Figure(
+            name=f"{row['cluster']} {row['model'][:24]} at load {row['load_factor']}:"
+            " measured less simulated",
+            value=row["difference_points"],
+            unit="points",
         )
+        for row in rows
+    ]
+    worst = max((abs(row["difference_points"]) for row in rows), default=None)
+    name = f"largest difference of {len(rows)} points from the simulator"
+    return [*points, Figure(name=name, value=worst, unit="points", most=TARGET_POINTS)]
+
+
+def goodput_figures(rows: list[dict[str, Any]]) -> list[Figure]:
+    """Gains of the `pool` plan in measured goodput."""
+    return [
+        Figure(
+            name=f"{row['cluster']} {row['model'][:24]}: goodput over {planner}",
+            value=gain,
+            note=f"paper {PAPER_GAINS[planner]}",
+        )
+        for row in rows
+        for planner, gain in row["gains"].items()
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
