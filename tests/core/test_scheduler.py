@@ -19,6 +19,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.events import (
     Arrival,
     Cancel,
+    PaceChanged,
     Pause,
     PlanChanged,
     Resume,
@@ -282,6 +283,39 @@ def test_a_vgpu_that_is_back_is_used_again() -> None:
     assert isinstance(arrive(scheduler, 1)[0], Drop)
     scheduler.handle(WorkerBack(now_us=10, vgpu=0))
     assert isinstance(arrive(scheduler, 1, now_us=20, first=1)[0], Dispatch)
+
+
+def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
+    scheduler = Scheduler(make_plan([[Pool(latency_us=(1_000,), gpus=1)]]))
+
+    def takes(now_us: int, number: int) -> int:
+        (decided,) = [d for d in arrive(scheduler, 1, now_us, number) if isinstance(d, Dispatch)]
+        hop = decided.hops[-1]
+        done = StageDone(
+            now_us=hop.end_us,
+            batch_id=decided.batch_id,
+            stage=0,
+            start_us=hop.start_us,
+            end_us=hop.end_us,
+        )
+        scheduler.handle(done)
+        scheduler.check_invariants()
+        return hop.end_us - hop.start_us
+
+    def pace(now_us: int, percent: int) -> list[Decision]:
+        changed = PaceChanged(now_us=now_us, model=0, pipeline=0, stage=0, percent=percent)
+        return scheduler.handle(changed)
+
+    assert takes(0, 1) == 1_000
+    pace(20_000, 250)
+    assert takes(20_000, 2) == 2_500
+    pace(40_000, 100)
+    assert takes(40_000, 3) == 1_000
+    pace(60_000, 100 * SLO_US)
+    (refused,) = arrive(scheduler, 1, now_us=60_000, first=4)
+    assert isinstance(refused, Drop)
+    with pytest.raises(InputError, match="no such stage"):
+        scheduler.handle(PaceChanged(now_us=70_000, model=0, pipeline=0, stage=1, percent=100))
 
 
 def test_nothing_is_dispatched_between_pause_and_resume(scheduler: Scheduler) -> None:

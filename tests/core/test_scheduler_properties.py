@@ -11,6 +11,7 @@ from triton_backend.core.events import (
     Arrival,
     Cancel,
     Event,
+    PaceChanged,
     Pause,
     PlanChanged,
     Resume,
@@ -116,6 +117,18 @@ class Shell:
         else:
             self.now_us += us
 
+    def change_pace(self, vgpu: int, percent: int) -> None:
+        place = self.plan.vgpus()[vgpu]
+        self.tell(
+            PaceChanged(
+                now_us=self.now_us,
+                model=place.model,
+                pipeline=place.pipeline,
+                stage=place.stage,
+                percent=percent,
+            )
+        )
+
     def act(self, action: tuple[str, int, int]) -> None:
         name, a, b = action
         vgpu = a % len(self.plan.vgpus())
@@ -132,14 +145,13 @@ class Shell:
             case "back":
                 self.lost.discard(vgpu)
                 self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu))
+            case "pace":
+                self.change_pace(vgpu, 50 + b % 400)
             case "cancel" if self.open:
-                self.tell(
-                    Cancel(now_us=self.now_us, request_id=sorted(self.open)[a % len(self.open)])
-                )
-            case "pause":
-                self.tell(Pause(now_us=self.now_us))
-            case "resume":
-                self.tell(Resume(now_us=self.now_us))
+                request_id = sorted(self.open)[a % len(self.open)]
+                self.tell(Cancel(now_us=self.now_us, request_id=request_id))
+            case "pause" | "resume":
+                self.tell((Pause if name == "pause" else Resume)(now_us=self.now_us))
             case "change" if not self.members:
                 self.lost.clear()
                 self.tell(PlanChanged(now_us=self.now_us, plan=self.plan))
@@ -181,7 +193,7 @@ ACTIONS = st.tuples(
         ["arrive"] * 10
         + ["finish"] * 8
         + ["wait"] * 4
-        + ["lose", "back", "back", "cancel", "pause", "resume", "resume", "change"]
+        + ["lose", "back", "back", "pace", "cancel", "pause", "resume", "resume", "change"]
     ),
     st.integers(0, 1_000),
     st.integers(0, 1_000),

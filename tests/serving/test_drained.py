@@ -24,11 +24,11 @@ from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.front import Refusal
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.runtimes import open_runtime
-from triton_backend.serving.slow import FEWEST_TRIALS
+from triton_backend.serving.slow import FEWEST_RUNS, FEWEST_TRIALS, PaceWatch
 from triton_backend.serving.wire import Kind, TimesBody
 from triton_backend.serving.worker import StageWorker
 
-SLOW, PEER = 1, 2
+SLOW, PEER = 1, 2  # the vGPUs of the second pool
 PLANNED_US = 5_000
 
 
@@ -39,9 +39,11 @@ def gateway(tmp_path: Path) -> Gateway:
     made = Gateway(deployment, epoch=1, now_us=0, watch=lambda _: None)
     for vgpu in range(3):
         made.worker_up(Worker(1, vgpu), 0)
-    for number in range(1, 20):
+    number = 1
+    while up(made) == 3:
         run_full_batch(made, number * BATCH, SLOW, 4)
-    assert up(made) == 2
+        number += 1
+        assert number < 50
     return made
 
 
@@ -81,12 +83,16 @@ def test_a_worker_that_is_still_slow_is_tried_on_and_then_renewed(gateway: Gatew
     assert up(gateway) == 3
 
 
-def test_bounds_are_those_of_its_peers(gateway: Gateway) -> None:
-    """The machine has become slow for all: then four times the profile is well."""
-    for number in range(200, 220):
-        run_full_batch(gateway, number * BATCH, PEER, 4)
-    try_for(gateway, LATER_US, FEWEST_TRIALS, 4 * PLANNED_US)
-    assert up(gateway) == 3
+@pytest.mark.parametrize(("peers", "well"), [(1, False), (4, True)])
+def test_bounds_are_those_of_its_peers(peers: int, *, well: bool) -> None:
+    """Where the machine has become slow for all, four times the profile is well."""
+    watch = PaceWatch([(0, 0, 0)] * 2)
+    for _ in range(FEWEST_RUNS):
+        watch.ran(1, peers * PLANNED_US, PLANNED_US, 0)
+    for _ in range(FEWEST_TRIALS):
+        assert not watch.is_well(0, (1,))
+        watch.tried(0, 4 * PLANNED_US, PLANNED_US)
+    assert watch.is_well(0, (1,)) == well
 
 
 def test_a_drained_worker_is_back_when_its_pool_has_nobody_else(gateway: Gateway) -> None:

@@ -266,7 +266,7 @@ def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None
 
 
 def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) -> list[Letter]:
-    """Serve a batch; a stage takes 5 ms, on one vGPU `factor` times as long."""
+    """Serve a batch and answer trials; a stage takes 5 ms, on one vGPU `factor` times as long."""
     now_us = first * 10**6
     arrive(gateway, *range(first, first + BATCH), now_us=now_us)
     letters = gateway.letters()
@@ -277,7 +277,14 @@ def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) ->
                 gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
             now_us += took_us
             gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us)
-    return gateway.letters()
+    gateway.look(now_us)
+    letters = gateway.letters()
+    for letter in letters:
+        if parse_header(letter.data).kind is Kind.TRIAL and isinstance(letter.to, Worker):
+            took_us = 5_000 * (factor if letter.to.vgpu == slow_vgpu else 1)
+            times = TimesBody(letter.to.vgpu, now_us - took_us, now_us)
+            gateway.trial_done(letter.to, times, now_us)
+    return letters
 
 
 @pytest.mark.parametrize(("slow_vgpu", "drained"), [(1, True), (0, False)])

@@ -17,7 +17,15 @@ from flows.release.render import ServeOptions
 from tests.serving.plans import plan, two_stage
 from tests.serving.system import deploy, wait_for
 from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
-from triton_backend.core.events import Arrival, Cancel, Pause, StageDone, Timer, WorkerLost
+from triton_backend.core.events import (
+    Arrival,
+    Cancel,
+    PaceChanged,
+    Pause,
+    StageDone,
+    Timer,
+    WorkerLost,
+)
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving import rolling, server, server_command
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
@@ -42,6 +50,7 @@ ITEMS = (
     Cancel(now_us=1, request_id=2),
     StageDone(now_us=9, batch_id=1, stage=0, start_us=5, end_us=7),
     WorkerLost(now_us=9, vgpu=3),
+    PaceChanged(now_us=9, model=0, pipeline=1, stage=2, percent=175),
     Timer(now_us=10),
     Pause(now_us=10),
     Dispatch(

@@ -67,6 +67,17 @@ class WorkerBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceChanged:
+    """From now on a stage takes `percent` % of its planned latencies, on every vGPU of its pool."""
+
+    now_us: int
+    model: int
+    pipeline: int
+    stage: int
+    percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
     """The instant of the last `SetTimer` has come (or any instant: it is harmless)."""
 
@@ -102,6 +113,7 @@ Event = (
     | TransferDone
     | WorkerLost
     | WorkerBack
+    | PaceChanged
     | Timer
     | Pause
     | Resume

@@ -29,6 +29,7 @@ from triton_backend.core.events import (
     Arrival,
     Cancel,
     Event,
+    PaceChanged,
     Pause,
     PlanChanged,
     Resume,
@@ -43,7 +44,8 @@ from triton_backend.core.invariants import check_invariants
 from triton_backend.core.plan import Plan
 from triton_backend.core.policies import policy_number
 from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
-from triton_backend.core.topology import build_topology
+from triton_backend.core.timeline import refresh
+from triton_backend.core.topology import build_topology, set_pace
 
 REASONS = tuple(DropReason)
 
@@ -80,6 +82,7 @@ class Scheduler:
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
             WorkerBack: self._worker_back,
+            PaceChanged: self._pace_changed,
             Timer: self._timer,
             Pause: self._pause,
             Resume: self._resume,
@@ -128,6 +131,7 @@ class Scheduler:
         self._plan = plan
         topology = build_topology(plan, self._nic, count_io=self._count_io)
         self._tables = new_tables(topology, self._policy)
+        self._planned_us = topology.latency_us.copy()
         self._room = np.zeros(0, dtype=np.int64)
 
     def _advance(self, event: Event) -> None:
@@ -185,6 +189,22 @@ class Scheduler:
         self._check_vgpu(event.vgpu)
         self._advance(event)
         feedback.worker_back(self._tables, event.vgpu)
+        self._settle(lambda: steps.settle_all(self._tables))
+
+    def _pace_changed(self, event: PaceChanged) -> None:
+        models = self._plan.models
+        known = models[event.model].pipelines if 0 <= event.model < len(models) else ()
+        stages = known[event.pipeline].stages if 0 <= event.pipeline < len(known) else ()
+        if not 0 <= event.stage < len(stages) or event.percent < 1:
+            raise InputError("pace", f"no such stage, or not positive: {event}")
+        self._advance(event)
+        topology = self._tables.topology
+        pipeline = topology.model_pipelines[event.model] + event.pipeline
+        first, last = topology.pipeline_stages[pipeline], topology.pipeline_stages[pipeline + 1]
+        row = first + event.stage
+        set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
+        for vgpu in range(topology.stage_vgpus[first], topology.stage_vgpus[last]):
+            refresh(self._tables, vgpu)
         self._settle(lambda: steps.settle_all(self._tables))
 
     def _timer(self, event: Timer) -> None:

@@ -1,4 +1,4 @@
-"""A plan as flat arrays: what the kernels may read and never write.
+"""A plan as flat arrays: what the kernels may read and never write. A stage's pace may be corrected.
 
 Resources are numbered: first every vGPU (as `Plan.vgpus` numbers them, so the vGPUs of one stage
 are neighbours), then the links. A link carries one transfer at a time at the full rate.
@@ -23,7 +23,7 @@ BLOCK = 16  # vGPUs per entry of a pool's index
 
 
 class Topology(NamedTuple):
-    """Constant arrays; n counts samples, rate numbers distinct NIC rates from slow to fast.
+    """Arrays that only `set_pace` changes; n counts samples, rate numbers distinct NIC rates from slow to fast.
 
     Attributes:
         model_pipelines: pipelines of model m are [m] .. [m + 1].
@@ -122,6 +122,16 @@ def build_topology(plan: Plan, nic: str = "shared", *, count_io: bool = False) -
         vgpu_up=up,
         vgpu_down=down,
     )
+
+
+def set_pace(topology: Topology, row: int, latency_us: Integers) -> None:
+    """Give a stage row other latencies [n], and all that follows from them."""
+    topology.latency_us[row] = latency_us
+    shape = (topology.pipeline_stages, topology.pipeline_batch, topology.stage_rate)
+    ahead, least, path = _bounds(shape, topology.latency_us, topology.move_us, topology.answer_us)
+    topology.stage_ahead_us[:] = ahead
+    topology.stage_least_us[:] = least
+    topology.path_us[:] = path
 
 
 def _integers(values: object) -> Integers:

@@ -56,7 +56,7 @@ class Gateway:
         self._books = Books(deployment, epoch=self._epoch, watch=watch, counters=self.counters)
         self._taken_out_us = now_us - TAKE_OUT_EVERY_US
         self.intake = Intake(deployment.plan, self._books, self.counters)
-        self._watch = WorkerWatch(deployment)
+        self._watch = WorkerWatch(deployment, now_us)
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._prepared: Deployment | None = None
         self._flushed_us: int | None = None  # when that was seen first
@@ -217,6 +217,8 @@ class Gateway:
         for vgpu in self._watch.overdue(self._books.batches.values(), now_us, up):
             self._renew(vgpu, now_us)
         self._try_drained(now_us)
+        for change in self._watch.paces(self._books.at(now_us), self._up_of(self.deployment)):
+            self._books.tell(change)
         self._end_lonely_flush(now_us)
 
     def _wake(self, now_us: int) -> None:
@@ -256,7 +258,7 @@ class Gateway:
         self._books.post(worker, frame(order, plan_tag=self.deployment.tag))
 
     def trial_done(self, worker: Worker, times: TimesBody, now_us: int) -> None:
-        """A drained worker ran its stage on nothing."""
+        """A worker ran its stage on nothing."""
         self._watch.tried(worker.vgpu, times.end_us - times.start_us)
         self._try_drained(now_us)
 
@@ -310,7 +312,7 @@ class Gateway:
             self._books.post(Front(model.name), plan_frame(prepared, prepared=False))
         self._books.use(prepared)
         self.intake.use(prepared.plan)
-        self._watch = WorkerWatch(prepared)
+        self._watch = WorkerWatch(prepared, now_us)
         self._books.tell(PlanChanged(now_us=self._books.at(now_us), plan=prepared.plan))
 
     def abort(self, now_us: int) -> None:

@@ -8,22 +8,31 @@ loses them all.
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
+from triton_backend.core.events import PaceChanged
 from triton_backend.serving.drained import DrainedWorkers
 from triton_backend.serving.driver_books import Batch
+from triton_backend.serving.pool_pace import PoolPaces
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import PaceWatch
 from triton_backend.serving.wire import Kind, TimesBody
+
+# Looking at every run of a hundred workers takes half a millisecond.
+JUDGE_EVERY_US = 500_000
 
 
 class WorkerWatch:
     """The pace and the last report of every vGPU of a generation."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, now_us: int) -> None:
         self._deployment = deployment
         self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
         self._pace = PaceWatch(self._pools)
         self._heard_us = [0] * len(self._pools)
         self._drained = DrainedWorkers()
+        planned = {pool: self._expected_us(v) for v, pool in enumerate(self._pools)}
+        self._asked: set[int] = set()
+        self._judge_us = now_us
+        self._paces = PoolPaces(self._pace, planned, now_us)
 
     def begins(self, vgpu: int, now_us: int) -> None:
         """A vGPU takes batches: a new process stands for it, or a drained one is back."""
@@ -41,13 +50,13 @@ class WorkerWatch:
         self._drained.drain(vgpu, now_us)
 
     def orders(self, now_us: int) -> list[tuple[int, Kind]]:
-        """What drained workers are to be told now."""
-        return self._drained.orders(now_us)
+        """What drained workers are to be told now, and those whose pace is asked for."""
+        asked, self._asked = sorted(self._asked), set()
+        return [*self._drained.orders(now_us), *((vgpu, Kind.TRIAL) for vgpu in asked)]
 
     def tried(self, vgpu: int, took_us: int) -> None:
-        """A drained vGPU ran its planned batch on nothing."""
-        if vgpu in self._drained:
-            self._pace.tried(vgpu, took_us, self._expected_us(vgpu))
+        """A vGPU ran its planned batch on nothing."""
+        self._pace.tried(vgpu, took_us, self._expected_us(vgpu))
 
     def well(self, up: AbstractSet[int]) -> list[int]:
         """Drained vGPUs that are well again, or whose pool has nobody else."""
@@ -63,13 +72,28 @@ class WorkerWatch:
         expected_us = self._expected_us(vgpu, batch.samples)
         late_us = now_us - batch.ends_us[batch.done - 1]
         took_us = times.end_us - times.start_us
-        return self._pace.ran(vgpu, took_us, expected_us, late_us) and self._pace.is_slow(vgpu, up)
+        self._paces.heard(self._pools[vgpu], now_us)
+        if not self._pace.ran(vgpu, took_us, expected_us, late_us):
+            return False
+        # An idle worker of the pool shows its pace when it is asked to.
+        self._asked.update(self._pace.untried(vgpu, up))
+        return self._pace.is_slow(vgpu, up)
 
     def _expected_us(self, vgpu: int, samples: int | None = None) -> int:
         """What the profile says of a batch, the planned one where no size is given."""
         latencies = self._deployment.stage_of(vgpu).latency_us_by_batch
         samples = samples or self._deployment.pipeline_of(vgpu).batch
         return max(round(latencies[samples - 1] * self._deployment.settings.time_stretch), 1)
+
+    def paces(self, now_us: int, up: AbstractSet[int]) -> list[PaceChanged]:
+        """Pools that are slower than planned as a whole, or no more."""
+        if now_us < self._judge_us:
+            return []
+        self._judge_us = now_us + JUDGE_EVERY_US
+        return [
+            PaceChanged(now_us=now_us, model=m, pipeline=p, stage=s, percent=percent)
+            for (m, p, s), percent in self._paces.changes(now_us, up)
+        ]
 
     def overdue(self, batches: Iterable[Batch], now_us: int, up: AbstractSet[int]) -> list[int]:
         """VGPUs that should have ended a batch long ago and have said nothing since."""

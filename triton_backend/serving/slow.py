@@ -9,7 +9,7 @@ follow every report.
 
 from collections import deque
 from collections.abc import Iterable
-from statistics import median
+from statistics import median, median_low
 
 LAST_RUNS = 15
 FEWEST_RUNS = 8
@@ -53,13 +53,23 @@ class PaceWatch:
 
     def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
         """Whether a vGPU must be drained, given the vGPUs that are up."""
-        if len(self._ratios[vgpu]) < FEWEST_RUNS:
+        if len(self._ratios[vgpu]) < FEWEST_RUNS or self.untried(vgpu, up):
             return False
         pace = self._pace_of_others(vgpu, up)
         return pace is not None and median(self._ratios[vgpu]) > SLOW_FACTOR * pace
 
+    def untried(self, vgpu: int, up: Iterable[int]) -> list[int]:
+        """Others of the pool of which too little is known to compare a vGPU with them."""
+        return [
+            other
+            for other in up
+            if other != vgpu
+            and self._pools[other] == self._pools[vgpu]
+            and len(self._ratios[other]) < FEWEST_TRIALS
+        ]
+
     def tried(self, vgpu: int, took_us: int, expected_us: int) -> None:
-        """A drained vGPU ran its stage on nothing."""
+        """A vGPU ran its stage on nothing."""
         self._ratios[vgpu].append(took_us / expected_us)
 
     def is_well(self, vgpu: int, up: Iterable[int]) -> bool:
@@ -78,6 +88,24 @@ class PaceWatch:
             if other != vgpu and self._pools[other] == self._pools[vgpu]
         ]
         return max(median(others), 1.0) if others else None
+
+    def pace_of(self, pool: tuple[int, int, int], up: Iterable[int]) -> float | None:
+        """How long a pool takes, in times of its profile; None where too few runs say so.
+
+        The lower middle of its workers: one of two that is slow says nothing about the pool.
+        """
+        paces = [
+            median(self._ratios[vgpu])
+            for vgpu in up
+            if self._pools[vgpu] == pool and len(self._ratios[vgpu]) >= FEWEST_RUNS
+        ]
+        return median_low(paces) if paces else None
+
+    def forget_pool(self, pool: tuple[int, int, int]) -> None:
+        """What its workers took until now says nothing any more."""
+        for vgpu, own in enumerate(self._pools):
+            if own == pool:
+                self._ratios[vgpu].clear()
 
     def overdue_after_us(self, expected_us: float) -> float:
         """How long after its reserved end a batch that lasts `expected_us` is given up."""

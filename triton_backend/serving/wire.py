@@ -54,7 +54,7 @@ class Kind(IntEnum):
     RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
     TRY = 15  # node -> worker: run your stage once on what I wrote for you (JSON)
     TRIED = 16  # worker -> node: done, or the error (JSON)
-    TRIAL = 17  # scheduler -> drained worker: run your stage once on nothing
+    TRIAL = 17  # scheduler -> worker: run your stage once on nothing, and tell how long it took
     TRIAL_DONE = 18  # worker -> scheduler: when it began and ended
 
 

@@ -149,7 +149,7 @@ class StageWorker:
         self._scheduler.send(frame(Kind.HELLO, pack_json(hello)))
 
     def _run_on_nothing(self, scheduler: Connection) -> None:
-        """Show how fast this process is while it is drained."""
+        """Show how fast this process is, while it is drained or others of its pool are slow."""
         batch = self._segment.layout.batch
         expected_us = self._stage.latency_us_by_batch[batch - 1]
         self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
