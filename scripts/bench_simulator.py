@@ -91,11 +91,17 @@ def poisson(bench: Bench) -> Iterator[Figure]:
     """Mean highest load factor of every model alone, NICs isolated as published."""
     for policy, least in ((PLAIN, 0.965), (BEST, 0.98)):
         yield mean_figure(f"pool, {policy}", bench.cells("pool", policy), least)
-    ideal = [[ideal_load(c, seed) for c in bench.data.cells("pool")] for seed in range(bench.seeds)]
-    yield mean_figure("pool, a server of the vGPUs' rate that loses no time", ideal)
+    yield ideal(bench, 1.0)
     for planner, least in BASELINE_TARGETS.items():
         for policy in (PLAIN, BEST):
             yield mean_figure(f"{planner}, {policy}", bench.cells(planner, policy), least)
+
+
+def ideal(bench: Bench, shape: float) -> Figure:
+    """The same for a server that loses no time."""
+    cells = list(bench.data.cells("pool"))
+    found = [[ideal_load(cell, seed, shape) for cell in cells] for seed in range(bench.seeds)]
+    return mean_figure("pool, a server of the vGPUs' rate that loses no time", found)
 
 
 def shared(bench: Bench) -> Iterator[Figure]:
@@ -116,6 +122,7 @@ def gamma(bench: Bench) -> Iterator[Figure]:
     for policy in (PLAIN, BEST):
         found = bench.cells("pool", policy, "gamma 0.3")
         yield mean_figure(f"pool, {policy}, gamma 0.3", found, 0.90)
+    yield ideal(bench, 0.3)
 
 
 def bursty(bench: Bench) -> Iterator[Figure]:
@@ -193,9 +200,8 @@ def speed(bench: Bench) -> Iterator[Figure]:
     for times, most in ((1, 3.0), (10, 10.0)):
         plan = scaled_plan(bench.data, times)
         for policy in (PLAIN, BEST):
-            options = SimOptions(
-                policy=policy, load_factor=0.95, duration_s=120 / times, keep_uses=False
-            )
+            options = SimOptions(policy=policy, load_factor=0.95, duration_s=120 / times)
+            options = replace(options, keep_uses=False)
             result = simulate(plan, options, clock_ns=time.perf_counter_ns)
             rate = len(result.requests) / (result.wall_seconds or 1.0)
             cost = result.decisions
@@ -265,8 +271,7 @@ def main(arguments: list[str]) -> int:
     add("--processes", type=int, help="simulations at once; a core each without it")
     add_destinations(parser)
     asked = parser.parse_args(arguments)
-    unknown = sorted(set(asked.only.split(",")) - set(FAMILIES))
-    if unknown:
+    if unknown := sorted(set(asked.only.split(",")) - set(FAMILIES)):
         parser.error(f"--only {unknown[0]}: none of {', '.join(FAMILIES)}")
     try:
         data, processes = PaperData.read(asked.data), read_processes(asked.traces)

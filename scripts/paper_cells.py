@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flows.planning import PlanOptions, make_plan
 from flows.profiling.tables import read_tables
 from triton_backend.core.admission import capacity_rps
-from triton_backend.core.arrivals import poisson_us
+from triton_backend.core.arrivals import gamma_us
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
@@ -102,13 +102,13 @@ class PaperData:
                     )
 
 
-def ideal_load(cell: Cell, seed: int) -> float:
+def ideal_load(cell: Cell, seed: int, shape: float = 1.0) -> float:
     """Highest load factor of a single server that loses no time and knows every deadline.
 
     Its rate is what the vGPUs of the cell's model run in whole batches, links apart; a request can
     wait as long as its SLO leaves after the shortest path of a planned batch. It is told the very
-    instants that `simulate` draws. Smaller batches have more slack, and the first request finds
-    every vGPU idle, so a policy may be a little better.
+    instants that `simulate` draws for gamma gaps of `shape`. Smaller batches have more slack, and
+    the first requests find every vGPU idle, so a policy may be a little better.
     """
     model = cell.plan.model(cell.model)
     number = cell.plan.models.index(model)
@@ -118,7 +118,7 @@ def ideal_load(cell: Cell, seed: int) -> float:
     for load_factor in GRID:
         rate_rps = rates_of(cell.plan, replace(options, load_factor=load_factor))[cell.model]
         rng = np.random.default_rng([seed, number])
-        arrivals_us = poisson_us(rate_rps, s_to_us(options.duration_s), rng)
+        arrivals_us = gamma_us(rate_rps, s_to_us(options.duration_s), shape, rng)
         if _ideal_attainment(service_us, slack_us, arrivals_us) >= ATTAINMENT:
             return load_factor
     return 0.0
