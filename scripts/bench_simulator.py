@@ -206,11 +206,10 @@ def speed(bench: Bench) -> Iterator[Figure]:
             rate = len(result.requests) / (result.wall_seconds or 1.0)
             cost = result.decisions
             name = f"{100 * times} GPUs, {policy}"
-            first = times == 1
-            least = 400_000 if first else None
+            least = 400_000 if times == 1 else None
             yield Figure(name=f"{name}: requests per wall second", value=rate, least=least)
             yield Figure(name=f"{name}: decision, mean", value=cost.mean_us, unit="µs", most=most)
-            worst = 20.0 if first else None
+            worst = 20.0 if times == 1 else None
             yield Figure(name=f"{name}: decision, p99", value=cost.p99_us, unit="µs", most=worst)
             yield Figure(name=f"{name}: probes per dispatch", value=cost.probes_per_dispatch)
             same = simulate(plan, options).requests.tobytes() == result.requests.tobytes()
