@@ -4,227 +4,50 @@ Two emulated models of two stages on pools of four vGPUs over two nodes each are
 Triton and loaded with requests whose right answers are known. A few seconds into each run one part
 is broken; a prober asks for the state ten times a second and tries a request of every model.
 
-    .venv/bin/python scripts/bench_faults.py [--only NAME ...] [--seconds 12] [--output FILE]
+    .venv/bin/python scripts/bench_faults.py [--only NAME ...] [--seconds 12] [--out FILE]
 
-Per fault: answers that were wrong; requests not served in time; the longest a client waited past
-its deadline, and how many waited more than 100 ms (those that a killed process held are never
-answered by Triton, their clients give up after a second); seconds until repaired (every worker up,
-every model answers) and until attainment is back at 99 % and stays there.
+Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
+(those that a killed process held are never answered by Triton, their clients give up after a
+second); seconds until repaired (every worker up, every model answers) and from then until attainment
+is back at 99 % and stays there; attainment of the whole run beside the simulator's, which loses the
+same vGPUs for as long. Of a fault that lasts, attainment without them beside the simulator's.
 
-Full disk and full shared memory need a mount namespace of our own (`unshare`), in which the serve
-folder and /dev/shm are small; where that is not allowed they are left out, with the reason.
+Full disk and full shared memory need a mount namespace of our own (`unshare`), two hosts a network
+namespace, the jumping clock a C compiler; where one is not there the row says so.
 """
 
 import argparse
-import contextlib
-import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, machine, samples_file, small_plan
-from testbed import store as store_result
+from benchmark import Figure, add_destinations, exit_code, keep, show
+from fault_places import Far, NotHereError, Shifted
+from fault_probe import Prober, wait_well
+from faults import CLOCK, FAR, FILLED, PROCESSES, Fault
+from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, samples_file, small_plan
 
-from flows.clock import Stopwatch, now_utc
+from flows.clock import Stopwatch
 from flows.release.admin import ServerError
-from flows.release.render import CONTROL_MODEL
-from triton_backend.core.errors import PoolPipeError
-from triton_backend.serving.driver_letters import Worker
+from triton_backend.core.plan import Plan
+from triton_backend.sim.failures import Failure
+from triton_backend.sim.options import SimOptions
+from triton_backend.sim.run import simulate
 
 LOAD_FACTOR = 0.6
 FAULT_AT_S = 3.0
+NOTICED_S = 6.0  # a fault that lasts is noticed by then
 WINDOW_S = 0.5
 GOOD = 0.99
 GRACE_US = 100_000
 RECOVERY_TARGET_S = 5.0
 GIVE_UP_S = 1.0
-PROBE_SECONDS = 0.1
-SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
-LASTING_S = 3.0
-FILL_PIECE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that breaks; `inject` returns when the cause is gone (or was momentary)."""
-
-    name: str
-    inject: Callable[[Served], None]
-    loses: str
-    at_least_s: float = 0.0
-
-
-def stub(served: Served, model: str) -> psutil.Process:
-    """The process of a Triton model."""
-    text = (served.folder / "pids" / model).read_text()
-    return psutil.Process(int(text.split()[0]))
-
-
-def worker(served: Served, vgpu: int) -> psutil.Process:
-    """The process of a vGPU of the generation served."""
-    generation = served.state.control("status")["generation"]
-    wanted = Worker(generation, vgpu)
-    for process in served.processes():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "triton_backend.serving.worker" in words and words[-3:-1] == [
-                str(wanted.generation),
-                str(wanted.vgpu),
-            ]:
-                return process
-    message = f"no process of {wanted}"
-    raise RuntimeError(message)
-
-
-def kill_worker(vgpu: int) -> Callable[[Served], None]:
-    """SIGKILL to a worker."""
-    return lambda served: worker(served, vgpu).kill()
-
-
-def stop_worker(served: Served) -> None:
-    """SIGSTOP: it lives and says nothing."""
-    worker(served, 1).suspend()
-
-
-def slow_worker(served: Served) -> None:
-    """Stopped for the larger part of every period, so that its batches take about twice as long."""
-    process = worker(served, 5)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for _ in range(int(LASTING_S / SLOW_PERIOD_S)):
-            process.suspend()
-            time.sleep(SLOW_PERIOD_S * SLOW_STOPPED)
-            process.resume()
-            time.sleep(SLOW_PERIOD_S * (1 - SLOW_STOPPED))
-
-
-def kill_stub(prefix: str) -> Callable[[Served], None]:
-    """SIGKILL to the stub of the first Triton model whose name begins so."""
-
-    def inject(served: Served) -> None:
-        name = min(p.name for p in (served.folder / "pids").iterdir() if p.name.startswith(prefix))
-        stub(served, name).kill()
-
-    return inject
-
-
-def hang_stub(model: str) -> Callable[[Served], None]:
-    """SIGSTOP to a stub."""
-    return lambda served: stub(served, model).suspend()
-
-
-def kill_triton(served: Served) -> None:
-    """SIGKILL to the server."""
-    os.kill(int(served.state.data["triton_pid"]), signal.SIGKILL)
-
-
-def fill(folder: Callable[[Served], Path]) -> Callable[[Served], None]:
-    """Fill a file system to the last byte for a while."""
-
-    def inject(served: Served) -> None:
-        path = folder(served) / "filler"
-        try:
-            with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(FILL_PIECE))
-            with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(b"0")
-            time.sleep(LASTING_S)
-        finally:
-            path.unlink()
-
-    return inject
-
-
-FAULTS = (
-    Fault(name="worker killed", inject=kill_worker(1), loses="its batch, where too late to retry"),
-    Fault(name="last-stage worker killed", inject=kill_worker(4), loses="its batch"),
-    Fault(name="worker hung", inject=stop_worker, loses="its batches until noticed (1 s)"),
-    Fault(name="worker slow", inject=slow_worker, loses="batches until its table is corrected"),
-    Fault(name="front killed", inject=kill_stub("alpha"), loses="what it held"),
-    Fault(name="scheduler killed", inject=kill_stub(CONTROL_MODEL), loses="until it is loaded"),
-    Fault(
-        name="scheduler hung",
-        inject=hang_stub(CONTROL_MODEL),
-        loses="until noticed (8 s)",
-        at_least_s=18,
-    ),
-    Fault(name="node killed", inject=kill_stub("poolpipe_node_"), loses="its workers' batches"),
-    Fault(
-        name="tritonserver killed",
-        inject=kill_triton,
-        loses="until it is started anew",
-        at_least_s=22,
-    ),
-)
-FILLED = (
-    Fault(name="disk full", inject=fill(lambda served: served.folder), loses="log lines"),
-    Fault(
-        name="shared memory full", inject=fill(lambda _: SHARED_FOLDER), loses="requests meanwhile"
-    ),
-)
-
-
-class Prober(threading.Thread):
-    """Asks for the state and one answer of every model, ten times a second; notes when not well."""
-
-    def __init__(self, served: Served) -> None:
-        super().__init__(daemon=True)
-        self._served = served
-        self._over = threading.Event()
-        self.last_bad_us = 0
-        self.complaints: dict[str, int] = {}
-
-    def run(self) -> None:
-        """Probe until told to end."""
-        while not self._over.wait(PROBE_SECONDS):
-            complaint = self._complaint()
-            if complaint is not None:
-                self.last_bad_us = time.monotonic_ns() // 1000
-                self.complaints[complaint] = self.complaints.get(complaint, 0) + 1
-
-    def end(self) -> None:
-        """Stop probing."""
-        self._over.set()
-        self.join()
-
-    def _complaint(self) -> str | None:
-        try:
-            workers = self._served.state.control("status")["workers"]
-        except PoolPipeError as error:
-            return str(error)[:80]
-        if workers["up"] < workers["total"]:
-            return f"{workers['up']} of {workers['total']} workers"
-        for model in self._served.plan.models:
-            if not answers(self._served, model.name):
-                return f"no answer of {model.name}"
-        return None
-
-
-def answers(served: Served, model: str) -> bool:
-    """Whether a model answers one request."""
-    body = {
-        "inputs": [{"name": "input", "shape": [1, 4096], "datatype": "UINT8", "data": [0] * 4096}]
-    }
-    request = urllib.request.Request(  # our own server
-        f"http://{served.state.http_url}/v2/models/{model}/infer", data=json.dumps(body).encode()
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=1) as answer:  # noqa: S310  # as above
-            return bool(answer.read())
-    except OSError:
-        return False
 
 
 def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
@@ -246,18 +69,24 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     gone_us = time.monotonic_ns() // 1000
     loaded = load.result()
     prober.end()
+    row = counted(loaded) | {"complaints": prober.complaints}
+    if fault.lasts:
+        return row | reduced(loaded, fault, served.plan, fault_us)
     repaired_us = max(gone_us, prober.last_bad_us)
-    return judge(loaded, fault_us, repaired_us) | {"complaints": prober.complaints}
+    began_s = (fault_us - loaded.started_us) / 1e6
+    ended_s = (repaired_us - loaded.started_us) / 1e6
+    away = tuple(Failure(start_s=began_s, end_s=ended_s, vgpu=v) for v in fault.vgpus)
+    return (
+        row
+        | recovery(loaded, fault_us, repaired_us)
+        | {"attainment": loaded.attainment, "simulated": simulated(served.plan, seconds, away)}
+    )
 
 
-def judge(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
-    """Figures of one run."""
+def counted(loaded: Loaded) -> dict[str, Any]:
+    """What became of the requests of a run."""
     checks = [row["checked"] for row in loaded.summary["models"].values()]
-    begin_us = loaded.started_us
-    bad = [at for at, share, _ in loaded.windows(WINDOW_S) if share < GOOD]
-    good_again_us = begin_us + round((bad[-1] + WINDOW_S) * 1e6) if bad else fault_us
     waited = loaded.waited_past_deadline_us()
-    after = loaded.records[loaded.records["intended_us"] + begin_us >= repaired_us]
     return {
         "offered": len(loaded.records),
         "checked": sum(c["responses"] for c in checks),
@@ -268,71 +97,135 @@ def judge(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
         },
         "waited_longest_ms": float(waited.max()) / 1000,
         "waited_too_long": int((waited > GRACE_US).sum()),
-        "good_before_fault": not bad or begin_us + bad[0] * 1e6 > fault_us - WINDOW_S * 1e6,
+        "messages": loaded.summary["messages"],
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
+    """When all was well again, and how well."""
+    begin_us = loaded.started_us
+    bad = [at for at, share, _ in loaded.windows(WINDOW_S) if share < GOOD]
+    good_again_us = begin_us + round((bad[-1] + WINDOW_S) * 1e6) if bad else fault_us
+    after = loaded.records[loaded.records["intended_us"] + begin_us >= repaired_us]
+    return {
         "repaired_s": (repaired_us - fault_us) / 1e6,
         "good_again_s": max(good_again_us - fault_us, 0) / 1e6,
         "good_after_repair_s": max(good_again_us - repaired_us, 0) / 1e6,
         "attainment_after_repair": float((after["outcome"] == SERVED).mean())
         if len(after)
         else 1.0,
-        "messages": loaded.summary["messages"],
-        "load_average": os.getloadavg()[0],
     }
 
 
-def wait_well(served: Served) -> bool:
-    """Whether the system is whole again before the next fault."""
-    for _ in range(200):
-        with contextlib.suppress(PoolPipeError):
-            workers = served.state.control("status")["workers"]
-            if workers["up"] == workers["total"] and all(
-                answers(served, m.name) for m in served.plan.models
-            ):
-                return True
-        time.sleep(PROBE_SECONDS)
-    return False
+def reduced(loaded: Loaded, fault: Fault, plan: Plan, fault_us: int) -> dict[str, Any]:
+    """Attainment at the capacity that is left, once the fault is noticed."""
+    from_us = fault_us + NOTICED_S * 1e6 - loaded.started_us
+    left = loaded.records[loaded.records["intended_us"] >= from_us]
+    away = tuple(Failure(start_s=0.0, vgpu=v) for v in fault.vgpus)
+    return {
+        "attainment": float((left["outcome"] == SERVED).mean()),
+        "simulated": simulated(plan, 60.0, away),
+    }
+
+
+def simulated(plan: Plan, seconds: float, away: tuple[Failure, ...]) -> float:
+    """What the simulator says of the attainment without these vGPUs."""
+    options = SimOptions(
+        load_factor=LOAD_FACTOR, duration_s=seconds, failures=away, admission=True, keep_uses=False
+    )
+    return simulate(plan, options).attainment
 
 
 def run_all(
-    options: argparse.Namespace, faults: tuple[Fault, ...], within: Path | None
+    options: argparse.Namespace, faults: tuple[Fault, ...], made: Callable[[], Served]
 ) -> list[dict[str, Any]]:
-    """All faults against one server, one after the other."""
+    """All faults against one system, one after the other."""
+    wanted = [fault for fault in faults if not options.only or fault.name in options.only]
     rows: list[dict[str, Any]] = []
-    with Served(small_plan("faults"), options.port, within=within) as served:
-        before = len(served.processes())
-        for fault in faults:
-            if options.only and fault.name not in options.only:
-                continue
-            row: dict[str, Any] = {"fault": fault.name, "may_lose": fault.loses}
-            try:
-                row |= measure(served, fault, max(options.seconds, fault.at_least_s))
-            except (RuntimeError, ServerError) as error:
-                row |= {"broken": str(error)}
-            row["whole_again"] = wait_well(served)
-            rows.append(row)
-            print(report(row), flush=True)
-        after = len(served.processes())
-        print(f"processes before {before}, after {after}", flush=True)
-        log = (served.folder / "logs" / "server.log").read_text()
-        if options.verbose:
-            print(log[-6000:])
-            print((served.folder / "logs" / "triton.log").read_text()[-6000:])
+    if not wanted:
+        return rows
+    try:
+        with made() as served:
+            before = len(served.processes())
+            wait_well(served)
+            rows += [one(served, f, max(options.seconds, f.at_least_s)) for f in wanted]
+            after = len(served.processes())
+            print(f"processes before {before}, after {after}", flush=True)
+            if options.verbose:
+                for log in ("server.log", "triton.log"):
+                    print((served.folder / "logs" / log).read_text()[-6000:])
+    except NotHereError as error:
+        rows += [{"fault": f.name, "broken": f"not tried: {error}"} for f in wanted]
     return rows
 
 
-def report(row: dict[str, Any]) -> str:
-    """One line."""
-    if "broken" in row:
-        return f"{row['fault']:<26} BROKEN: {row['broken']}"
-    return (
-        f"{row['fault']:<26} wrong {row['wrong']} of {row['checked']}; of {row['offered']}:"
-        f" late {row['late']}, dropped {row['dropped']}, failed {row['failed']};"
-        f" waited past deadline at most {row['waited_longest_ms']:.0f} ms,"
-        f" over 100 ms: {row['waited_too_long']};"
-        f" repaired after {row['repaired_s']:.1f} s, >= 99 % after {row['good_again_s']:.1f} s,"
-        f" {row['good_after_repair_s']:.1f} s after repair (target {RECOVERY_TARGET_S:.0f});"
-        f" whole again {row['whole_again']}; machine load {row['load_average']:.1f}"
+def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
+    """One fault, and all well again."""
+    row: dict[str, Any] = {"fault": fault.name, "may_lose": fault.loses, "holds": fault.holds}
+    try:
+        row |= measure(served, fault, seconds)
+    except (RuntimeError, ServerError) as error:
+        row |= {"broken": str(error)}
+    if fault.lasts and isinstance(served, Far):
+        served.mend()
+    row["whole_again"] = wait_well(served)
+    print(line(row), flush=True)
+    return row
+
+
+HEADINGS = (
+    "wrong", "late", "dropped", "failed", ">100 ms", "longest", "repaired", ">=99 %", "attained",
+    "simulated",
+)  # fmt: skip
+
+
+def line(row: dict[str, Any]) -> str:
+    """One line of the table: times in seconds, the longest wait past the deadline in ms."""
+    if "offered" not in row:
+        return f"{row['fault']:<38} {row['broken']}"
+    counts = "".join(
+        f"{row[k]:>10}" for k in ("wrong", "late", "dropped", "failed", "waited_too_long")
     )
+    times = (
+        f"{row['repaired_s']:>10.1f}{row['good_after_repair_s']:>10.1f}"
+        if "repaired_s" in row
+        else f"{'lasts':>10}{'-':>10}"
+    )
+    whole = "" if row["whole_again"] else "  NOT WHOLE AGAIN"
+    return (
+        f"{row['fault']:<38}{counts}{row['waited_longest_ms']:>10.0f}{times}"
+        f"{row['attainment']:>10.3f}{row['simulated']:>10.3f}{whole}"
+    )
+
+
+def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
+    """The figures that have targets."""
+    figures: list[Figure] = []
+    for row in rows:
+        name = row["fault"]
+        if "offered" not in row:
+            figures.append(Figure(name=f"{name}: wrong answers", value=None, note=row["broken"]))
+            continue
+        held = "held by the dead process" if row["holds"] else ""
+        figures += [
+            Figure(name=f"{name}: wrong answers", value=row["wrong"], most=0),
+            Figure(
+                name=f"{name}: answers later than deadline + 100 ms",
+                value=row["waited_too_long"],
+                most=None if held else 0,
+                note=held,
+            ),
+            Figure(name=f"{name}: not whole again", value=int(not row["whole_again"]), most=0),
+        ]
+        if "repaired_s" in row:
+            what = f"{name}: from repair to 99 % attainment"
+            value = row["good_after_repair_s"]
+            figures.append(Figure(name=what, value=value, unit="s", most=RECOVERY_TARGET_S))
+        else:
+            what = f"{name}: attainment less the simulator's"
+            figures.append(Figure(name=what, value=row["attainment"] - row["simulated"]))
+    return figures
 
 
 def in_namespace() -> list[dict[str, Any]]:
@@ -352,7 +245,7 @@ def in_namespace() -> list[dict[str, Any]]:
     return rows
 
 
-def inside(options: argparse.Namespace) -> None:
+def inside(options: argparse.Namespace, plan: Plan) -> None:
     """In the namespace: small file systems, then the faults."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
@@ -364,43 +257,43 @@ def inside(options: argparse.Namespace) -> None:
             [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], check=True
         )
     try:
-        options.inside.write_text(json.dumps(run_all(options, FILLED, within)))
+        rows = run_all(options, FILLED, lambda: Served(plan, options.port, within=within))
+        options.inside.write_text(json.dumps(rows))
     finally:
         subprocess.run([umount, "--lazy", str(within)], check=True)
         within.rmdir()
 
 
-def main() -> None:
-    """Run, print, store."""
+def main() -> int:
+    """Run, print, store; exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--only", nargs="+", help="names of faults")
     add("--seconds", type=float, default=12.0, help="of load per fault")
-    add("--port", type=int, default=18_530)
-    add("--output", type=Path)
+    add("--port", type=int, default=18_530, help="the first of those used")
     add("--verbose", action="store_true", help="the server's logs at the end")
     add("--inside", type=Path, help=argparse.SUPPRESS)
+    add_destinations(parser)
     options = parser.parse_args()
+    plan = small_plan("faults")
     if options.inside is not None:
-        inside(options)
-        return
-    watch, began = Stopwatch(), now_utc().isoformat()
-    rows: list[dict[str, Any]] = []
-    wanted = {fault.name for fault in itertools.chain(FAULTS, FILLED)}
-    wanted = set(options.only or wanted)
-    if wanted & {fault.name for fault in FAULTS}:
-        rows += run_all(options, FAULTS, None)
-    if wanted & {fault.name for fault in FILLED}:
-        filled = in_namespace()
-        rows += filled
-        for row in filled:
-            if "offered" not in row:
-                print(report(row))
-    result = {"began": began, "wall_seconds": watch.seconds(), "machine": machine(), "rows": rows}
-    store_result(options.output, result)
+        inside(options, plan)
+        return 0
+    watch = Stopwatch()
+    print(f"{'fault':<38}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
+    rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
+    rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
+    if not options.only or any(fault.name in options.only for fault in FILLED):
+        rows += in_namespace()
+    print(*(line(row) for row in rows if "offered" not in row), sep="\n")
+    figures = figures_of(rows)
+    show(figures)
+    keep(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
+    return exit_code(figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

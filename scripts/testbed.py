@@ -161,12 +161,12 @@ class Served:
         self.root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-", dir=within))
         self.folder = self.root / "serve"
         self.plan = plan
-        self._ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
-        self._options = options or render.ServeOptions()
+        self.ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self.options = options or render.ServeOptions()
 
     def __enter__(self) -> Self:
-        render.render_repository(self.folder, self.plan, self._options)
-        admin.start(self.folder, self._ports)
+        render.render_repository(self.folder, self.plan, self.options)
+        admin.start(self.folder, self.ports)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
