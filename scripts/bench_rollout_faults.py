@@ -110,6 +110,15 @@ def words(row: dict[str, Any] | None) -> str:
     return "BROKEN" if "broken" in row else f"{row['plan']}, {row['lost']} of {row['open']}"
 
 
+def cells_of(asked: argparse.Namespace) -> list[tuple[str, str]]:
+    """Steps and faults asked for, by step; all without a word."""
+    steps, wanted = asked.step or faults.STEPS, asked.fault or faults.FAULTS
+    every = [(step, fault) for step in faults.STEPS for fault in faults.FAULTS]
+    if asked.cell:
+        return [each for each in every if ":".join(each) in asked.cell]
+    return [each for each in every if each[0] in steps and each[1] in wanted]
+
+
 def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
     """Every cell asked for."""
     plans = faults.emulated_plans()
@@ -120,23 +129,22 @@ def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
     (home / "plan.json").write_text(json.dumps(plans[0].to_dict()))
     render.render_repository(work.state.serve, plans[0], render.ServeOptions())
     ports = admin.ServerPorts(http=asked.port, grpc=asked.port + 1, metrics=asked.port + 2)
-    wanted = [fault for fault in faults.FAULTS if not asked.fault or fault in asked.fault]
-    needs_prefect = any(fault in faults.BY_PREFECT for fault in wanted)
+    cells = cells_of(asked)
+    needs_prefect = any(fault in faults.BY_PREFECT for _, fault in cells)
     rows: list[dict[str, Any]] = []
     place = faults.start_prefect(home, asked.port + 10) if needs_prefect else None
     try:
         state = admin.start(work.state.serve, ports)
         live = faults.Live(work=work, state=state, plans=plans, place=place)
-        for step in [s for s in faults.STEPS if not asked.step or s in asked.step]:
-            for fault in wanted:
-                watch = Stopwatch()
-                try:
-                    folder = home / f"{step}-{fault}".replace(" ", "-")
-                    row = cell(live, step, fault, folder, asked.seconds)
-                except (AssertionError, OSError, RuntimeError, TimeoutError) as error:
-                    row = {"step": step, "fault": fault, "broken": str(error)}
-                rows.append(row | {"seconds": watch.seconds()})
-                print(rows[-1], flush=True)
+        for step, fault in cells:
+            watch = Stopwatch()
+            try:
+                folder = home / f"{step}-{fault}".replace(" ", "-")
+                row = cell(live, step, fault, folder, asked.seconds)
+            except (AssertionError, OSError, RuntimeError, TimeoutError) as error:
+                row = {"step": step, "fault": fault, "broken": str(error)}
+            rows.append(row | {"seconds": watch.seconds()})
+            print(rows[-1], flush=True)
     finally:
         admin.stop(work.state.serve)
         if place is not None:
@@ -151,6 +159,8 @@ def main() -> int:
     )
     parser.add_argument("--step", action="append", choices=faults.STEPS)
     parser.add_argument("--fault", action="append", choices=faults.FAULTS)
+    parser.add_argument("--cell", action="append", metavar="STEP:FAULT", help="only these")
+    parser.add_argument("--seconds", type=float, default=18.0, help="of load around each rollout")
     parser.add_argument(
         "--port", type=int, default=23_100, help="of HTTP; the next 12 are used too"
     )

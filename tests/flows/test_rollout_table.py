@@ -1,0 +1,44 @@
+"""Cells of the table of steps and faults that need Prefect or a node: the script's own rows.
+
+Flows killed at every step, and the gateway, are in `test_rollout_faults`; the whole table takes
+`scripts/bench_rollout_faults.py` half an hour.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.rollout_faults import BY_PREFECT, NEW_NODE, OLD_NODE, SERVER, WORKER
+from tests.flows.test_quickstart import free_ports
+
+ROOT = Path(__file__).parents[2]
+CELLS = [("prepare", NEW_NODE), ("flush", SERVER), ("flush", OLD_NODE), ("swap", WORKER)]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    out = tmp_path_factory.mktemp("table") / "rows.json"
+    (port,) = free_ports(1)
+    wanted = [f"--cell={step}:{fault}" for step, fault in CELLS]
+    script = ROOT / "scripts/bench_rollout_faults.py"
+    command = [sys.executable, str(script), *wanted, f"--port={min(port, 65_000)}"]
+    done = subprocess.run(
+        [*command, "--seconds=8", f"--out={out}"], capture_output=True, text=True, check=False
+    )
+    assert out.exists(), done.stdout + done.stderr
+    return {(row["step"], row["fault"]): row for row in json.loads(out.read_text())["rows"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "fault"), CELLS)
+def test_one_whole_plan_serves_and_nothing_beyond_the_killed_process_is_lost(
+    rows: dict[tuple[str, str], dict[str, Any]], step: str, fault: str
+) -> None:
+    row = rows[step, fault]
+    assert "broken" not in row, row
+    assert row["plan"] in {"old", "new"}
+    assert row["lost"] <= (0 if fault in BY_PREFECT else row["open"])
