@@ -1,8 +1,20 @@
-"""Being woken at once when a process that is not our child ends: Linux process descriptors."""
+"""Ends of processes: being woken when one that is not our child ends, and ending with our parent."""
 
 import contextlib
+import ctypes
 import os
 import select
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
 
 
 class DeathWatch:

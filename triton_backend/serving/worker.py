@@ -8,10 +8,7 @@ thread only writes the heartbeat. The process ends with the node process that st
 Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PARENT_PID`.
 """
 
-import ctypes
 import logging
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 from triton_backend.core.errors import PoolPipeError
 from triton_backend.engines.base import Runtime
 from triton_backend.engines.clock import Clock, SystemClock
+from triton_backend.serving.deaths import end_with_parent
 from triton_backend.serving.direct import answer_try
 from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
@@ -46,7 +44,6 @@ from triton_backend.serving.worker_onward import Onward
 
 RECONNECT_SECONDS = 0.1
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
-_PR_SET_PDEATHSIG = 1
 _LOG = logging.getLogger(__name__)
 
 
@@ -288,13 +285,6 @@ def serve(deployment: Deployment, vgpu: int) -> None:
     stop = threading.Event()
     threading.Thread(target=board.keep_beating, args=(vgpu, clock, stop), daemon=True).start()
     worker.run()
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the node process is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
 
 
 if __name__ == "__main__":
