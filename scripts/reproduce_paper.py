@@ -117,8 +117,10 @@ def figure_6(study: Study) -> None:
         means = {p: _by_cluster(study.load_factors(p, arrivals)) for p in PLANNERS}
         for k, planner in enumerate(PLANNERS):
             positions = np.arange(len(CLUSTERS)) + 0.27 * (k - 1)
-            axis.bar(positions, means[planner], width=0.25, label=planner)
-            axis.axhline(FIGURE_6[arrivals, planner], color=f"C{k}", linestyle=":")
+            paper = FIGURE_6[arrivals, planner]
+            label = f"{planner}: mean {np.mean(means[planner]):.3f}, paper {paper:.3f} (dotted)"
+            axis.bar(positions, means[planner], width=0.25, label=label)
+            axis.axhline(paper, color=f"C{k}", linestyle=":")
             gains = FIGURE_6_GAINS.get((arrivals, planner))
             for c, cluster in enumerate(CLUSTERS):
                 gain = means["pool"][c] / means[planner][c] - 1
@@ -142,10 +144,11 @@ def figure_6(study: Study) -> None:
                 }
             )
         axis.set_xticks(range(len(CLUSTERS)), CLUSTERS)
-        axis.set_title(f"{arrivals} (dotted: paper's mean)")
+        axis.set_title(arrivals)
+        axis.legend(loc="upper center", fontsize="small")
     axes[0].set_ylabel("load factor at 99 % attainment")
-    axes[0].set_ylim(0, 1.2)
-    axes[0].legend(loc="upper center", ncols=len(PLANNERS))
+    axes[0].set_ylim(0, 1.5)
+    axes[0].set_yticks(np.arange(0, 1.1, 0.2))
     study.draw(6, figure)
     study.keep(6, "highest load factor at 99 % attainment", _filled(rows))
 
@@ -161,7 +164,8 @@ def figure_7(study: Study) -> None:
             ]
             curves = study.curves([study.alone(cell) for cell in cells])
             attained = np.mean(curves, axis=0).tolist()
-            axis.plot(GRID, attained, color=f"C{k}", label=planner)
+            label = f"{planner} (paper {FIGURE_7[planner]:.2f})" if cluster == "HC1-L" else planner
+            axis.plot(GRID, attained, color=f"C{k}", label=label)
             holds = [at for at, share in zip(GRID, attained, strict=True) if share >= ATTAINMENT]
             highest = max(holds, default=0.0)
             axis.axvline(highest, color=f"C{k}", linestyle=":")
@@ -177,7 +181,7 @@ def figure_7(study: Study) -> None:
         axis.set_xlabel("load factor")
         axis.set_ylim(0.5, 1.01)
     axes[0].set_ylabel("SLO attainment, group G1")
-    axes[0].legend(loc="lower left")
+    axes[0].legend(loc="lower left", fontsize="small", framealpha=1)
     study.draw(7, figure)
     study.keep(7, "attainment of group G1 against load (Poisson)", rows)
 
@@ -207,11 +211,14 @@ def figure_8(study: Study) -> None:
         for k, planner in enumerate(PLANNERS):
             values = [float(str(r[kind])) for r in rows if r["planner"] == planner]
             axis.bar(np.arange(len(values)) + 0.27 * (k - 1), values, width=0.25, label=planner)
+            if kind == "low":
+                place = len(CLUSTERS) + 0.27 * (k - 1)
+                axis.plot(place, FIGURE_8[planner], "kx", label="paper's mean" if k == 0 else None)
         axis.set_xticks(range(len(CLUSTERS) + 1), (*CLUSTERS, "mean"))
         axis.set_title(f"{kind}-class GPUs")
     axes[0].set_ylabel("busy share of all GPUs")
-    axes[0].set_ylim(0, 1.2)
-    axes[0].legend(loc="upper center", ncols=len(PLANNERS))
+    axes[0].set_ylim(0, 1.25)
+    axes[1].legend(loc="upper center", ncols=2, fontsize="small")
     study.draw(8, figure)
     study.keep(8, "utilisation at 99 % attainment (Poisson)", _filled(rows))
 
@@ -241,9 +248,11 @@ def figure_10(study: Study) -> None:
         runs = study.curves([study.alone(cell, policy=policy) for cell in cells])
         attained[policy] = np.mean(runs, axis=0).tolist()
         highest[policy] = float(np.mean([_highest(run) for run in runs]))
-    figure, axis = plt.subplots(figsize=(5, 3.2))
-    for policy, values in attained.items():
-        axis.plot(GRID, values, label=policy)
+    figure, axis = plt.subplots(figsize=(7, 4))
+    for k, (policy, values) in enumerate(attained.items()):
+        label = f"{policy}: 99 % up to {highest[policy]:.3f}, paper {FIGURE_10[policy]:.2f}"
+        axis.plot(GRID, values, color=f"C{k}", label=label)
+        axis.axvline(highest[policy], color=f"C{k}", linestyle=":")
     axis.set_xlabel("load factor")
     axis.set_ylabel("SLO attainment, mean of 18 models")
     axis.legend()
@@ -273,19 +282,27 @@ def figure_13(study: Study) -> None:
         gain = _gain(study, base, PlanOptions(slo_margin=margin), 1.0)
         paper = FIGURE_13_MARGIN[margin]
         rows.append({"varied": "margin", "value": margin, **gain, "gain, paper": paper})
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2))
-    for axis, varied in zip(axes, ("SLO scale", "high-class GPUs", "margin"), strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(11, 5.5), sharex="col", sharey="row")
+    for column, varied in enumerate(("SLO scale", "high-class GPUs", "margin")):
         chosen = [row for row in rows if row["varied"] == varied]
+        values = [float(str(row["value"])) for row in chosen]
         for planner in ("pool", "no-partitioning"):
-            axis.plot(
-                [float(str(row["value"])) for row in chosen],
-                [float(str(row[planner])) for row in chosen],
-                marker="o",
-                label=planner,
-            )
-        axis.set_xlabel(varied)
-    axes[0].set_ylabel("load factor at 99 %, mean of 18 models")
-    axes[0].legend()
+            loads = [float(str(row[planner])) for row in chosen]
+            axes[0, column].plot(values, loads, marker="o", label=planner)
+        gains = [float(str(row["gain"])) for row in chosen]
+        axes[1, column].plot(values, gains, marker="o", color="C2", label="ours")
+        stated = [row for row in chosen if row.get("gain, paper") is not None]
+        at = [float(str(row["value"])) for row in stated]
+        paper = [float(str(row["gain, paper"])) for row in stated]
+        axes[1, column].plot(at, paper, "kx", label="paper")
+        axes[1, column].set_xlabel(varied)
+        axes[1, column].set_xticks(values)
+    axes[0, 0].set_ylabel("load factor at 99 %")
+    axes[0, 0].set_ylim(0, 1.05)
+    axes[1, 0].set_ylabel("gain of pool")
+    axes[1, 0].set_ylim(bottom=0)
+    axes[0, 2].legend(loc="lower right")
+    axes[1, 2].legend(loc="upper right")
     study.draw(13, figure)
     study.keep(13, "sensitivity on HC1-S", _filled(rows))
 
