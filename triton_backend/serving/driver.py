@@ -27,13 +27,12 @@ from triton_backend.core.events import (
 )
 from triton_backend.serving.counters import GatewayCounters, State
 from triton_backend.serving.driver_books import Books, Watcher
+from triton_backend.serving.driver_care import WorkerCare
 from triton_backend.serving.driver_intake import Intake
 from triton_backend.serving.driver_letters import Front, Letter, Worker, plan_frame
-from triton_backend.serving.driver_watch import WorkerWatch
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import Kind, TimesBody, frame
+from triton_backend.serving.wire import TimesBody
 
-TAKE_OUT_EVERY_US = 1_000_000
 # A new scheduler dispatches when all workers have reported, at the latest after this.
 WAKE_US = 1_000_000
 LEAST_FLUSH_LEASE_US = 100_000
@@ -54,9 +53,8 @@ class Gateway:
         self.counters = GatewayCounters()
         self._epoch = epoch << 32
         self._books = Books(deployment, epoch=self._epoch, watch=watch, counters=self.counters)
-        self._taken_out_us = now_us - TAKE_OUT_EVERY_US
         self.intake = Intake(deployment.plan, self._books, self.counters)
-        self._watch = WorkerWatch(deployment, now_us)
+        self._care = WorkerCare(deployment, self._books, self.counters, self, now_us)
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._prepared: Deployment | None = None
         self._flushed_us: int | None = None  # when that was seen first
@@ -105,11 +103,12 @@ class Gateway:
         return {
             "plan_id": deployment.plan.plan_id,
             "generation": deployment.generation,
-            "up": len(self._up_of(deployment)),
+            "up": len(self.up_of(deployment)),
             "total": len(deployment.vgpus),
         }
 
-    def _up_of(self, deployment: Deployment) -> set[int]:
+    def up_of(self, deployment: Deployment) -> set[int]:
+        """The vGPUs of a generation whose workers are up."""
         return self._up.get(deployment.generation, set())
 
     def plan_frames(self) -> list[bytes]:
@@ -128,7 +127,7 @@ class Gateway:
             return
         up.add(worker.vgpu)
         if worker.generation == self.deployment.generation:
-            self._watch.begins(worker.vgpu, now_us)
+            self._care.watch.begins(worker.vgpu, now_us)
             self._books.tell(WorkerBack(now_us=self._books.at(now_us), vgpu=worker.vgpu))
             if len(up) == len(self.deployment.vgpus):
                 self._wake(now_us)
@@ -138,7 +137,7 @@ class Gateway:
         up = self._up.get(worker.generation, set())
         if worker.vgpu not in up:
             if worker.generation == self.deployment.generation:
-                self._watch.gone(worker.vgpu)
+                self._care.watch.gone(worker.vgpu)
             return
         up.discard(worker.vgpu)
         if not up:
@@ -168,7 +167,7 @@ class Gateway:
         if known is None or stage != known.done or known.path[stage][0] != vgpu:
             return  # aborted, or of another life of the scheduler
         known.done = stage + 1
-        self._watch.heard(vgpu, now_us)
+        self._care.watch.heard(vgpu, now_us)
         self._books.slots.give(*known.path[stage])
         self.counters.busy(self.deployment, vgpu, times.end_us - times.start_us)
         now_us = self._books.at(now_us)
@@ -179,8 +178,7 @@ class Gateway:
         if known.ended:
             self._books.end(number)
         times = TimesBody(vgpu, start_us, end_us)
-        if self._watch.stays_slow(known, times, now_us, self._up_of(self.deployment)):
-            self._drain(vgpu, now_us)
+        self._care.stage_ended(known, times, now_us)
         self._books.send_held()
         self._flushed_yet()
 
@@ -213,12 +211,7 @@ class Gateway:
         """What has to be looked at now and then, whatever happens."""
         if self._wake_us is not None and now_us >= self._wake_us:
             self._wake(now_us)
-        up = self._up_of(self.deployment)
-        for vgpu in self._watch.overdue(self._books.batches.values(), now_us, up):
-            self._renew(vgpu, now_us)
-        self._try_drained(now_us)
-        for change in self._watch.paces(self._books.at(now_us), self._up_of(self.deployment)):
-            self._books.tell(change)
+        self._care.look(now_us)
         self._end_lonely_flush(now_us)
 
     def _wake(self, now_us: int) -> None:
@@ -228,39 +221,9 @@ class Gateway:
             if self.state is State.SERVING:
                 self._books.tell(Resume(now_us=self._books.at(now_us)))
 
-    def _renew(self, vgpu: int, now_us: int) -> None:
-        """Take a worker for lost and have its process replaced."""
-        if self._take_out(vgpu, now_us):
-            self._post_to(vgpu, Kind.RETIRE)
-
-    def _drain(self, vgpu: int, now_us: int) -> None:
-        """Give a slow worker no more batches until its trials are well."""
-        if self._take_out(vgpu, now_us):
-            self._watch.drain(vgpu, now_us)
-
-    def _take_out(self, vgpu: int, now_us: int) -> bool:
-        """Take a worker for lost; one at a time, lest a machine that is busy loses them all."""
-        if now_us - self._taken_out_us < TAKE_OUT_EVERY_US:
-            return False
-        self._taken_out_us = now_us
-        self.counters.workers_drained += 1
-        self.worker_lost(Worker(self.deployment.generation, vgpu), now_us)
-        return True
-
-    def _try_drained(self, now_us: int) -> None:
-        for vgpu, order in self._watch.orders(now_us):
-            self._post_to(vgpu, order)
-        for vgpu in self._watch.well(self._up_of(self.deployment)):
-            self.worker_up(Worker(self.deployment.generation, vgpu), now_us)
-
-    def _post_to(self, vgpu: int, order: Kind) -> None:
-        worker = Worker(self.deployment.generation, vgpu)
-        self._books.post(worker, frame(order, plan_tag=self.deployment.tag))
-
     def trial_done(self, worker: Worker, times: TimesBody, now_us: int) -> None:
         """A worker ran its stage on nothing."""
-        self._watch.tried(worker.vgpu, times.end_us - times.start_us)
-        self._try_drained(now_us)
+        self._care.trial_done(worker.vgpu, times, now_us)
 
     # Rollout
 
@@ -312,7 +275,7 @@ class Gateway:
             self._books.post(Front(model.name), plan_frame(prepared, prepared=False))
         self._books.use(prepared)
         self.intake.use(prepared.plan)
-        self._watch = WorkerWatch(prepared, now_us)
+        self._care = WorkerCare(prepared, self._books, self.counters, self, now_us)
         self._books.tell(PlanChanged(now_us=self._books.at(now_us), plan=prepared.plan))
 
     def abort(self, now_us: int) -> None:
