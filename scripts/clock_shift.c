@@ -1,12 +1,16 @@
 /* Moves the time of day of the processes it is preloaded into, by as many seconds as the file named
  * by CLOCK_SHIFT_FILE begins with (a 64-bit integer, read anew at every call through a mapping).
- * The machine's own clock and everybody's monotonic clock stay as they are.
+ * The machine's own clock and everybody's monotonic clock stay as they are. Waits until an instant of
+ * that time are told to the kernel in the machine's own.
  *
  *     cc -shared -fPIC -O1 -o clock_shift.so clock_shift.c
  */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -47,4 +51,38 @@ time_t time(time_t *out) {
     clock_gettime(CLOCK_REALTIME, &exact);
     if (out) *out = exact.tv_sec;
     return exact.tv_sec;
+}
+
+/* Instants since 1970 are of the time of day; those of the monotonic clock are far smaller. */
+static const struct timespec *in_machine_time(const struct timespec *until, struct timespec *own) {
+    *own = *until;
+    if (shift && until->tv_sec > 1000000000 / 2) own->tv_sec -= *shift;
+    return own;
+}
+
+static void *original(const char *name, const char *version) {
+    void *found = dlvsym(RTLD_NEXT, name, version);
+    return found ? found : dlsym(RTLD_NEXT, name);
+}
+
+int pthread_cond_timedwait(pthread_cond_t *restrict on, pthread_mutex_t *restrict mutex,
+                           const struct timespec *restrict until) {
+    static int (*real)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    struct timespec own;
+    if (!real) real = original("pthread_cond_timedwait", "GLIBC_2.3.2");
+    return real(on, mutex, in_machine_time(until, &own));
+}
+
+int pthread_mutex_timedlock(pthread_mutex_t *restrict mutex, const struct timespec *restrict until) {
+    static int (*real)(pthread_mutex_t *, const struct timespec *);
+    struct timespec own;
+    if (!real) real = original("pthread_mutex_timedlock", "GLIBC_2.34");
+    return real(mutex, in_machine_time(until, &own));
+}
+
+int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict until) {
+    static int (*real)(sem_t *, const struct timespec *);
+    struct timespec own;
+    if (!real) real = original("sem_timedwait", "GLIBC_2.34");
+    return real(semaphore, in_machine_time(until, &own));
 }
