@@ -61,6 +61,10 @@ def plan(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="MODEL=RPS", help="A rate it keeps at least.")
     ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="It keeps the pools it has under --previous."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan here.")
     ] = None,
@@ -87,6 +91,7 @@ def plan(
         excluded_classes=_classes("--exclude", exclude),
         minimum_rps=options.rates("--keep", keep),
         previous=None if previous is None else find_plan(previous, warehouse),
+        pinned_models=tuple(pin or ()),
     )
     files = (cluster, workload)
     contents = (read_cluster(cluster), read_workload(workload))

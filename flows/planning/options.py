@@ -33,7 +33,8 @@ class PlanOptions:
         allowed_classes: GPU classes a model may use, by model; models not named may use all.
         excluded_classes: GPU classes a model must not use, by model; `*` speaks for all models.
         minimum_rps: rate that a model must keep at least (requests/s), by model.
-        previous: the plan in force; among equal placements the one that moves fewer GPUs is taken.
+        previous: the plan in force; among plans as good, the one that moves fewer GPUs is taken.
+        pinned_models: models that keep their pipelines and pools as in `previous`.
 
     Raises:
         InputError: a value is out of range.
@@ -57,6 +58,7 @@ class PlanOptions:
     )
     minimum_rps: Mapping[str, float] = field(default_factory=dict[str, float])
     previous: Plan | None = None
+    pinned_models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (("planner", PLANNERS), ("objective", OBJECTIVES), ("solver", SOLVERS)):
@@ -105,6 +107,8 @@ class PlanOptions:
             table: Mapping[str, tuple[str, ...]] = getattr(self, name)
             if table:
                 out[name] = {key: list(value) for key, value in sorted(table.items())}
+        if self.pinned_models:
+            out["pinned_models"] = sorted(self.pinned_models)
         if self.previous is not None:
             out["previous"] = self.previous.plan_id
         return out

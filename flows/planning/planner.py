@@ -13,7 +13,8 @@ from flows.planning.decode import Inputs, Outcome, decode
 from flows.planning.integer import lowest_share
 from flows.planning.keep import running, uses_of
 from flows.planning.options import PlanOptions
-from flows.planning.problem import build_problem
+from flows.planning.pinned import pinned
+from flows.planning.problem import Problem, build_problem
 from flows.planning.search import search
 from flows.planning.slack import planned_rps, promised_rps, widen
 from flows.planning.ties import Use, settle
@@ -56,6 +57,8 @@ def make_plan(
     )
     if options.planner != "pool" and options.objective != "throughput":
         raise InputError("option objective", f"{options.planner} is defined for throughput alone")
+    if options.planner != "pool" and options.pinned_models:
+        raise InputError("option pinned_models", f"{options.planner} plans every model anew")
     if options.planner == "no-partitioning":
         return decode(inputs, no_partitioning(inputs))
     if options.planner == "dart-r":
@@ -69,27 +72,32 @@ def _pool(inputs: Inputs) -> Outcome:
     if options.objective != "throughput":
         _require_rates(inputs.workload, options)
     goal = goal_of(inputs.problem, options.objective, options.minimum_rps, price)
-    found = search(inputs.problem, goal, options)
-    found = settle(found, goal, options, _running(inputs))
-    columns, vgpus, score = found.columns, found.vgpus, found.score
+    kept = pinned(inputs.problem, goal, options)
+    problem, rest = (inputs.problem, goal) if kept is None else kept.rest()
+    found = search(problem, rest, options)
+    found = settle(found, rest, options, _running(inputs, problem))
+    columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
     watch = Stopwatch()
     if not goal.fixed:
-        promised = promised_rps(columns, vgpus, goal, score)
-        vgpus = widen(inputs.problem, columns, vgpus, planned_rps(columns, vgpus, promised))
-        score = max(score, lowest_share(columns, vgpus, goal))
+        promised = promised_rps(columns, vgpus, rest, score)
+        vgpus = widen(problem, columns, vgpus, planned_rps(columns, vgpus, promised))
+        score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
+    if kept is not None:
+        columns, vgpus = kept.joined(columns, vgpus)
+        score, bound = kept.score(score), kept.score(bound)
     return Outcome(
         columns=columns,
         vgpus=vgpus,
         promised_rps=promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score),
-        objective=objective_of(options.objective, score, found.bound),
+        objective=objective_of(options.objective, score, bound),
         trace=found.trace,
     )
 
 
-def _running(inputs: Inputs) -> dict[Use, int]:
+def _running(inputs: Inputs, problem: Problem) -> dict[Use, int]:
     """GPUs that run one stage alone under the plan in force, in the problem's numbers."""
-    previous, problem = inputs.options.previous, inputs.problem
+    previous = inputs.options.previous
     if previous is None:
         return {}
     models = {model.name: number for number, model in enumerate(problem.models)}
@@ -149,7 +157,9 @@ def with_rates(
     """
     if all(m.batch_building_rate_rps is not None for m in workload.models):
         return workload, "given"
-    first = replace(options, planner="no-partitioning", objective="throughput", previous=None)
+    first = replace(
+        options, planner="no-partitioning", objective="throughput", previous=None, pinned_models=()
+    )
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
     try:
         rates, source = _throughputs(profiles, cluster, bare, first), "no-partitioning"

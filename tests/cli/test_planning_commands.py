@@ -67,6 +67,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
     [
         ("--planner", "guess", "'guess' is none of pool"),
         ("--objective", "fun", "'fun' is none of throughput"),
+        ("--pin", "net", "pinned model 'net': needs the plan in force (--previous)"),
         ("--solver", "abacus", "'abacus' is none of highs"),
         ("--slo-margin", "1.5", "1.5 is not in [0, 1)"),
         ("--slo-margin", "wide", "'wide' is neither a number nor auto"),

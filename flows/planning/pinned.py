@@ -1,0 +1,164 @@
+"""Models whose pools stay as the plan in force has them, while the others are planned around them.
+
+Their GPUs leave the problem before it is solved; their pipelines join the plan afterwards.
+Placement then leaves every GPU of theirs where it is, because it runs what it ran.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.bound import Goal
+from flows.planning.columns import Columns, enumerate_columns
+from flows.planning.integer import delivered_rps, gpus_in_use
+from flows.planning.options import PlanOptions
+from flows.planning.problem import Problem
+from triton_backend.core.errors import InputError
+from triton_backend.core.plan import Pipeline
+
+_REACHED = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left."""
+
+    problem: Problem
+    goal: Goal
+    columns: Columns
+    vgpus: NDArray[np.int64]
+    others: NDArray[np.int64]
+
+    def rest(self) -> tuple[Problem, Goal]:
+        """The problem of the other models on the GPUs that are left."""
+        gpus = self.problem.gpus - gpus_in_use(self.problem, self.columns, self.vgpus)
+        models = tuple(self.problem.models[number] for number in self.others)
+        goal = replace(
+            self.goal,
+            weight=self.goal.weight[self.others],
+            minimum_rps=self.goal.minimum_rps[self.others],
+        )
+        return replace(self.problem, gpus=gpus, models=models), goal
+
+    def joined(
+        self, columns: Columns, vgpus: NDArray[np.int64]
+    ) -> tuple[Columns, NDArray[np.int64]]:
+        """Configurations and vGPUs of the others and the pinned models together."""
+        mine = replace(columns, model=self.others[columns.model])
+        width = max(mine.types.shape[1], self.columns.types.shape[1])
+        parts = [(_padded(mine, width), vgpus), (_padded(self.columns, width), self.vgpus)]
+        names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
+        arrays = {n: np.concatenate([getattr(c, n) for c, _ in parts]) for n in names}
+        counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
+        return Columns(**arrays, enumerated=columns.enumerated), np.concatenate(counts)
+
+    def score(self, score: float) -> float:
+        """The score (or bound) of the whole plan from that of the others."""
+        if self.goal.fixed:
+            used = gpus_in_use(self.problem, self.columns, self.vgpus)
+            return score - float(self.goal.price @ used)
+        rates = _rates(self.problem, self.columns, self.vgpus)
+        shares = np.delete(rates / self.goal.weight, self.others)
+        return min(score, float(shares.min()))
+
+
+def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
+    """The pinned models of a problem; None where there are none.
+
+    Raises:
+        InputError: there is no plan in force, it has no such model, its pipelines no longer fit, or
+            no model is left to plan.
+    """
+    if not options.pinned_models:
+        return None
+    names = [model.name for model in problem.models]
+    before = {name: _pipelines(options, name, names) for name in options.pinned_models}
+    others = np.array(
+        [n for n, name in enumerate(names) if name not in options.pinned_models], dtype=np.int64
+    )
+    if not len(others):
+        raise InputError("pinned models", "all are pinned, none is left to plan")
+    deepest = max(len(p.stages) for pipelines in before.values() for p in pipelines)
+    every = enumerate_columns(problem, deepest)
+    rows: list[int] = []
+    counts: list[list[int]] = []
+    for name, pipelines in before.items():
+        for pipeline in pipelines:
+            rows.append(_row(problem, every, names.index(name), pipeline))
+            row = [stage.vgpus for stage in pipeline.stages]
+            counts.append(row + [0] * (every.types.shape[1] - len(row)))
+    columns = every.take(np.array(rows, dtype=np.int64))
+    vgpus = np.array(counts, dtype=np.int64)
+    _require_room(problem, columns, vgpus)
+    _require_rates(problem, goal, _rates(problem, columns, vgpus), options)
+    return Pinned(problem=problem, goal=goal, columns=columns, vgpus=vgpus, others=others)
+
+
+def _pipelines(options: PlanOptions, name: str, names: list[str]) -> tuple[Pipeline, ...]:
+    where = f"pinned model {name!r}"
+    if options.previous is None:
+        raise InputError(where, "needs the plan in force (--previous)")
+    found = [model for model in options.previous.models if model.name == name]
+    if not found or name not in names:
+        lacks = "the workload" if found else f"plan {options.previous.plan_id}"
+        raise InputError(where, f"is not in {lacks}")
+    return found[0].pipelines
+
+
+def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> int:
+    """The configuration of a pipeline of the plan in force."""
+    stages = pipeline.stages
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    wanted = [types.get((s.gpu_class, s.vgpu_divisor), -1) for s in stages]
+    cuts = [0, *(s.blocks[1] for s in stages)]
+    same = (
+        (every.model == model)
+        & (every.batch == pipeline.batch)
+        & (every.stages == len(stages))
+        & np.all(every.types[:, : len(stages)] == wanted, axis=1)
+        & np.all(every.cuts[:, : len(cuts)] == cuts, axis=1)
+    )
+    rows = np.flatnonzero(same)
+    if not len(rows):
+        form = ", ".join(f"{list(s.blocks)} on {s.gpu_class}/{s.vgpu_divisor}" for s in stages)
+        raise InputError(
+            f"pinned model {problem.models[model].name!r}",
+            f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin and classes",
+        )
+    return int(rows[0])
+
+
+def _require_room(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> None:
+    used = gpus_in_use(problem, columns, vgpus)
+    for name, count, exist in zip(problem.classes, used, problem.gpus, strict=True):
+        if count > exist:
+            raise InputError("pinned models", f"run on {count} GPUs of class {name}, {exist} exist")
+
+
+def _require_rates(
+    problem: Problem, goal: Goal, rates: NDArray[np.float64], options: PlanOptions
+) -> None:
+    asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
+    for model, rate, least in zip(problem.models, rates, asked, strict=True):
+        if model.name in options.pinned_models and rate < least * (1 - _REACHED):
+            raise InputError(
+                f"pinned model {model.name!r}",
+                f"its pools deliver {rate:.6g} requests/s, {least:.6g} are asked for",
+            )
+
+
+def _rates(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    rates = np.zeros(len(problem.models))
+    np.add.at(rates, columns.model, delivered_rps(columns, vgpus))
+    return rates
+
+
+def _padded(columns: Columns, width: int) -> Columns:
+    more = width - columns.types.shape[1]
+    return replace(
+        columns,
+        types=np.pad(columns.types, ((0, 0), (0, more))),
+        cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
+        rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
+    )
