@@ -7,14 +7,12 @@ machine. Not here: what is measured.
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import zlib
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -308,22 +306,3 @@ def samples_file(folder: Path, model: ModelPlan, seed: int = 0) -> Path:
     arrays = {f"inputs/{given.name}": samples, f"outputs/{answer.name}": expected}
     np.savez(path, **arrays)
     return path
-
-
-def machine() -> dict[str, Any]:
-    """What ran the measurement."""
-    packages = ("numpy", "numba", "nvidia-pytriton", "tritonclient", "onnxruntime")
-    return {
-        "cpu_count": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-        "load_average": os.getloadavg(),
-    }
-
-
-def store(path: Path | None, result: dict[str, Any]) -> None:
-    """Write a result file, machine included."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
