@@ -203,7 +203,7 @@ PROCESSES = (
         inject=kill_triton,
         holds=True,
         loses="until it is started anew",
-        at_least_s=18,
+        at_least_s=24,
     ),
 )
 FAR = (
