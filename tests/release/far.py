@@ -31,6 +31,7 @@ from flows.release.admin import ServerPorts, start
 start(Path(sys.argv[1]), ServerPorts(http=18081, grpc=18082, metrics=18083), wait_for_workers=False)
 """
 CLIENT_SECONDS = 20.0
+PATIENT_US = 3_000_000
 
 
 def ip(*words: str) -> None:
@@ -91,8 +92,10 @@ class FarHost:
         workers = self.state.control("status")["workers"]
         return bool(workers["up"] == workers["total"])
 
-    def ask(self, model: str, samples: int = 4) -> bool:
+    def ask(self, model: str, samples: int = 4, *, patient: bool = True) -> bool:
         """Whether a request is served; refused and failed ones are answered too.
+
+        A patient one has more time than its SLO, so that a busy machine does not decide.
 
         Raises:
             InferenceServerException: nobody answered.
@@ -101,7 +104,12 @@ class FarHost:
         given = grpc_client.InferInput("x", [samples, 3], "FP32")
         given.set_data_from_numpy(x)
         try:
-            answer = self._client.infer(model, [given], client_timeout=CLIENT_SECONDS)
+            answer = self._client.infer(
+                model,
+                [given],
+                client_timeout=CLIENT_SECONDS,
+                timeout=PATIENT_US if patient else None,
+            )
         except InferenceServerException as error:
             if error.status() == "StatusCode.UNAVAILABLE":
                 return False

@@ -64,7 +64,7 @@ def test_a_host_that_is_cut_off_is_missed_and_taken_back(far: FarHost) -> None:
         wait_for(lambda: not far.is_whole())
         # Nobody is up who could run it: refused at once, not at the deadline.
         assert not far.ask("affine")
-        assert far.state.control("status")["in_flight"] == 0
+        wait_for(lambda: far.state.control("status")["in_flight"] == 0)
     wait_for(far.is_whole)
     wait_for(lambda: all(far.ask("affine") for _ in range(REQUESTS)))
 
@@ -72,7 +72,7 @@ def test_a_host_that_is_cut_off_is_missed_and_taken_back(far: FarHost) -> None:
 def test_behind_a_slow_link_every_request_is_answered(far: FarHost) -> None:
     wait_for(lambda: far.ask("wide"))
     with link_as(*SLOW):
-        served = [far.ask("wide") for _ in range(REQUESTS)]
+        served = [far.ask("wide", patient=False) for _ in range(REQUESTS)]
         assert not all(served)
         wait_for(lambda: far.ask("near"))
     wait_for(lambda: all(far.ask(name) for name in ("wide", "affine") for _ in range(REQUESTS)))

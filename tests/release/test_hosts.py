@@ -61,7 +61,7 @@ class TwoHosts:
         x = np.arange(12, dtype=np.float32).reshape(4, 3)
         given = grpc_client.InferInput("x", [4, 3], "FP32")
         given.set_data_from_numpy(x)
-        answer = self._client.infer(model, [given], timeout=2_000_000)
+        answer = self._client.infer(model, [given], timeout=3_000_000)
         return answer is not None and bool(np.all(answer.as_numpy("y") == x * FACTOR + OFFSET))
 
     def loaded_there(self) -> set[str]:
