@@ -26,6 +26,7 @@ from flows import operations
 from flows.clock import Stopwatch, now_utc
 from flows.release import admin, render
 from scripts import rollout_faults as faults
+from triton_backend.core.errors import PoolPipeError
 from warehouse.plans import add_plan
 
 LOAD_FACTOR, GIVE_UP_S = 0.4, 2.0
@@ -141,7 +142,7 @@ def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
             try:
                 folder = home / f"{step}-{fault}".replace(" ", "-")
                 row = cell(live, step, fault, folder, asked.seconds)
-            except (AssertionError, OSError, RuntimeError, TimeoutError) as error:
+            except (AssertionError, OSError, PoolPipeError, RuntimeError) as error:
                 row = {"step": step, "fault": fault, "broken": str(error)}
             rows.append(row | {"seconds": watch.seconds()})
             print(rows[-1], flush=True)

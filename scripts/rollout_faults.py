@@ -177,6 +177,7 @@ class Going:
             found = operations.running(live.place, "worker" if fault == WORKER else "server")
             assert found is not None
             found.kill()
+            found.wait(WAIT_SECONDS)
         elif fault == GATEWAY:
             live.kill_stub(CONTROL_MODEL)
         else:

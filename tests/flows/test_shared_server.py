@@ -28,7 +28,7 @@ from triton_backend.core.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 CLASSES = {"fast": 1, "slow": 2}
 START_SECONDS = 120
