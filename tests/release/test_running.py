@@ -152,7 +152,8 @@ def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any
         return (
             'poolpipe_requests_served{model="affine"}' in text
             and 'poolpipe_plan{generation="1",plan_id="first"} 1' in text
-            and 'poolpipe_stage_runs{gpu_class="SLOW",model="affine",pipeline="0",stage="1"}' in text
+            and 'poolpipe_stage_runs{gpu_class="SLOW",model="affine",pipeline="0",stage="1"}'
+            in text
         )
 
     wait_for(published)
