@@ -242,7 +242,7 @@ def main() -> int:
     add("--models", type=int, default=6)
     add("--seconds", type=float, default=4.0)
     add("--stretch", type=float)
-    add("--most-rps", type=float, default=250.0)
+    add("--most-rps", type=float, default=150.0)
     add("--most-mb", type=float, default=400.0)
     add("--guard", type=float, default=0.02)
     add("--seed", type=int, default=1)

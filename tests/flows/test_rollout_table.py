@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from scripts.rollout_faults import BY_PREFECT, NEW_NODE, OLD_NODE, SERVER, WORKER
+from scripts.rollout_faults import BY_PREFECT, OLD_NODE, SERVER, WORKER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
-CELLS = [("prepare", NEW_NODE), ("flush", SERVER), ("flush", OLD_NODE), ("swap", WORKER)]
+CELLS = [("flush", SERVER), ("flush", OLD_NODE), ("swap", WORKER)]
 
 
 def low_port() -> int:
