@@ -166,14 +166,34 @@ def test_reports_about_unknown_batches_change_nothing(
     assert gateway.status() == before
 
 
-def test_stages_cannot_be_skipped_or_told_by_another_worker(gateway: Gateway) -> None:
+def test_a_stage_told_by_another_worker_changes_nothing(gateway: Gateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
-    gateway.stage_done(batch, 1, TimesBody(body.hops[1].vgpu, 20, 20), 20)
     gateway.stage_done(batch, 0, TimesBody(2, 20, 20), 20)
+    gateway.stage_done(batch, 1, TimesBody(3 - body.hops[1].vgpu, 20, 20), 20)
     assert not gateway.status()["counters"]["stage_runs"]
     finish(gateway, batch, body, 50_000)
     assert gateway.in_flight == 0
+
+
+def test_reports_read_in_the_wrong_order_end_their_batch(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    gateway.transfer_done(batch, 1, TimesBody(body.hops[1].vgpu, 21, 22), 50_000)
+    gateway.stage_done(batch, 1, TimesBody(body.hops[1].vgpu, 22, 30), 50_000)
+    assert gateway.in_flight == 1
+    gateway.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
+    assert gateway.in_flight == 0
+    assert sum(gateway.status()["counters"]["stage_runs"].values()) == 2
+
+
+def test_a_failure_read_before_the_stage_that_went_well_ends_its_batch(gateway: Gateway) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    gateway.batch_failed(batch, 1, 50_000)
+    gateway.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
+    assert gateway.in_flight == 0
+    assert gateway.status()["counters"]["batches_failed"] == 1
 
 
 def rollout(gateway: Gateway, tmp_path: Path, *, up: bool = True) -> Deployment:

@@ -26,7 +26,7 @@ from triton_backend.core.events import (
     WorkerLost,
 )
 from triton_backend.serving.counters import GatewayCounters, State
-from triton_backend.serving.driver_books import Books, Watcher
+from triton_backend.serving.driver_books import Batch, Books, Watcher
 from triton_backend.serving.driver_care import WorkerCare
 from triton_backend.serving.driver_intake import Intake
 from triton_backend.serving.driver_letters import Front, Letter, Worker, plan_frame
@@ -164,8 +164,12 @@ class Gateway:
         """A batch left a stage: its slot there is free again."""
         number, vgpu = batch - self._epoch, times.vgpu
         known = self._books.batches.get(number)
-        if known is None or stage != known.done or known.path[stage][0] != vgpu:
+        if known is None or not known.expects(stage) or known.path[stage][0] != vgpu:
             return  # aborted, or of another life of the scheduler
+        if stage > known.done:
+            # Two workers' sockets are read in any order where this process was kept waiting.
+            known.early[stage] = times
+            return
         known.done = stage + 1
         self._care.watch.heard(vgpu, now_us)
         self._books.slots.give(*known.path[stage])
@@ -181,12 +185,27 @@ class Gateway:
         self._care.stage_ended(known, times, now_us)
         self._books.send_held()
         self._flushed_yet()
+        self._catch_up(batch, known, now_us)
+
+    def _catch_up(self, batch: int, known: Batch, now_us: int) -> None:
+        """Hear what the next stage said before its turn."""
+        if known.done not in known.early:
+            return
+        times = known.early.pop(known.done)
+        if times is None:
+            self.batch_failed(batch, known.done, now_us)
+        else:
+            self.stage_done(batch, known.done, times, now_us)
 
     def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
         """A runtime could not run a batch: its requests are answered by the front as failed."""
         known = self._books.batches.get(batch - self._epoch)
-        if known is None or stage != known.done:
+        if known is None or not known.expects(stage):
             return
+        if stage > known.done:
+            known.early[stage] = None
+            return
+        known.early.clear()
         self.counters.batches_failed += 1
         for later in range(stage, len(known.path)):
             # As if every stage that is left had taken no time: all that was reserved is free.

@@ -7,7 +7,7 @@ its front and workers. Not here: what frames and workers' reports mean (`driver`
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triton_backend.core.decisions import Abort, Decision, Dispatch, Drop, SetTimer
 from triton_backend.core.events import Event
@@ -24,7 +24,7 @@ from triton_backend.serving.driver_letters import (
 from triton_backend.serving.driver_slots import WorkerSlots
 from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import Kind, frame
+from triton_backend.serving.wire import Kind, TimesBody, frame
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2
@@ -47,6 +47,7 @@ class Batch:
         path: (vGPU, slot) of every stage.
         ends_us: reserved end of every stage.
         done: stages that have reported.
+        early: reports of stages whose stage before has not reported yet; None: it failed there.
     """
 
     front: Front
@@ -55,11 +56,16 @@ class Batch:
     path: tuple[tuple[int, int], ...]
     ends_us: tuple[int, ...]
     done: int = 0
+    early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
 
     @property
     def ended(self) -> bool:
         """Whether all stages have reported."""
         return self.done == len(self.path)
+
+    def expects(self, stage: int) -> bool:
+        """Whether a stage exists and has not reported."""
+        return self.done <= stage < len(self.path)
 
 
 class Books:

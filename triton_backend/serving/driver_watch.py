@@ -100,7 +100,7 @@ class WorkerWatch:
         overdue = {
             batch.path[batch.done][0]
             for batch in batches
-            if not batch.ended and self._is_overdue(batch, now_us)
+            if not batch.ended and not batch.early and self._is_overdue(batch, now_us)
         }
         well = {self._pools[vgpu] for vgpu in up - overdue}
         return [vgpu for vgpu in overdue if self._pools[vgpu] in well]
