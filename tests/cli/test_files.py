@@ -117,7 +117,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "field 'cluster' is missing")],
+    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "cluster: is missing")],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

@@ -11,6 +11,8 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.plan import PlacementRun, Plan, Slot, Stage
 from triton_backend.core.tensors import TensorSpec
 
+STAGE = ("models", 0, "pipelines", 0, "stages", 0)
+AT = r"models\[0\].pipelines\[0\].stages\[0\]"
 SPEC = TensorSpec(name="x", dtype="FP16", shape=(-1, 4))
 
 
@@ -94,10 +96,32 @@ def test_a_model_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (("cluster",), None, "'cluster' is missing"),
-        (("models",), 3, "a field has the wrong type: 'int'"),
-        (("models", 0, "slo_ms"), "soon", "a field has the wrong type: can"),
-        (("models", 0, "pipelines", 0, "stages", 0, "vgpus"), None, "'vgpus' is missing"),
+        (("cluster",), None, "cluster: is missing"),
+        (("models",), 3, "models: 3 is not a list"),
+        (("models", 0), [], r"models\[0\]: \[\] is not an object"),
+        (("plan_id",), 7, "plan_id: 7 is not a text"),
+        (("options",), [1], r"options: \[1\] is not an object"),
+        (("models", 0, "slo_ms"), "soon", r"models\[0\].slo_ms: 'soon' is not a number"),
+        (("models", 0, "slo_ms"), float("nan"), "slo_ms: nan is not a number"),
+        (("models", 0, "slo_ms"), 1e300, "slo_ms: 1e\\+300 is not within 0.001 and 1e\\+12"),
+        (("models", 0, "throughput_rps"), -1, "throughput_rps: -1 is not within 0 and"),
+        ((*STAGE, "vgpus"), None, f"{AT}.vgpus: is missing"),
+        ((*STAGE, "vgpus"), True, f"{AT}.vgpus: True is not a whole number"),
+        ((*STAGE, "vgpus"), 1.5, f"{AT}.vgpus: 1.5 is not a whole number"),
+        ((*STAGE, "blocks"), [0], f"{AT}.blocks: \\[0\\] is not"),
+        (
+            (*STAGE, "latency_us_by_batch"),
+            [0],
+            rf"{AT}.latency_us_by_batch\[0\]: 0 is not within 1",
+        ),
+        ((*STAGE, "latency_us_by_batch"), [10**30], "1000000000.* is not within 1 and"),
+        ((*STAGE, "placement", 0, "node"), 3, rf"{AT}.placement\[0\].node: 3 is not a text"),
+        ((*STAGE, "placement", 0, "gpu"), 10**9, "GPU 1000000000 on a node of at most"),
+        ((*STAGE, "placement", 0, "slot"), 4, "slot 4 of at most 4"),
+        ((*STAGE, "placement", 0, "nodes"), 10**9, "nodes: 1000000000 from node 0 on, of"),
+        (("cluster", "nodes", 0, "count"), 10**30, r"cluster.nodes\[0\].count: 1000000"),
+        (("cluster", "nodes", 0, "nic_gbps"), 1e-9, "1e-09 is not within 1e-06 and 1e"),
+        (("workload", "models", 0, "weight"), "x", r"workload.models\[0\].weight: 'x' is not a"),
     ],
 )
 def test_a_damaged_plan_names_the_field(

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_backend.core.errors import InputError
+from triton_backend.core.fields import Fields
 
 MAX_DIVISOR = 4
+MAX_GPUS = 10_000_000  # of a cluster
+NIC_GBPS = (1e-6, 1e6)  # slowest and fastest link
+CLASS_NUMBERS = ("memory_gib", "hourly_cost", "power_w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,7 @@ class GpuClass:
                 f"gpu_classes.{self.name}.vgpu_divisors",
                 f"{list(divisors)} must be distinct whole numbers from 1 to {MAX_DIVISOR}",
             )
-        for field in ("memory_gib", "hourly_cost", "power_w"):
+        for field in CLASS_NUMBERS:
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise InputError(f"gpu_classes.{self.name}.{field}", f"{value} is not positive")
@@ -58,6 +62,10 @@ class NodeGroup:
             value = getattr(self, field)
             if not value > 0:
                 raise InputError(f"nodes ({self.gpu_class}).{field}", f"{value} is not positive")
+        if not NIC_GBPS[0] <= self.nic_gbps <= NIC_GBPS[1]:
+            low, high = NIC_GBPS
+            reason = f"{self.nic_gbps:g} is not within {low:g} and {high:g} Gbit/s"
+            raise InputError(f"nodes ({self.gpu_class}).nic_gbps", reason)
         if self.devices is not None:
             self._check_devices(self.devices)
 
@@ -91,6 +99,9 @@ class Cluster:
                     f"cluster {self.name!r}, nodes[{i}].gpu_class",
                     f"{group.gpu_class!r} is not one of the gpu_classes ({', '.join(known)})",
                 )
+        total = sum(group.count * group.gpus for group in self.nodes)
+        if total > MAX_GPUS:
+            raise InputError(f"cluster {self.name!r}, nodes", f"{total} GPUs, most are {MAX_GPUS}")
         names = self.node_group_names()
         if len(set(names)) < len(names):
             raise InputError(f"cluster {self.name!r}", f"node name used twice in {list(names)}")
@@ -174,7 +185,7 @@ class Cluster:
             "gpu_classes": {
                 c.name: {
                     "vgpu_divisors": list(c.vgpu_divisors),
-                    **_known(c, ("memory_gib", "hourly_cost", "power_w")),
+                    **_known(c, CLASS_NUMBERS),
                 }
                 for c in self.gpu_classes
             },
@@ -187,24 +198,36 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`. Shapes of user files are checked before, by `flows`."""
-        classes = tuple(
-            _gpu_class(name, fields or {}) for name, fields in data["gpu_classes"].items()
+        """Inverse of `to_dict`."""
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(
+            name=fields.text("name") if fields.has("name") else "cluster",
+            gpu_classes=tuple(
+                _read_class(name, given) for name, given in fields.named("gpu_classes").items()
+            ),
+            nodes=tuple(map(_read_group, fields.items("nodes"))),
         )
-        nodes = tuple(map(_node_group, data["nodes"]))
-        return cls(name=data.get("name", "cluster"), gpu_classes=classes, nodes=nodes)
 
 
-def _gpu_class(name: str, fields: Mapping[str, Any]) -> GpuClass:
-    divisors = tuple(fields.get("vgpu_divisors", (1,)))
-    rest = {key: value for key, value in fields.items() if key != "vgpu_divisors"}
-    return GpuClass(name=name, vgpu_divisors=divisors, **rest)
+def _read_class(name: str, fields: Fields) -> GpuClass:
+    known = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
+    divisors = fields.wholes("vgpu_divisors") if fields.has("vgpu_divisors") else (1,)
+    return GpuClass(name=name, vgpu_divisors=divisors, **known)
 
 
-def _node_group(data: Mapping[str, Any]) -> NodeGroup:
-    fields = dict(data)
-    devices = fields.pop("devices", None)
-    return NodeGroup(**fields, devices=None if devices is None else tuple(devices))
+def _read_group(fields: Fields) -> NodeGroup:
+    return NodeGroup(
+        count=fields.whole("count", least=1, most=MAX_GPUS),
+        gpu_class=fields.text("gpu_class"),
+        gpus=fields.whole("gpus", least=1, most=MAX_GPUS),
+        nic_gbps=fields.number("nic_gbps"),
+        devices=fields.texts("devices") if fields.has("devices") else None,
+        **{name: fields.text(name) for name in ("host", "name") if fields.has(name)},
+    )
 
 
 def _known(item: object, fields: tuple[str, ...]) -> dict[str, Any]:

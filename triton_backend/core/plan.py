@@ -4,25 +4,17 @@ A plan is self-contained: simulator, verifier and gateway need nothing else. It 
 form when built; whether its numbers follow from the profiles is `flows/planning/verify`'s work.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
+from triton_backend.core.fields import Fields
+from triton_backend.core.placement import PlacementRun, Slot, placement_to_dicts, read_run
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.core.units import ms_to_us, us_to_ms
 from triton_backend.core.workload import Workload
-
-EXPAND_UP_TO = 512  # vGPUs of one stage listed one by one in a file; above, as ranges
-
-
-class Slot(NamedTuple):
-    """One vGPU: slot `slot` (0 .. divisor - 1) of GPU `gpu` of node number `node`."""
-
-    node: int
-    gpu: int
-    slot: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +26,6 @@ class VGpu:
     pipeline: int
     stage: int
     slot: Slot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRun:
-    """A block of vGPUs: every (node, gpu, slot) of three ranges, in lexicographic order."""
-
-    node: int
-    gpu: int
-    slot: int
-    nodes: int = 1
-    gpus: int = 1
-    slots: int = 1
-
-    @property
-    def vgpus(self) -> int:
-        """Number of vGPUs in the block."""
-        return self.nodes * self.gpus * self.slots
-
-    def expand(self) -> Iterator[Slot]:
-        """The vGPUs one by one."""
-        for node in range(self.node, self.node + self.nodes):
-            for gpu in range(self.gpu, self.gpu + self.gpus):
-                for slot in range(self.slot, self.slot + self.slots):
-                    yield Slot(node, gpu, slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,28 +87,28 @@ class Stage:
             out["boundary"] = [spec.to_dict() for spec in self.boundary]
         if self.artifact is not None:
             out["artifact"] = self.artifact
-        out["placement"] = _placement_to_dicts(self.placement, self.vgpus, cluster)
+        out["placement"] = placement_to_dicts(self.placement, cluster)
         return out
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], cluster: Cluster) -> Self:
+    def read(cls, fields: Fields, cluster: Cluster) -> Self:
         """Inverse of `to_dict`."""
-        boundary = data.get("boundary")
+        blocks = fields.wholes("blocks")
+        if len(blocks) != 2:  # noqa: PLR2004 - first and last
+            raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
+        tensors = map(TensorSpec.read, fields.items("boundary") if fields.has("boundary") else ())
         return cls(
-            blocks=(data["blocks"][0], data["blocks"][1]),
-            gpu_class=data["gpu_class"],
-            vgpu_divisor=data["vgpu_divisor"],
-            vgpus=data["vgpus"],
-            latency_us=ms_to_us(data["latency_ms"]),
-            transfer_us=ms_to_us(data["transfer_ms"]),
-            latency_us_by_batch=tuple(data["latency_us_by_batch"]),
-            boundary_bytes_per_sample=data["boundary_bytes_per_sample"],
-            boundary=None if boundary is None else tuple(map(TensorSpec.from_dict, boundary)),
-            artifact=data.get("artifact"),
-            placement=tuple(
-                PlacementRun(**{**run, "node": cluster.node_index(run["node"])})
-                for run in data["placement"]
-            ),
+            blocks=(blocks[0], blocks[1]),
+            gpu_class=fields.text("gpu_class"),
+            vgpu_divisor=fields.whole("vgpu_divisor", least=1),
+            vgpus=fields.whole("vgpus", least=1),
+            latency_us=ms_to_us(fields.number("latency_ms", least=0)),
+            transfer_us=ms_to_us(fields.number("transfer_ms", least=0)),
+            latency_us_by_batch=fields.wholes("latency_us_by_batch", least=1),
+            boundary_bytes_per_sample=fields.whole("boundary_bytes_per_sample"),
+            boundary=tuple(tensors) if fields.has("boundary") else None,
+            artifact=fields.text("artifact") if fields.has("artifact") else None,
+            placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
         )
 
 
@@ -306,64 +274,48 @@ class Plan:
         Raises:
             InputError: a field is missing, of the wrong type, or does not fit the others.
         """
-        try:
-            cluster = Cluster.from_dict(data["cluster"])
-            return cls(
-                plan_id=data["plan_id"],
-                planner=data["planner"],
-                options=data["options"],
-                objective=Objective(**data["objective"]),
-                solver=data["solver"],
-                solve_seconds=data["solve_seconds"],
-                certificate=data.get("certificate", {}),
-                cluster=cluster,
-                workload=Workload.from_dict(data["workload"]),
-                gpus_used=data["gpus_used"],
-                models=tuple(_model_from_dict(m, cluster) for m in data["models"]),
-            )
-        except KeyError as error:
-            raise InputError("plan", f"field {error} is missing") from error
-        except (TypeError, AttributeError, ValueError, IndexError) as error:
-            raise InputError("plan", f"a field has the wrong type: {error}") from error
+        fields = Fields(data)
+        cluster = Cluster.read(fields.inner("cluster"))
+        objective = fields.inner("objective")
+        used = fields.inner("gpus_used")
+        return cls(
+            plan_id=fields.text("plan_id"),
+            planner=fields.text("planner"),
+            options=fields.table("options"),
+            objective=Objective(
+                name=objective.text("name"),
+                value=objective.number("value"),
+                upper_bound=objective.number("upper_bound"),
+                gap=objective.number("gap"),
+            ),
+            solver=fields.text("solver"),
+            solve_seconds=fields.number("solve_seconds", least=0),
+            certificate=fields.table("certificate") if fields.has("certificate") else {},
+            cluster=cluster,
+            workload=Workload.read(fields.inner("workload")),
+            gpus_used={name: used.whole(name) for name in fields.table("gpus_used")},
+            models=tuple(_read_model(model, cluster) for model in fields.items("models")),
+        )
 
 
-def _model_from_dict(data: Mapping[str, Any], cluster: Cluster) -> ModelPlan:
+def _read_model(fields: Fields, cluster: Cluster) -> ModelPlan:
+    def tensors(name: str) -> tuple[TensorSpec, ...]:
+        return tuple(map(TensorSpec.read, fields.items(name) if fields.has(name) else ()))
+
     return ModelPlan(
-        name=data["name"],
-        slo_us=ms_to_us(data["slo_ms"]),
-        throughput_rps=data["throughput_rps"],
-        inputs=tuple(map(TensorSpec.from_dict, data.get("inputs", ()))),
-        outputs=tuple(map(TensorSpec.from_dict, data.get("outputs", ()))),
-        pipelines=tuple(
-            Pipeline(
-                batch=p["batch"],
-                throughput_rps=p["throughput_rps"],
-                latency_us=ms_to_us(p["latency_ms"]),
-                stages=tuple(Stage.from_dict(s, cluster) for s in p["stages"]),
-            )
-            for p in data["pipelines"]
-        ),
+        name=fields.text("name"),
+        slo_us=ms_to_us(fields.number("slo_ms", least=us_to_ms(1))),
+        throughput_rps=fields.number("throughput_rps", least=0),
+        inputs=tensors("inputs"),
+        outputs=tensors("outputs"),
+        pipelines=tuple(_read_pipeline(part, cluster) for part in fields.items("pipelines")),
     )
 
 
-def _placement_to_dicts(
-    runs: tuple[PlacementRun, ...], vgpus: int, cluster: Cluster
-) -> list[dict[str, Any]]:
-    """One entry per vGPU; where there are many, one per run with the counts `nodes/gpus/slots`."""
-    if vgpus <= EXPAND_UP_TO:
-        return [
-            {"node": cluster.node_name(slot.node), "gpu": slot.gpu, "slot": slot.slot}
-            for run in runs
-            for slot in run.expand()
-        ]
-    return [
-        {
-            "node": cluster.node_name(run.node),
-            "gpu": run.gpu,
-            "slot": run.slot,
-            "nodes": run.nodes,
-            "gpus": run.gpus,
-            "slots": run.slots,
-        }
-        for run in runs
-    ]
+def _read_pipeline(fields: Fields, cluster: Cluster) -> Pipeline:
+    return Pipeline(
+        batch=fields.whole("batch", least=1),
+        throughput_rps=fields.number("throughput_rps", least=0),
+        latency_us=ms_to_us(fields.number("latency_ms", least=0)),
+        stages=tuple(Stage.read(stage, cluster) for stage in fields.items("stages")),
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_backend.core.errors import InputError
+from triton_backend.core.fields import Fields
 
 BYTES_PER_ELEMENT: Mapping[str, int] = {
     "BOOL": 1,
@@ -61,7 +62,16 @@ class TensorSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
-        return cls(name=data["name"], dtype=data["dtype"], shape=tuple(data["shape"]))
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(
+            name=fields.text("name"),
+            dtype=fields.text("dtype"),
+            shape=fields.wholes("shape", least=-1),
+        )
 
 
 def total_bytes_per_sample(specs: tuple[TensorSpec, ...]) -> int:

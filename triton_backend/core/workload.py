@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_backend.core.errors import InputError
+from triton_backend.core.fields import Fields
 from triton_backend.core.units import ms_to_us, us_to_ms
 
 GATHERING_FACTOR = 1.3
+OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class ModelDemand:
         where = f"workload model {self.name!r}"
         if self.slo_us < 1:
             raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
-        for field in ("weight", "rate_rps", "batch_building_rate_rps"):
+        for field in OPTIONAL:
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{where}, {field}", f"{value} is not a positive number")
@@ -69,23 +71,28 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""
-        optional = ("weight", "rate_rps", "batch_building_rate_rps")
         return {
             "models": [
                 {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
-                | {f: getattr(m, f) for f in optional if getattr(m, f) is not None}
+                | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
                 for m in self.models
             ]
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`. Shapes of user files are checked before, by `flows`."""
-        models = tuple(
-            ModelDemand(
-                slo_us=ms_to_us(model["slo_ms"]),
-                **{key: value for key, value in model.items() if key != "slo_ms"},
-            )
-            for model in data["models"]
-        )
-        return cls(models=models)
+        """Inverse of `to_dict`."""
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(models=tuple(map(_read_demand, fields.items("models"))))
+
+
+def _read_demand(fields: Fields) -> ModelDemand:
+    return ModelDemand(
+        name=fields.text("name"),
+        slo_us=ms_to_us(fields.number("slo_ms")),
+        **{name: fields.number(name) for name in OPTIONAL if fields.has(name)},
+    )
