@@ -9,6 +9,7 @@ from typing import Any
 
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
+from triton_backend.core.workload import MOST_RPS
 
 PLANNERS = ("pool", "no-partitioning", "dart-r")
 OBJECTIVES = ("throughput", "cost", "power")
@@ -75,7 +76,7 @@ class PlanOptions:
             if not 0 <= share < 1:
                 raise InputError(f"option {name}", f"{share} is not in [0, 1)")
         for model, rate in self.minimum_rps.items():
-            if not 0 <= rate < float("inf"):
+            if not 0 <= rate <= MOST_RPS:
                 raise InputError(f"option minimum_rps.{model}", f"{rate} is not a rate")
 
     def margin(self, model: str) -> float:

@@ -102,15 +102,37 @@ def build_problem(
         for divisor in ((1,) if whole_gpus else sorted(gpu_class.vgpu_divisors))
         if cluster.gpus(gpu_class.name)
     )
-    for name in (*options.minimum_rps, *options.slo_margins, *options.allowed_classes):
-        if name not in {m.name for m in workload.models}:
-            raise InputError("options", f"model {name!r} is not in the workload")
+    _check_names(options, {m.name for m in workload.models}, set(classes))
     models = tuple(
         _model_arrays(_profile_of(profiles, demand), demand, cluster, types, options)
         for demand in workload.models
     )
     gpus = np.array([cluster.gpus(name) for name in classes], dtype=np.int64)
     return Problem(classes=classes, gpus=gpus, types=types, models=models)
+
+
+def _check_names(options: PlanOptions, models: set[str], classes: set[str]) -> None:
+    """Options that name what is not there would change nothing, silently."""
+    excluded = {name: given for name, given in options.excluded_classes.items() if name != "*"}
+    for name in (
+        *options.minimum_rps,
+        *options.slo_margins,
+        *options.allowed_classes,
+        *excluded,
+    ):
+        if name not in models:
+            raise InputError("options", f"model {name!r} is not in the workload")
+    for option, given in (
+        ("allowed_classes", options.allowed_classes),
+        ("excluded_classes", options.excluded_classes),
+    ):
+        for model, names in given.items():
+            unknown = sorted(set(names) - classes)
+            if unknown:
+                raise InputError(
+                    f"option {option}.{model}",
+                    f"no GPU class {unknown[0]!r} in the cluster; it has {', '.join(sorted(classes))}",
+                )
 
 
 def _profile_of(profiles: Mapping[str, ModelProfile], demand: ModelDemand) -> ModelProfile:

@@ -35,3 +35,13 @@ def test_bad_demands_are_named() -> None:
         Workload(models=())
     with pytest.raises(InputError, match="listed twice"):
         Workload(models=(DEMAND, DEMAND))
+
+
+@pytest.mark.parametrize("field", ["weight", "rate_rps"])
+def test_numbers_that_a_solver_would_lose_are_named(field: str) -> None:
+    for value in (1e-12, 1e12):
+        with pytest.raises(InputError, match=f"model 'm', {field}: 1e.12 is not within 1e-06 and"):
+            ModelDemand(name="m", slo_us=1, **{field: value})
+    apart = [ModelDemand(name=n, slo_us=1, **{field: v}) for n, v in (("m", 1e-3), ("n", 1e4))]
+    with pytest.raises(InputError, match=f"workload, {field}: from 0.001 to 10000, more than 1e"):
+        Workload(models=tuple(apart))

@@ -85,3 +85,19 @@ def test_dart_r_needs_two_classes() -> None:
     single = replace(cluster(), gpu_classes=cluster().gpu_classes[:1], nodes=cluster().nodes[:1])
     with pytest.raises(InputError, match="two GPU classes"):
         make_plan(PROFILES, single, workload(*DEMANDS), PlanOptions(planner="dart-r"))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"excluded_classes": {"nobody": ("slow",)}}, "model 'nobody' is not in the workload"),
+        ({"excluded_classes": {"*": ("T4",)}}, "no GPU class 'T4' in the cluster; it has fast, sl"),
+        ({"allowed_classes": {"net": ("fast", "T4")}}, r"allowed_classes.net: no GPU class 'T4'"),
+        ({"minimum_rps": {"net": 1e9}}, "minimum_rps.net: 1000000000.0 is not a rate"),
+    ],
+)
+def test_a_constraint_about_what_is_not_there_is_refused(
+    options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        planned(**options)

@@ -9,6 +9,9 @@ from triton_backend.core.fields import Fields
 from triton_backend.core.units import ms_to_us, us_to_ms
 
 GATHERING_FACTOR = 1.3
+# Beyond these, or further apart, a solver's tolerances lose the smaller numbers.
+LEAST_RPS, MOST_RPS = 1e-6, 1e7
+MOST_APART = 1e6
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
 
 
@@ -37,6 +40,11 @@ class ModelDemand:
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{where}, {field}", f"{value} is not a positive number")
+        for field in ("weight", "rate_rps"):
+            value = getattr(self, field)
+            if value is not None and not LEAST_RPS <= value <= MOST_RPS:
+                reason = f"{value:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
+                raise InputError(f"{where}, {field}", reason)
 
     def normaliser(self, objective: str = "throughput") -> float:
         """Requests/s per unit of the objective.
@@ -68,6 +76,12 @@ class Workload:
             raise InputError("workload", "names no model")
         if len(set(names)) < len(names):
             raise InputError("workload", f"a model is listed twice in {names}")
+        for field in ("weight", "rate_rps"):
+            values = [v for m in self.models if (v := getattr(m, field)) is not None]
+            if values and max(values) > MOST_APART * min(values):
+                least, most = min(values), max(values)
+                reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
+                raise InputError(f"workload, {field}", reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""
