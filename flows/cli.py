@@ -4,7 +4,6 @@ Exit codes: 0 success, 2 wrong usage or bad input (one line on stderr), 1 failur
 interrupted. Not here: what the commands do (`flows/commands`), and any heavy import.
 """
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -22,9 +21,12 @@ from flows.commands import (
     render,
     rollouts,
     simulation,
+    splitting,
+    tables,
     warehouse,
     whatif,
 )
+from flows.piped import piped
 from triton_backend.core.errors import InputError, PoolPipeError
 
 FAILURE = 1
@@ -42,8 +44,10 @@ app = typer.Typer(
 )
 for group in (
     operations,
+    splitting,
     models,
     engines,
+    tables,
     planning,
     whatif,
     simulation,
@@ -59,7 +63,7 @@ for group in (
 def main() -> NoReturn:
     """Run the command line of this process and exit; a SIGTERM cleans up like Ctrl-C."""
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(piped(lambda: run(sys.argv[1:])))
 
 
 def run(arguments: list[str]) -> int:
@@ -73,10 +77,6 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Who read stdout has gone; nothing may be written to it when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
 
 
 def _complain(message: str, code: int) -> int:

@@ -27,21 +27,26 @@ from pathlib import Path
 import psutil
 
 from flows.clock import Stopwatch
+from flows.piped import read_by_nobody
 from flows.prefect_home import prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
-from triton_backend.core.errors import PoolPipeError
+from triton_backend.core.errors import InputError, PoolPipeError
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = "poolpipe"
 CLASS_POOL = "gpu-{}"
 PREFECT = (sys.executable, "-m", "prefect")
 SERVER_SECONDS, STOP_SECONDS, POLL_SECONDS = 120.0, 30.0, 0.1
+LAST_PORT = 65_535
 
 
 def tell(text: str) -> None:
-    """A line for people, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """A line for people, at once; what is being started or ended is so also when they have left."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        read_by_nobody()
 
 
 class OperationsError(PoolPipeError):
@@ -71,13 +76,24 @@ _API = "PREFECT_API_URL"
 
 
 def place_of(environment: Mapping[str, str] = os.environ) -> Place:
-    """What the environment says."""
+    """What the environment says.
+
+    Raises:
+        InputError: a port is none.
+    """
     return Place(
         folder=project_state(environment).home.resolve() / "operations",
-        port=int(environment.get("POOLPIPE_PREFECT_PORT", "4200")),
-        ui_port=int(environment.get("POOLPIPE_UI_PORT", "8080")),
+        port=_port(environment, "POOLPIPE_PREFECT_PORT", "4200"),
+        ui_port=_port(environment, "POOLPIPE_UI_PORT", "8080"),
         own_server=not environment.get(_API),
     )
+
+
+def _port(environment: Mapping[str, str], name: str, default: str) -> int:
+    text = environment.get(name) or default
+    if not text.isdecimal() or not 0 < int(text) <= LAST_PORT:
+        raise InputError(name, f"{text!r} is no port")
+    return int(text)
 
 
 def prepare(place: Place) -> None:
@@ -90,6 +106,7 @@ def prepare(place: Place) -> None:
     )
     os.environ["PREFECT_LOGGING_LEVEL"] = os.environ.get("PREFECT_LOGGING_LEVEL", "INFO")
     os.environ["PREFECT_CLI_COLORS"] = "false"
+    os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "2")  # a rollout need not wait ten
     place.folder.mkdir(parents=True, exist_ok=True)
     prepare_prefect(home / "prefect")
     prepare_server()
@@ -234,9 +251,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--class", dest="classes", action="append", default=[], metavar="NAME")
     parser.add_argument("--only-classes", action="store_true")
     asked = parser.parse_args(arguments)
-    place = place_of()
-    prepare(place)
     try:
+        place = place_of()
+        prepare(place)
         if asked.word == "up":
             watch = Stopwatch()
             up(place, asked.classes, only_classes=asked.only_classes)

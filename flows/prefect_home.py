@@ -29,8 +29,8 @@ def prepare_prefect(home: Path) -> None:
 def prepare_server() -> None:
     """Set what a server started from here needs to survive being killed.
 
-    Limits outlive it (they would stay taken for ever otherwise), and end a minute after their
-    holder did; who waits for one looks again every few seconds.
+    Leases on limits outlive it (limits would stay taken for ever otherwise); who waits for a
+    deployment's turn looks again every few seconds.
     """
     defaults = {
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (

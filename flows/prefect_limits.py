@@ -1,7 +1,7 @@
 """Limits between flows, kept by the Prefect server: one writer of the warehouse, one per device.
 
-A limit has one holder and is made where nobody did, so that it can never be forgotten. A holder that
-is killed loses it a minute later.
+A limit has one holder and is made where nobody did, so that it can never be forgotten. What becomes
+of one whose holder is killed: `prefect_lease`.
 """
 
 import logging
@@ -14,16 +14,13 @@ from threading import RLock
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError
-from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from flows.prefect_lease import lease
+from flows.state import project_state
 from flows.steps.workspace import Workspace, workspace
 
 WAREHOUSE_WRITER = "warehouse-writer"
-LEASE_SECONDS = 60.0
-UNREACHABLE = (httpx.HTTPError, ConcurrencySlotAcquisitionError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,17 +28,14 @@ _LOG = logging.getLogger(__name__)
 def holding(*names: str) -> Generator[None]:
     """Hold all these limits, or wait until they are free.
 
-    What runs goes on where the server is lost meanwhile: a rollout must not stop half way for it.
+    Raises:
+        httpx.HTTPError: the server cannot be reached, or refuses.
     """
-    with get_client(sync_client=True) as client:
-        for name in names:
-            make_limit(client, name)
-    with concurrency(
-        list(names),
-        strict=True,
-        lease_duration=LEASE_SECONDS,
-        raise_on_lease_renewal_failure=False,
-    ):
+    with ExitStack() as held:
+        with get_client(sync_client=True) as client:
+            for name in names:
+                make_limit(client, name)
+            held.enter_context(lease(client, names, project_state().limits))
         yield
 
 
@@ -68,32 +62,21 @@ class WriterTurn:
     @contextmanager
     def __call__(self) -> Generator[None]:
         """Hold the limit."""
-        with self._lock:
-            held = ExitStack() if self._depth else _hold_writer()
+        with self._lock, ExitStack() as held:
+            if not self._depth:
+                _hold_writer(held)
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                _let_go(held)
 
 
-def _hold_writer() -> ExitStack:
-    held = ExitStack()
+def _hold_writer(held: ExitStack) -> None:
     try:
         held.enter_context(holding(WAREHOUSE_WRITER))
-    except UNREACHABLE as error:
+    except httpx.HTTPError as error:
         _LOG.warning("writing without %s: %s", WAREHOUSE_WRITER, error)
-    return held
-
-
-def _let_go(held: ExitStack) -> None:
-    try:
-        # A server that is gone is asked once more, not for a minute: a rollout is being watched.
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
-            held.close()
-    except UNREACHABLE as error:  # it ends by itself
-        _LOG.warning("%s not given back: %s", WAREHOUSE_WRITER, error)
 
 
 def flow_workspace(warehouse: Path | None = None) -> Workspace:

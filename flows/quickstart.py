@@ -16,8 +16,9 @@ from flows.device_class import DeviceClass
 from flows.files import write_plan
 from flows.planning import PlanOptions
 from flows.profiling.measure import MeasureLimits
-from flows.release.admin import ServerPorts, ServerState, start, stop
+from flows.release.admin import ServerPorts, start, stop
 from flows.release.render import ServeOptions, render_repository
+from flows.release.running import ServerState
 from flows.splitting.model import SplitModel
 from flows.steps.answers import write_answers
 from flows.steps.demo import (

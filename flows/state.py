@@ -37,6 +37,11 @@ class ProjectState:
         return self.home / "prefect"
 
     @property
+    def limits(self) -> Path:
+        """Who of this host holds which limit of the Prefect server."""
+        return self.home / "limits"
+
+    @property
     def serve(self) -> Path:
         """The running system: state file, model repository, logs, event files."""
         return self.home / "serve"

@@ -34,7 +34,7 @@ from faults import CLOCK, FAR, FILLED, PROCESSES, Fault
 from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, samples_file, small_plan
 
 from flows.clock import Stopwatch
-from flows.release.admin import ServerError
+from flows.release.running import ServerError
 from triton_backend.core.plan import Plan
 from triton_backend.sim.failures import Failure
 from triton_backend.sim.options import SimOptions

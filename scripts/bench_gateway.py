@@ -24,6 +24,7 @@ from typing import Any
 from benchmark import Figure, add_destinations, exit_code, keep, show
 
 from flows.release import admin, render
+from flows.release.running import ServerState
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.core.tensors import TensorSpec
@@ -149,7 +150,7 @@ class Served:
         path.write_text(json.dumps(plan.to_dict()))
         return path
 
-    def __enter__(self) -> admin.ServerState:
+    def __enter__(self) -> ServerState:
         return admin.start(self._folder, self._ports)
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +158,7 @@ class Served:
         shutil.rmtree(self._root)
 
 
-def wrk(state: admin.ServerState, seconds: int) -> dict[str, Any] | None:
+def wrk(state: ServerState, seconds: int) -> dict[str, Any] | None:
     """Requests per second of `wrk` over HTTP with 4 KB of binary input; None without wrk."""
     program = shutil.which("wrk")
     if program is None:
@@ -209,7 +210,7 @@ def wrk(state: admin.ServerState, seconds: int) -> dict[str, Any] | None:
     return {"rps": requests / duration_us * 1e6, "not_2xx": failed, "requests": requests}
 
 
-def load(state: admin.ServerState, plan_file: Path, rate: float, seconds: int) -> dict[str, Any]:
+def load(state: ServerState, plan_file: Path, rate: float, seconds: int) -> dict[str, Any]:
     """`poolpipe load` over gRPC at a rate, Poisson arrivals."""
     text = subprocess.run(
         [

@@ -28,6 +28,7 @@ from flows.clock import Stopwatch, now_utc
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
 from flows.release import admin, render
+from flows.release.running import ServerState
 from flows.state import ProjectState
 from flows.steps.planning import plan_step
 from flows.steps.workspace import Workspace
@@ -55,7 +56,7 @@ def profile() -> ModelProfile:
     return ModelProfile(name="pair", latency_us=latency_us, boundary_bytes=(40_000, 20_000))
 
 
-def served(home: Path, port: int) -> tuple[Workspace, Plan, admin.ServerState]:
+def served(home: Path, port: int) -> tuple[Workspace, Plan, ServerState]:
     """The plan for the most throughput, served."""
     work = Workspace(state=ProjectState(home=home), warehouse=home / "w.duckdb")
     (home / "cluster.yaml").write_text(CLUSTER)

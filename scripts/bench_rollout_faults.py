@@ -5,7 +5,8 @@ requests lost (never answered) beside those open when the process was killed. La
 refused because nobody could serve them in time, are counted in the raw rows. The end state must be one
 whole plan.
 Flows run through a real Prefect server and worker, which are killed too and started again by
-`operations up`, and the next rollout goes through them.
+`operations up`, and the next rollout goes through them. The load begins before each rollout and ends
+after its end state was seen whole.
 """
 
 import argparse
@@ -25,44 +26,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `scripts` as tes
 from flows import operations
 from flows.clock import Stopwatch, now_utc
 from flows.release import admin, render
+from flows.steps.watching import read_outcomes
 from scripts import rollout_faults as faults
 from triton_backend.core.errors import PoolPipeError
 from warehouse.plans import add_plan
 
 LOAD_FACTOR, GIVE_UP_S = 0.4, 2.0
-LEAD_SECONDS = 3.0
+LEAD_REQUESTS, TAIL_SECONDS, LONGEST_SECONDS = 20, 1.0, 300.0
 ANSWERED_US = 1_000_000  # past the deadline: a front says so within 0.1 s, a killed process never
 
 
-def cell(live: faults.Live, step: str, fault: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """One rollout with one fault, under load."""
-    by_prefect = fault in faults.BY_PREFECT
+def cell(live: faults.Live, step: str, fault: str, folder: Path) -> dict[str, Any]:
+    """One rollout with one fault, under load.
+
+    Raises:
+        AssertionError: a mixture of plans serves at the end, or the load ended before.
+        OSError, PoolPipeError, RuntimeError: a step never came, or nothing serves again.
+    """
     going = faults.begin(live, step, folder)
     old, new = live.status()["plan_id"], going.plan.plan_id
-    (going.begin_by_prefect if by_prefect else going.begin_here)()
-    load = Load(
-        live.state.grpc_url,
-        live.work.state.home / "plan.json",
-        f"--load-factor={LOAD_FACTOR}",
-        f"--duration={seconds}",
-        f"--give-up-s={GIVE_UP_S}",
-    )
-    time.sleep(LEAD_SECONDS)
-    going.reach()
-    struck_us = time.monotonic_ns() // 1000
-    row: dict[str, Any] = {"step": step, "fault": fault}
+    (going.begin_by_prefect if fault in faults.BY_PREFECT else going.begin_here)()
+    load = begin_load(live)
     try:
-        going.strike(fault)
-    except LookupError as error:
-        row["left_out"] = str(error)
-    going.go_on()
-    if live.place is not None and fault in {faults.WORKER, faults.SERVER}:
-        faults.restart_prefect(live.place)  # as a supervisor does; the rollout goes on meanwhile
-    going.wait()
-    in_force = faults.whole(live)
-    loaded = load.result()
+        going.reach()
+        struck_us = time.monotonic_ns() // 1000
+        row: dict[str, Any] = {"step": step, "fault": fault} | strike(live, going, fault)
+        going.wait()
+        in_force = faults.whole(live)
+        healed_us = time.monotonic_ns() // 1000
+        time.sleep(TAIL_SECONDS)
+    finally:
+        load.stop()
+        loaded = load.result()
     begun, done = loaded.records["intended_us"], loaded.records["done_us"]
     at = struck_us - loaded.started_us
+    if begun.max() < healed_us - loaded.started_us:
+        raise AssertionError(f"the load ended after {LONGEST_SECONDS:g} s, before all was well")
     outcomes = loaded.records["outcome"]
     lost = (outcomes == FAILED) & (loaded.waited_past_deadline_us() > ANSWERED_US)
     row |= {
@@ -72,11 +71,43 @@ def cell(live: faults.Live, step: str, fault: str, folder: Path, seconds: float)
         "lost": int(lost.sum()),
         "late": int((outcomes == LATE).sum()),
         "refused": int(((outcomes == DROPPED) | (outcomes == FAILED)).sum() - lost.sum()),
-        "under_load": bool(len(begun) and at < begun.max()),
+        "healed_after_s": (healed_us - struck_us) / 1e6,
         "messages": loaded.summary["messages"],
         "said": going.failures,
     }
     return row
+
+
+def begin_load(live: faults.Live) -> Load:
+    """Load, once its first requests were answered."""
+    before = answered(live)
+    load = Load(
+        live.state.grpc_url,
+        live.work.state.home / "plan.json",
+        f"--load-factor={LOAD_FACTOR}",
+        f"--duration={LONGEST_SECONDS}",
+        f"--give-up-s={GIVE_UP_S}",
+    )
+    faults.wait_until("the load begins", lambda: answered(live) >= before + LEAD_REQUESTS)
+    return load
+
+
+def answered(live: faults.Live) -> int:
+    """Requests that have ended since the gateway started."""
+    return sum(each.ended for each in read_outcomes(live.state.metrics_url).values())
+
+
+def strike(live: faults.Live, going: faults.Going, fault: str) -> dict[str, Any]:
+    """The fault, and what a supervisor does about it while the rollout goes on."""
+    found: dict[str, Any] = {}
+    try:
+        going.strike(fault)
+    except LookupError as error:
+        found["left_out"] = str(error)
+    going.go_on()
+    if live.place is not None and fault in {faults.WORKER, faults.SERVER}:
+        faults.restart_prefect(live.place)
+    return found
 
 
 def as_figures(rows: list[dict[str, Any]]) -> list[Figure]:
@@ -141,7 +172,7 @@ def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
             watch = Stopwatch()
             try:
                 folder = home / f"{step}-{fault}".replace(" ", "-")
-                row = cell(live, step, fault, folder, asked.seconds)
+                row = cell(live, step, fault, folder)
             except (AssertionError, OSError, PoolPipeError, RuntimeError) as error:
                 row = {"step": step, "fault": fault, "broken": str(error)}
             rows.append(row | {"seconds": watch.seconds()})
@@ -161,7 +192,6 @@ def main() -> int:
     parser.add_argument("--step", action="append", choices=faults.STEPS)
     parser.add_argument("--fault", action="append", choices=faults.FAULTS)
     parser.add_argument("--cell", action="append", metavar="STEP:FAULT", help="only these")
-    parser.add_argument("--seconds", type=float, default=18.0, help="of load around each rollout")
     parser.add_argument(
         "--port", type=int, default=23_100, help="of HTTP; the next 12 are used too"
     )

@@ -20,9 +20,9 @@ import psutil
 from flows import operations
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.release.admin import ServerState
 from flows.release.migrate import Step
 from flows.release.render import CONTROL_MODEL
+from flows.release.running import ServerState
 from flows.state import ProjectState
 from flows.steps import rollout
 from flows.steps.rollout import RolloutOptions, finish_interrupted, roll_out

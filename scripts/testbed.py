@@ -8,6 +8,7 @@ machine. Not here: what is measured.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,14 @@ import psutil
 from numpy.typing import NDArray
 
 from flows.release import admin, render
+from flows.release.running import ServerState, read_state
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.core.workload import ModelDemand, Workload
 
 SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
+INTERRUPTED = 130  # the load generator's exit code after a stop
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
 SAMPLES_CHECKED = 16
 BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
@@ -175,9 +178,9 @@ class Served:
             print(f"left for inspection: {self.root}", file=sys.stderr)
 
     @property
-    def state(self) -> admin.ServerState:
+    def state(self) -> ServerState:
         """Where it is reached now."""
-        return admin.read_state(self.folder)
+        return read_state(self.folder)
 
     def write_plan(self, plan: Plan, name: str) -> Path:
         """A plan file for the load generator."""
@@ -234,9 +237,13 @@ class Loaded:
 
 
 class Load:
-    """The load generator as a process, started at once; `result` waits for its end."""
+    """The load generator as a process, started at once; `result` waits for its end.
+
+    `stop` ends it before its time, with what was measured.
+    """
 
     def __init__(self, url: str, plan_path: Path, *arguments: str) -> None:
+        self._stopped = False
         self._records = Path(tempfile.mkstemp(suffix=".npz")[1])
         self._process = subprocess.Popen(
             [
@@ -255,6 +262,11 @@ class Load:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
         )
 
+    def stop(self) -> None:
+        """Send no more; `result` then waits for what is on its way."""
+        self._stopped = True
+        self._process.send_signal(signal.SIGINT)
+
     def result(self) -> Loaded:
         """Wait and read.
 
@@ -262,7 +274,7 @@ class Load:
             RuntimeError: the generator failed.
         """
         out, err = self._process.communicate()
-        if self._process.returncode:
+        if self._process.returncode not in {0, INTERRUPTED if self._stopped else 0}:
             self._records.unlink(missing_ok=True)
             raise RuntimeError(f"load generator: {err.strip()[-2000:]}")
         with np.load(self._records) as file:

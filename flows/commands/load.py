@@ -66,7 +66,7 @@ def load(
     from flows.clock import now_utc
     from flows.commands.stored import keep_run
     from flows.files import read_plan
-    from flows.release.admin import read_state
+    from flows.release.running import read_state
     from flows.state import project_state
     from flows.steps.loading import LoadRequest, run_load
 

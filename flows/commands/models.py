@@ -1,4 +1,4 @@
-"""Commands about models: split, build, profile, profiles import and export."""
+"""Commands about models that were split: build, profile."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ from flows.commands.options import (
     WarehouseFile,
     example,
 )
-from flows.commands.output import cell, note, notes, print_json, progress, show, table
+from flows.commands.output import notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
     from flows.building.keys import BuiltArtifact
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from flows.steps.prepare import ClassToProfile, Prepared
     from flows.steps.workspace import Workspace
 
-profiles = typer.Typer(help="Tables of latencies and boundaries, in and out.")
-
 Names = Annotated[
     list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
 ]
@@ -36,7 +34,6 @@ Names = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this group."""
-    app.command(epilog=example("poolpipe split resnet50.onnx --name resnet --blocks 10"))(split)
     app.command(
         epilog=example(
             "poolpipe build resnet --cluster cluster.yaml",
@@ -49,74 +46,6 @@ def add_to(app: typer.Typer) -> None:
             "poolpipe profile resnet --cluster gpus.yaml --runtime tensorrt --gpu L4=0",
         )
     )(profile)
-    profiles.command("import", epilog=example("poolpipe profiles import tables/"))(import_tables)
-    profiles.command("export", epilog=example("poolpipe profiles export tables/"))(export_tables)
-    app.add_typer(profiles, name="profiles")
-
-
-def split(
-    model: Annotated[Path, typer.Argument(help="An ONNX file; external data beside it.")],
-    *,
-    name: Annotated[
-        str | None, typer.Option(help="What to call the model; the file's name without it.")
-    ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks wanted.")] = 10,
-    max_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Largest batch it is checked at.")
-    ] = 8,
-    layer_times: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Cut by these times (`layer-times`), not this CPU's."),
-    ] = None,
-    as_json: AsJson = False,
-    warehouse: WarehouseFile = WAREHOUSE,
-) -> None:
-    """Cut a model into blocks, check the cuts, and store them."""
-    from flows.steps.prepare import split_step
-    from flows.steps.workspace import workspace
-
-    with progress(f"splitting {model}"):
-        found = split_step(
-            workspace(warehouse),
-            model,
-            name or model.stem,
-            blocks=blocks,
-            max_batch=max_batch,
-            layer_times=layer_times,
-        )
-    if as_json:
-        print_json(
-            {
-                "name": found.name,
-                "key": found.key,
-                "folder": found.folder,
-                "blocks": found.blocks,
-                "cuts": found.cuts,
-                "legal_cuts": found.legal_cuts,
-                "block_times_us": found.block_times_us,
-                "boundary_bytes": found.boundary_bytes,
-                "boundaries": [[s.to_dict() for s in specs] for specs in found.boundaries],
-                "inputs": [s.to_dict() for s in found.inputs],
-                "outputs": [s.to_dict() for s in found.outputs],
-                "check": dict(found.check),
-                "reused": found.reused,
-            }
-        )
-        return
-    total = sum(found.block_times_us)
-    rows = [
-        (
-            str(block),
-            f"{found.cuts[block]} to {found.cuts[block + 1] - 1}",
-            f"{time / total:.1%}",
-            cell(found.boundary_bytes[block] if block + 1 < found.blocks else None),
-        )
-        for block, time in enumerate(found.block_times_us)
-    ]
-    show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
-    done = "reused from" if found.reused else "written to"
-    show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
-    show(str(found.folder))
 
 
 def build(
@@ -298,52 +227,3 @@ def _names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
     if not found:
         raise InputError(str(work.warehouse), "no model was split; `poolpipe split` does that")
     return found
-
-
-def import_tables(
-    folder: Annotated[Path, typer.Argument(help="Holds block_latency_us.csv, boundary_bytes.csv.")],
-    *,
-    as_json: AsJson = False,
-    warehouse: WarehouseFile = WAREHOUSE,
-) -> None:
-    """Take tables measured elsewhere into the warehouse."""
-    from flows.clock import now_utc
-    from flows.profiling.tables import read_tables
-    from warehouse.db import open_warehouse
-    from warehouse.profiles import import_profile
-
-    found, warnings = read_tables(folder)
-    notes(warnings)
-    with open_warehouse(warehouse) as store, progress("importing") as report:
-        for name, imported in found.items():
-            report(f"importing {name}")
-            import_profile(store, imported, str(folder), now_utc())
-    if as_json:
-        print_json({"models": sorted(found), "warnings": warnings})
-        return
-    classes = sorted({gpu_class for p in found.values() for gpu_class, _ in p.latency_us})
-    show(f"{len(found)} models on {', '.join(classes)} are in {warehouse}")
-
-
-def export_tables(
-    folder: Annotated[Path, typer.Argument(help="Where the two files are written.")],
-    *,
-    model: options.Models = None,
-    as_json: AsJson = False,
-    warehouse: WarehouseFile = WAREHOUSE,
-) -> None:
-    """Write tables that `profiles import`, and other programs, can read."""
-    from flows.profiling.tables import write_tables
-    from flows.steps.workspace import workspace
-    from warehouse.profiles import model_names, read_profiles
-
-    with workspace(warehouse).open(read_only=True) as store:
-        found, warnings = read_profiles(store, model or model_names(store))
-    notes(warnings)
-    files = write_tables(folder, found)
-    if as_json:
-        print_json({"models": sorted(found), "files": files})
-        return
-    show(f"{len(found)} models in {', '.join(map(str, files))}")
-    if not found:
-        note(f"{warehouse} holds no model")

@@ -121,10 +121,10 @@ def _needs_artifacts(plan: "Plan") -> bool:
 
 def status(*, as_json: AsJson = False) -> None:
     """What is being served, where, and how it does."""
-    from flows.release import admin
+    from flows.release import running
     from flows.state import project_state
 
-    found = admin.status(project_state().serve)
+    found = running.status(project_state().serve)
     if as_json:
         print_json(found)
         return

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from flows.commands.output import Report
 from flows.release.access import LOOPBACK
-from flows.release.admin import ServerPorts, ServerState, start
+from flows.release.admin import ServerPorts, start
 from flows.release.render import ServeOptions, render_host, render_repository
+from flows.release.running import ServerState
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 

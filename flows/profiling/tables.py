@@ -65,14 +65,14 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with latency.open("w", newline="", encoding="utf-8") as file:
-            out = csv.writer(file)
+            out = csv.writer(file, lineterminator="\n")
             out.writerow(["model", *LatencyCell._fields])
             for name, profile in profiles.items():
                 for (gpu_class, divisor), table in sorted(profile.latency_us.items()):
                     for (block, batch), value in np.ndenumerate(table):
                         out.writerow([name, gpu_class, divisor, block, batch + 1, float(value)])
         with boundary.open("w", newline="", encoding="utf-8") as file:
-            out = csv.writer(file)
+            out = csv.writer(file, lineterminator="\n")
             out.writerow(["model", "after_block", "bytes_per_sample"])
             for name, profile in profiles.items():
                 out.writerows([name, i, size] for i, size in enumerate(profile.boundary_bytes))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from flows.release.admin import ServerError, ServerState
 from flows.release.render import node_model, used_nodes
+from flows.release.running import ServerError, ServerState
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import Plan
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.release.admin import ServerError, ServerState, note_plan, read_state
 from flows.release.hosts import OtherHosts
 from flows.release.render import (
     check_name,
@@ -33,6 +32,7 @@ from flows.release.render import (
     render_generation,
     used_nodes,
 )
+from flows.release.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import ModelPlan, Plan
 from triton_backend.core.units import US_PER_S

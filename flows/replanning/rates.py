@@ -4,8 +4,6 @@ Here: the table and its windows. Not here: where it comes from (the warehouse's 
 or a trace file, which `read_counts` reads).
 """
 
-import csv
-import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.core.errors import InputError
+from triton_backend.core.traces import parse_counts
+from triton_backend.sim.arrivals import text_lines
 
 SECONDS_PER_DAY = 86_400
 
@@ -67,22 +67,10 @@ def read_counts(path: Path, *, interval_s: int, series: Mapping[str, str]) -> Ra
     Raises:
         InputError: no such file or column, or a cell that is no count.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
+    columns = {column: column for column in series.values()}
     try:
-        with opened(path, "rt", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror or error}") from error
-    if not rows:
-        raise InputError(str(path), "holds no interval")
-    for column in series.values():
-        if column not in rows[0]:
-            raise InputError(str(path), f"has no column {column!r}; it has {', '.join(rows[0])}")
-    rps = np.empty((len(rows), len(series)))
-    for i, row in enumerate(rows):
-        for j, column in enumerate(series.values()):
-            try:
-                rps[i, j] = float(row[column] or 0) / interval_s
-            except ValueError as error:
-                raise InputError(f"{path}, line {i + 2}, {column}", str(error)) from error
+        counts = parse_counts(text_lines(path), names=columns)
+    except InputError as error:
+        raise error if error.where == str(path) else InputError(str(path), str(error)) from error
+    rps = np.stack([counts[column] for column in series.values()], axis=1) / interval_s
     return RateHistory(names=tuple(series), interval_s=interval_s, rps=rps)

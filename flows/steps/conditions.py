@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from flows.release.admin import ServerError, read_state
+from flows.release.running import ServerError, read_state
 from flows.replanning.decide import share_shift
 from flows.steps.planning import find_plan
 from flows.steps.workspace import Workspace

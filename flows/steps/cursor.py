@@ -8,15 +8,8 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from flows.steps.tally import (
-    Header,
-    ModelCounts,
-    PlanFinder,
-    Request,
-    Tally,
-    VGpuCounts,
-    VGpuFacts,
-)
+from flows.steps.minutes import Minutes, ModelCounts, VGpuCounts, VGpuFacts
+from flows.steps.tally import Header, PlanFinder, Request, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +33,12 @@ def to_text(position: Position, tally: Tally) -> str:
         "skipped": tally.skipped,
         "requests": list(tally.requests.items()),
         "batches": list(tally.batches.items()),
-        "models": [(key, astuple(counts)) for key, counts in tally.models.items()],
+        "models": [(key, astuple(counts)) for key, counts in tally.minutes.models.items()],
         "vgpus": [
             (key, counts.facts, (counts.batches, counts.busy_us, counts.profiled_us))
-            for key, counts in tally.vgpus.items()
+            for key, counts in tally.minutes.vgpus.items()
         ],
-        "drops": list(tally.drops.items()),
+        "drops": list(tally.minutes.drops.items()),
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -62,11 +55,11 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, Tally]
         tally.use(Header(*document["header"]))
     tally.requests = {key: Request(*request) for key, request in document["requests"]}
     tally.batches = {key: tuple(batch) for key, batch in document["batches"]}
-    tally.models = {tuple(key): ModelCounts(*counts) for key, counts in document["models"]}
-    tally.vgpus = {
-        tuple(key): VGpuCounts(_facts(facts), *counts) for key, facts, counts in document["vgpus"]
-    }
-    tally.drops = {tuple(key): dropped for key, dropped in document["drops"]}
+    tally.minutes = Minutes(
+        models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
+        vgpus={tuple(k): VGpuCounts(_facts(f), *counts) for k, f, counts in document["vgpus"]},
+        drops={tuple(key): dropped for key, dropped in document["drops"]},
+    )
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])
     return position, tally
 

@@ -11,7 +11,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.decode import plan_identity
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
-from flows.release.admin import read_state
+from flows.release.running import read_state
 from flows.steps.boundaries import as_measured
 from flows.steps.prepare import build_stages, read_split
 from flows.steps.workspace import Workspace

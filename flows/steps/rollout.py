@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify import verify_plan
-from flows.release.admin import ServerState, read_state
 from flows.release.migrate import StepDone, migrate
 from flows.release.recover import recover
+from flows.release.running import ServerState, read_state
 from flows.steps.progress import Say, quiet
 from flows.steps.watching import Outcomes, read_outcomes
 from flows.steps.workspace import Workspace

@@ -2,25 +2,24 @@
 
 Every request counts in the minute it arrived in, under the plan in force then, whatever became of
 it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
-batch's stage counts in the minute it ended in. Rows are totals of a minute so far, never
-differences, so that saying one again does no harm.
+batch's stage counts in the minute it ended in.
 
-Here: counting. Not here: files, positions in them, and the warehouse (`ingest`).
+Here: which line counts where. Not here: the counts and their rows (`minutes`); files, positions in
+them, and the warehouse (`ingest`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, NamedTuple
 
+from flows.steps.minutes import EPOCH, Minutes, ModelCounts, Rows, VGpuFacts, vgpu_facts
 from triton_backend.core.plan import Plan
 from triton_backend.core.units import US_PER_S
-from warehouse.operations import DropMinute, ModelMinute, VGpuMinute
 
 MINUTE_US = 60 * US_PER_S
 # An outcome that is not told so long after the deadline never will be: its end was not logged.
 GIVE_UP_US = 10 * MINUTE_US
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What a line begins with decides whether it is worth parsing.
 REFUSED = -1  # a request that never had a number
 KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Refused", "Abort", "Plan")
@@ -45,53 +44,7 @@ class Request(NamedTuple):
     minute: int
 
 
-class VGpuFacts(NamedTuple):
-    """What the plan says of one vGPU."""
-
-    model: str
-    stage: int
-    gpu_class: str
-    divisor: int
-    latency_us_by_batch: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class ModelCounts:
-    """One model, plan and minute."""
-
-    offered: int = 0
-    served: int = 0
-    late: int = 0
-    dropped: int = 0
-    failed: int = 0
-    batches: int = 0
-    samples: int = 0
-    latency_sum_us: int = 0
-
-
-@dataclass(slots=True)
-class VGpuCounts:
-    """One vGPU, plan and minute, with what the plan says of it."""
-
-    facts: VGpuFacts
-    batches: int = 0
-    busy_us: int = 0
-    profiled_us: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Minutes as the warehouse stores them."""
-
-    models: tuple[ModelMinute, ...]
-    vgpus: tuple[VGpuMinute, ...]
-    drops: tuple[DropMinute, ...]
-
-
 PlanFinder = Callable[[Header], Plan | None]
-ModelKey = tuple[str, str, int]  # plan, model, minute
-VGpuKey = tuple[str, int, int]  # plan, vGPU, minute
-DropKey = tuple[str, int, str]  # model, minute, reason
 
 
 @dataclass(slots=True)
@@ -115,9 +68,7 @@ class Tally:
     batches: dict[int, tuple[list[int], list[int], int]] = field(
         default_factory=dict[int, tuple[list[int], list[int], int]]
     )
-    models: dict[ModelKey, ModelCounts] = field(default_factory=dict[ModelKey, ModelCounts])
-    vgpus: dict[VGpuKey, VGpuCounts] = field(default_factory=dict[VGpuKey, VGpuCounts])
-    drops: dict[DropKey, int] = field(default_factory=dict[DropKey, int])
+    minutes: Minutes = field(default_factory=Minutes)
 
     def take(self, item: Mapping[str, Any]) -> None:
         """One parsed line."""
@@ -188,9 +139,7 @@ class Tally:
 
     def _busy(self, vgpu: int, end_us: int, busy_us: int, samples: int) -> None:
         key = (self._header.plan_id, vgpu, self._minute(end_us))
-        counts = self.vgpus.get(key)
-        if counts is None:
-            counts = self.vgpus[key] = VGpuCounts(self.facts[vgpu])
+        counts = self.minutes.vgpu(key, self.facts)
         table = counts.facts.latency_us_by_batch
         counts.batches += 1
         counts.busy_us += busy_us
@@ -198,7 +147,7 @@ class Tally:
 
     def _batch(self, vgpu: int, end_us: int, samples: int) -> None:
         key = (self._header.plan_id, self.facts[vgpu].model, self._minute(end_us))
-        counts = self.models.setdefault(key, ModelCounts())
+        counts = self.minutes.model(key)
         counts.batches += 1
         counts.samples += samples
 
@@ -222,8 +171,7 @@ class Tally:
         if request is None:
             return
         self._model(request).dropped += 1
-        key = (request.model, request.minute, item["reason"])
-        self.drops[key] = self.drops.get(key, 0) + 1
+        self.minutes.drop((request.model, request.minute, item["reason"]))
 
     @property
     def _header(self) -> Header:
@@ -234,11 +182,7 @@ class Tally:
         return (instant_us - self._header.now_us + self._header.wall_us) // MINUTE_US
 
     def _model(self, request: Request) -> ModelCounts:
-        key = (request.plan_id, request.model, request.minute)
-        counts = self.models.get(key)
-        if counts is None:
-            counts = self.models[key] = ModelCounts()
-        return counts
+        return self.minutes.model((request.plan_id, request.model, request.minute))
 
     def lost(self) -> None:
         """The gateway ended: what was open has failed."""
@@ -253,89 +197,15 @@ class Tally:
             if request.deadline_us + GIVE_UP_US < self.now_us:
                 self._model(request).failed += 1
                 del self.requests[request_id]
-        rows = Rows(
-            models=tuple(self._model_row(key) for key in sorted(self.models)),
-            vgpus=tuple(self._vgpu_row(key) for key in sorted(self.vgpus)),
-            drops=tuple(self._drop_row(key) for key in sorted(self.drops)),
-        )
+        rows = self.minutes.rows(self.instance)
         if self.header is not None:
-            self._forget_before(self._oldest_open_minute())
+            # A stage's end may be told a little after the next minute began.
+            self.minutes.forget_before(self._oldest_open_minute() - 1)
         return rows
 
     def _oldest_open_minute(self) -> int:
         return min([self._minute(self.now_us), *(r.minute for r in self.requests.values())])
 
-    def _forget_before(self, minute: int) -> None:
-        # A stage's end may be told a little after the next minute began.
-        self.models = {k: v for k, v in self.models.items() if k[2] >= minute - 1}
-        self.vgpus = {k: v for k, v in self.vgpus.items() if k[2] >= minute - 1}
-        self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute - 1}
-
-    def _model_row(self, key: ModelKey) -> ModelMinute:
-        plan_id, model, minute = key
-        counts = self.models[key]
-        return ModelMinute(
-            instance=self.instance,
-            model=model,
-            minute=instant_of(minute),
-            plan_id=plan_id,
-            offered=counts.offered,
-            served=counts.served,
-            late=counts.late,
-            dropped=counts.dropped,
-            failed=counts.failed,
-            batches=counts.batches,
-            samples=counts.samples,
-            latency_sum_us=counts.latency_sum_us,
-        )
-
-    def _vgpu_row(self, key: VGpuKey) -> VGpuMinute:
-        plan_id, vgpu, minute = key
-        counts = self.vgpus[key]
-        return VGpuMinute(
-            instance=self.instance,
-            plan_id=plan_id,
-            vgpu=vgpu,
-            model=counts.facts.model,
-            stage=counts.facts.stage,
-            gpu_class=counts.facts.gpu_class,
-            vgpu_divisor=counts.facts.divisor,
-            minute=instant_of(minute),
-            batches=counts.batches,
-            busy_us=counts.busy_us,
-            profiled_us=counts.profiled_us,
-        )
-
-    def _drop_row(self, key: DropKey) -> DropMinute:
-        model, minute, reason = key
-        return DropMinute(
-            instance=self.instance,
-            model=model,
-            minute=instant_of(minute),
-            reason=reason,
-            dropped=self.drops[key],
-        )
-
 
 def _instance(wall_us: int) -> str:
     return (EPOCH + timedelta(microseconds=wall_us)).isoformat()
-
-
-def instant_of(minute: int) -> datetime:
-    """When a minute began."""
-    return EPOCH + timedelta(minutes=minute)
-
-
-def vgpu_facts(plan: Plan) -> tuple[VGpuFacts, ...]:
-    """What a plan says of its vGPUs, by their number."""
-    return tuple(
-        VGpuFacts(
-            plan.models[v.model].name,
-            v.stage,
-            stage.gpu_class,
-            stage.vgpu_divisor,
-            stage.latency_us_by_batch,
-        )
-        for v in plan.vgpus()
-        for stage in (plan.models[v.model].pipelines[v.pipeline].stages[v.stage],)
-    )

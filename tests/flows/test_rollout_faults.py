@@ -15,8 +15,9 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from flows.clock import now_utc
 from flows.planning import PlanOptions, make_plan
-from flows.release.admin import ServerError, ServerState, start, stop
+from flows.release.admin import start, stop
 from flows.release.render import CONTROL_MODEL, ServeOptions, render_repository
+from flows.release.running import ServerError, ServerState
 from flows.state import ProjectState
 from flows.steps import rollout
 from flows.steps.rollout import (

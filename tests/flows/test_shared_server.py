@@ -2,13 +2,9 @@
 
 import os
 import platform
-import signal
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,6 @@ from warehouse.details import whatif_rows
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 CLASSES = {"fast": 1, "slow": 2}
-START_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,44 +61,23 @@ class Project:
         return {name: str(self.folder / f"{name}.yaml") for name in ("cluster", "workload")}
 
 
-def wait_for_health(url: str, server: "subprocess.Popen[bytes]") -> None:
-    for _ in range(START_SECONDS):
-        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-            return
-        with suppress(subprocess.TimeoutExpired):
-            pytest.fail(f"the server ended with {server.wait(1)}")
-    pytest.fail("the server does not answer")
-
-
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def project(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("shared")
-    port, ui_port = free_ports(2)
-    url = f"http://127.0.0.1:{port}/api"
+    (ui_port,) = free_ports(1)
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "POOLPIPE_"))}
-    quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--port", str(port), "--no-ui"],
-        env=plain | quiet | {"PREFECT_HOME": str(folder / "server")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
     own = {
-        "PREFECT_API_URL": url,
+        "PREFECT_API_URL": prefect_url,
         "POOLPIPE_HOME": str(folder / "home"),
         "POOLPIPE_WAREHOUSE": str(folder / "w.duckdb"),
         "POOLPIPE_UI_PORT": str(ui_port),
     }
-    joined = Project(folder=folder, url=url, environment=plain | own)
+    joined = Project(folder=folder, url=prefect_url, environment=plain | own)
     try:
-        wait_for_health(url, server)
         joined.operations("up", *(f"--class={name}" for name in CLASSES))
         yield joined
     finally:
         joined.operations("down")
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
 
 
 @pytest.fixture(scope="module")

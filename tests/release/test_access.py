@@ -12,8 +12,9 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from flows.release.access import Tls, cautions, is_loopback
-from flows.release.admin import ServerPorts, ServerState, read_state, start, stop
+from flows.release.admin import ServerPorts, start, stop
 from flows.release.render import CONTROL_MODEL, ServeOptions, node_model, render_repository
+from flows.release.running import ServerState, read_state
 from tests.release.certificates import Authority, Pair
 from tests.serving.plans import model, plan, stage
 from triton_backend.core.errors import InputError

@@ -18,8 +18,8 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.admin import ServerError, ServerState
 from flows.release.container import ContainerOptions, render_container
+from flows.release.running import ServerError, ServerState
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan
 from tests.serving.system import wait_for

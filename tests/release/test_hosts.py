@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from flows.release.admin import ServerError, start, stop
+from flows.release.admin import start, stop
 from flows.release.hosts import OtherHosts
 from flows.release.migrate import Step, StepDone, migrate
 from flows.release.recover import recover
 from flows.release.render import ServeOptions, node_model, render_host, render_repository
+from flows.release.running import ServerError
 from tests.release.test_running import free_ports
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.admin import ServerPorts, read_state, start, status, stop
+from flows.release.admin import ServerPorts, start, stop
 from flows.release.render import (
     CONTROL_MODEL,
     ServeOptions,
@@ -14,6 +14,7 @@ from flows.release.render import (
     render_repository,
     used_nodes,
 )
+from flows.release.running import read_state, status
 from tests.serving.plans import model, plan, stage, two_stage
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan

@@ -17,9 +17,10 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.admin import ServerError, ServerPorts, ServerState, read_state, start, stop
+from flows.release.admin import ServerPorts, start, stop
 from flows.release.migrate import Step, StepDone, migrate
 from flows.release.render import CONTROL_MODEL, ServeOptions, node_model, render_repository
+from flows.release.running import ServerError, ServerState, read_state
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan, two_stage
 from tests.serving.system import wait_for
