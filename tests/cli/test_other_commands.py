@@ -216,7 +216,7 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
         "--backtest", "counts.csv",
     )  # fmt: skip
     assert refused.code == 2
-    assert "has no column 'net'; it has minute, f1" in refused.err
+    assert "no column 'net'; it has minute, f1" in refused.err
 
 
 @pytest.mark.usefixtures("planned")

@@ -94,8 +94,24 @@ def test_scaled_counts_have_the_mean_rate() -> None:
         lambda: arrivals.gaps_us(np.array([0.0]), 1),
         lambda: arrivals.counts_us(np.empty(0), 1, 1, rng()),
         lambda: arrivals.scaled_counts(np.zeros(3), 1, 1),
+        lambda: arrivals.gamma_us(1, 1, float("inf"), rng()),
+        lambda: arrivals.poisson_us(1e300, US_PER_S, rng()),
+        lambda: arrivals.deterministic_us(1e9, US_PER_S),
+        lambda: arrivals.replay_us(np.array([3, 5]), 1e9, US_PER_S),
+        lambda: arrivals.gaps_us(np.array([1e-9]), US_PER_S),
+        lambda: arrivals.counts_us(np.array([1e300]), 1, 1, rng()),
     ],
-    ids=["no number", "negative", "shape", "one request", "no time", "no counts", "all zero"],
+    ids=[
+        "no number",
+        "negative",
+        "shape",
+        "one request",
+        "no time",
+        "no counts",
+        "all zero",
+        "endless shape",
+        *(f"too many: {name}" for name in ("random", "even", "replayed", "gaps", "counts")),
+    ],
 )
 def test_what_cannot_be_offered_is_the_callers_fault(call: Callable[[], object]) -> None:
     with pytest.raises(InputError):

@@ -54,6 +54,11 @@ def test_intervals_are_told_from_tables_by_the_first_line() -> None:
         (lambda: traces.parse_counts(COUNTS, names={"z": "m"}), "no column 'z'"),
         (lambda: traces.parse_counts(["minute,a"]), "needs a header"),
         (lambda: traces.parse_counts(["minute,a", "0,nan"]), "not a number"),
+        (lambda: traces.parse_counts(["minute,a", "", "0,-1"]), "line 3: a '-1' is no count"),
+        (lambda: traces.parse_counts(["minute,a,b", "0,1"]), "line 2: 2 columns, not 3"),
+        (lambda: traces.parse_counts(["minute,a", "x" * 200_000]), "not CSV: field larger"),
+        (lambda: traces.parse_requests(["arrival_s", "1e300"]), "line 2: arrival_s '1e300'"),
+        (lambda: traces.parse_requests([]), "it has none at all"),
         (lambda: traces.parse_intervals(["5", "-1"]), "0 or more"),
     ],
 )

@@ -70,6 +70,10 @@ def test_faults_of_a_trace_name_the_file(tmp_path: Path) -> None:
     path.write_text("arrival_s,who\n0,a\n1,a\n")
     with pytest.raises(InputError, match=r"t\.csv.*no series for 'b'"):
         counts({"arrivals": TraceFile(path=path, model_column="who")})
+    torn = tmp_path / "torn.csv.gz"
+    torn.write_bytes(gzip.compress(b"arrival_s\n" + b"1\n" * 999)[:30])
+    with pytest.raises(InputError, match=r"torn\.csv\.gz.*cannot be read as a trace"):
+        counts({"arrivals": TraceFile(path=torn)})
 
 
 def test_an_empty_run_is_refused() -> None:

@@ -60,12 +60,20 @@ def test_counts_become_rates_and_keep_the_order_asked_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("minute,x\n", "no interval"), ("minute,y\n0,1\n", "no column 'x'"), ("x\nabc\n", "line 2")],
+    [
+        ("minute,x\n", "needs a header"),
+        ("minute,y\n0,1\n", "no column 'x'"),
+        ("minute,x\n0,abc\n", "line 2"),
+        ("minute,x\n0,nan\n", "line 2: x 'nan' is not a number"),
+        ("minute,x\n0,-1\n", "line 2: x '-1' is no count"),
+        ("minute,x\n0\n", "line 2: 1 columns, not 2"),
+        ("minute,\udcff\n0,1\n", "is not a text file"),
+    ],
 )
 def test_a_count_file_that_cannot_be_used_says_why(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     path = tmp_path / "counts.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InputError, match=complaint):
         read_counts(path, interval_s=60, series={"a": "x"})

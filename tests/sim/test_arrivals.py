@@ -91,3 +91,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="arrival_s"):
         read_arrivals(tmp_path / "bad.csv")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_bytes_that_are_no_text_are_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    whole = gzip.compress(b"arrival_s\n" + b"1\n" * 999)
+    for content in (b"\xff\xfe\x00", whole[:30], whole[:15] + b"zzzz" * 9):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"t\.csv.*(cannot be read|is not a text file)"):
+            read_arrivals(path)
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s\n0\n1\n", encoding="utf-8-sig")
+    assert isinstance(read_arrivals(path), Replay)

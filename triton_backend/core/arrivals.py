@@ -12,6 +12,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.units import US_PER_S
 
 Instants = NDArray[np.int64]
+MOST_REQUESTS = 50_000_000  # of one model in one run: 4 GB of records
 
 
 def poisson_us(rate_rps: float, duration_us: int, rng: np.random.Generator) -> Instants:
@@ -24,8 +25,8 @@ def gamma_us(rate_rps: float, duration_us: int, shape: float, rng: np.random.Gen
 
     Shape 1 is Poisson, below 1 is burstier. The first request comes one gap after 0.
     """
-    if not shape > 0:
-        raise InputError("arrivals", f"gamma shape {shape} is not positive")
+    if not 0 < shape < float("inf"):
+        raise InputError("arrivals", f"gamma shape {shape} is not a positive number")
     if not _offers(rate_rps, duration_us):
         return _none()
     mean_gap_us = US_PER_S / rate_rps
@@ -55,9 +56,9 @@ def replay_us(trace_us: Instants, rate_rps: float, duration_us: int) -> Instants
     stretches their time so that they fill the duration: the count is right whatever the trace's
     own rate, the pattern of gaps is the trace's.
     """
-    count = round(rate_rps * duration_us / US_PER_S)
-    if count <= 0:
+    if not _offers(rate_rps, duration_us):
         return _none()
+    count = round(rate_rps * duration_us / US_PER_S)
     gaps = np.diff(np.asarray(trace_us, dtype=np.float64))
     if len(gaps) == 0 or gaps.sum() <= 0:
         raise InputError("arrivals", f"a trace of {len(trace_us)} requests spans no time")
@@ -71,6 +72,7 @@ def gaps_us(gaps: NDArray[np.float64], duration_us: int) -> Instants:
     if len(gaps) == 0 or gaps.min() < 0 or total <= 0:
         raise InputError("arrivals", f"{len(gaps)} gaps that last {total} µs together")
     rounds = int(duration_us // total) + 1
+    _check_count(rounds * len(gaps))
     times = np.concatenate([[0.0], np.cumsum(np.tile(gaps, rounds))])
     return times[times < duration_us].astype(np.int64)
 
@@ -85,7 +87,9 @@ def counts_us(
     if len(counts) == 0 or interval_us < 1:
         raise InputError("arrivals", f"{len(counts)} counts of {interval_us} µs each")
     intervals = -(-duration_us // interval_us)
-    drawn = rng.poisson(np.resize(counts, intervals))
+    expected = np.resize(counts, intervals)
+    _check_count(float(expected.sum()))
+    drawn = rng.poisson(expected)
     starts = np.repeat(np.arange(intervals) * interval_us, drawn)
     times = np.sort(starts + rng.random(len(starts)) * interval_us).astype(np.int64)
     return times[times < duration_us]
@@ -104,7 +108,13 @@ def scaled_counts(
 def _offers(rate_rps: float, duration_us: int) -> bool:
     if not 0 <= rate_rps < float("inf"):
         raise InputError("arrivals", f"rate {rate_rps} is not a number of requests per second")
+    _check_count(rate_rps * duration_us / US_PER_S)
     return rate_rps > 0 and duration_us > 0
+
+
+def _check_count(expected: float) -> None:
+    if not expected <= MOST_REQUESTS:
+        raise InputError("arrivals", f"{expected:.3g} requests, more than {MOST_REQUESTS:,}")
 
 
 def _none() -> Instants:

@@ -5,7 +5,8 @@ Here: lines in, arrays out. Not here: opening files (the callers do, `.gz` too),
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.units import US_PER_S
 
 ALL = ""  # the series of a trace that names no model
+MOST = 1e12  # seconds since 1970, or microseconds: what is larger is no instant
+MOST_COUNT = 1e12
+Row = TypeVar("Row")
 
 
 def parse_requests(
@@ -56,21 +60,26 @@ def parse_counts(
 ) -> dict[str, NDArray[np.float64]]:
     """One row per interval: the first column is time (not read), every other one a count.
 
+    An empty cell is a count of 0.
+
     Args:
         lines: CSV text with a header.
         names: trace's column to model's name; other columns are left out. None = all, as named.
     """
-    rows = list(csv.reader(lines))
-    if len(rows) < 2 or len(rows[0]) < 2:  # noqa: PLR2004 - a header and one row; time and a count
+    rows = [(i, row) for i, row in enumerate(_read(csv.reader(lines)), 1) if row]
+    if len(rows) < 2 or len(rows[0][1]) < 2:  # noqa: PLR2004 - a header and one row; time and a count
         raise InputError("trace", "needs a header, a time column and at least one count column")
-    header = rows[0]
+    header = rows[0][1]
     chosen = {column: column for column in header[1:]} if names is None else dict(names)
     missing = sorted(set(chosen) - set(header))
     if missing:
         raise InputError("trace", f"no column {missing[0]!r}; it has {', '.join(header)}")
+    for line, row in rows[1:]:
+        if len(row) != len(header):
+            raise InputError(f"trace line {line}", f"{len(row)} columns, not {len(header)}")
     return {
         name: np.asarray(
-            [_number(row[header.index(column)], i, column) for i, row in enumerate(rows[1:], 2)]
+            [_count(row[header.index(column)], line, column) for line, row in rows[1:]]
         )
         for column, name in chosen.items()
     }
@@ -98,8 +107,23 @@ def _rows(lines: Iterable[str], needed: list[str | None]) -> Iterable[dict[str, 
     header = list(reader.fieldnames or [])
     for column in needed:
         if column is not None and column not in header:
-            raise InputError("trace", f"no column {column!r}; it has {', '.join(header)}")
-    return reader
+            has = ", ".join(header) or "none at all"
+            raise InputError("trace", f"no column {column!r}; it has {has}")
+    return _read(reader)
+
+
+def _read(rows: Iterable[Row]) -> Iterator[Row]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise InputError("trace", f"not CSV: {error}") from error
+
+
+def _count(text: str, line: int, column: str) -> float:
+    value = _number(text or "0", line, column)
+    if not 0 <= value <= MOST_COUNT:
+        raise InputError(f"trace line {line}", f"{column} {text!r} is no count of requests")
+    return value
 
 
 def _number(text: str | None, line: int, column: str) -> float:
@@ -107,6 +131,6 @@ def _number(text: str | None, line: int, column: str) -> float:
         value = float(text or "")
     except ValueError:
         value = float("nan")
-    if not np.isfinite(value):
+    if not abs(value) <= MOST:
         raise InputError(f"trace line {line}", f"{column} {text!r} is not a number")
     return value

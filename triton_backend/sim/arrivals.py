@@ -5,6 +5,7 @@ Here: the choice of a process, files of traces, rates of a plan. Not here: the p
 """
 
 import gzip
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,7 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
         InputError: the file cannot be read or does not have the stated columns.
     """
     trace = trace or TraceFormat()
-    lines = _lines(path)
+    lines = text_lines(path)
     try:
         if lines and is_intervals(lines[0]):
             # the first gap lies between the first request, at 0, and the second
@@ -111,14 +112,24 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
     return Replay(by_model=instants)
 
 
-def _lines(path: Path) -> list[str]:
+def text_lines(path: Path) -> list[str]:
+    """Lines of a text file, or of a compressed one (`.gz`).
+
+    Raises:
+        InputError: the file cannot be read, or is neither.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                return list(file)
-        return path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise InputError(str(path), f"cannot be read: {error}") from error
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            return list(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(str(path), f"cannot be read: {_why(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not a text file") from error
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

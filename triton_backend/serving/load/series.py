@@ -6,6 +6,7 @@ processes (`core.arrivals`), whose requests they are (`schedule`).
 
 import gzip
 import itertools
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def read_series(trace: TraceFile) -> dict[str, Series]:
     try:
         with _open(trace.path) as lines:
             return _parse(trace, lines)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputError(str(trace.path), f"cannot be read as a trace: {error}") from error
     except InputError as error:
         raise InputError(f"{trace.path}: {error.where}", error.reason) from error
@@ -117,5 +118,5 @@ def _gaps(instants: Instants) -> GapSeries:
 
 def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return cast("TextIO", gzip.open(path, "rt", newline=""))
-    return path.open(newline="")
+        return cast("TextIO", gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
+    return path.open(encoding="utf-8-sig", newline="")
