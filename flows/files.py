@@ -5,6 +5,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 """
 
 import json
+import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,8 +156,28 @@ def write_plan(path: Path, plan: Plan) -> None:
     Raises:
         InputError: the file cannot be written.
     """
+    write_text(path, json.dumps(plan.to_dict(), indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: what was there before stays until the new one is complete.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    target = path.resolve()
     try:
-        path.write_text(json.dumps(plan.to_dict(), indent=1) + "\n", encoding="utf-8")
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # a pipe or a device; a folder refuses
+            return
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            if target.exists():
+                unfinished.chmod(target.stat().st_mode & 0o777)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(str(path), f"cannot be written: {error.strerror}") from error
 

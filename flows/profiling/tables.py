@@ -5,6 +5,7 @@ Not here: measuring cells, and storing them.
 """
 
 import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from flows.files import write_text
+from triton_backend.core.cluster import MAX_DIVISOR
 from triton_backend.core.errors import InputError
+from triton_backend.core.fields import LARGEST
 from triton_backend.core.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.sim.arrivals import text_lines
 
 LATENCY_FILE = "block_latency_us.csv"
 BOUNDARY_FILE = "boundary_bytes.csv"
+MAX_BLOCKS = 1_000
+MAX_BATCH = 4_096
 
 
 @dataclass(slots=True)
@@ -39,19 +46,17 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
     raw: dict[str, _Raw] = {}
     for where, row in _rows(folder / LATENCY_FILE, set(LatencyCell._fields) | {"model"}):
         cell = LatencyCell(
-            gpu_class=row["gpu_class"],
-            vgpu_divisor=_whole(where, row, "vgpu_divisor"),
-            block=_whole(where, row, "block"),
-            batch=_whole(where, row, "batch"),
+            gpu_class=_name(where, row, "gpu_class"),
+            vgpu_divisor=_whole(where, row, "vgpu_divisor", (1, MAX_DIVISOR)),
+            block=_whole(where, row, "block", (0, MAX_BLOCKS - 1)),
+            batch=_whole(where, row, "batch", (1, MAX_BATCH)),
             latency_us=_number(row["latency_us"]),
         )
-        raw.setdefault(row["model"], _Raw()).cells.append(cell)
+        raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
     for where, row in _rows(folder / BOUNDARY_FILE, {"model", "after_block", "bytes_per_sample"}):
-        entry = raw.setdefault(row["model"], _Raw())
-        size = _whole(where, row, "bytes_per_sample")
-        if size < 0:
-            raise InputError(f"{where}, bytes_per_sample", f"{size} is negative")
-        entry.bytes_after[_whole(where, row, "after_block")] = size
+        entry = raw.setdefault(_name(where, row, "model"), _Raw())
+        block = _whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
+        entry.bytes_after[block] = _whole(where, row, "bytes_per_sample", (0, LARGEST))
     return _profiles(folder, raw)
 
 
@@ -61,24 +66,33 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     Raises:
         InputError: the folder cannot be written.
     """
-    latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
+    cells = [
+        [name, gpu_class, divisor, block, batch + 1, float(value)]
+        for name, profile in profiles.items()
+        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
+        for (block, batch), value in np.ndenumerate(table)
+    ]
+    sizes = [
+        [name, block, size]
+        for name, profile in profiles.items()
+        for block, size in enumerate(profile.boundary_bytes)
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with latency.open("w", newline="", encoding="utf-8") as file:
-            out = csv.writer(file, lineterminator="\n")
-            out.writerow(["model", *LatencyCell._fields])
-            for name, profile in profiles.items():
-                for (gpu_class, divisor), table in sorted(profile.latency_us.items()):
-                    for (block, batch), value in np.ndenumerate(table):
-                        out.writerow([name, gpu_class, divisor, block, batch + 1, float(value)])
-        with boundary.open("w", newline="", encoding="utf-8") as file:
-            out = csv.writer(file, lineterminator="\n")
-            out.writerow(["model", "after_block", "bytes_per_sample"])
-            for name, profile in profiles.items():
-                out.writerows([name, i, size] for i, size in enumerate(profile.boundary_bytes))
     except OSError as error:
         raise InputError(str(folder), f"cannot be written: {error.strerror}") from error
+    latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
+    write_text(latency, _csv(["model", *LatencyCell._fields], cells))
+    write_text(boundary, _csv(["model", "after_block", "bytes_per_sample"], sizes))
     return latency, boundary
+
+
+def _csv(head: list[str], rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(head)
+    out.writerows(rows)
+    return text.getvalue()
 
 
 def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelProfile], list[str]]:
@@ -102,25 +116,42 @@ def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelPro
 
 def _rows(path: Path, columns: set[str]) -> list[tuple[str, dict[str, Any]]]:
     """Each row with where it stands, for messages."""
-    if not path.is_file():
-        raise InputError(str(path), "no such file")
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        absent = columns - set(reader.fieldnames or ())
-        if absent:
-            raise InputError(str(path), f"column {min(absent)!r} is missing")
-        return [(f"{path}, line {reader.line_num}", row) for row in reader]
-
-
-def _whole(where: str, row: Mapping[str, str], column: str) -> int:
+    reader = csv.DictReader(text_lines(path))
+    absent = columns - set(reader.fieldnames or ())
+    if absent:
+        raise InputError(str(path), f"column {min(absent)!r} is missing")
     try:
-        return int(row[column])
+        rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}", f"not CSV: {error}") from error
+    if not rows:
+        raise InputError(str(path), "has no row")
+    return rows
+
+
+def _name(where: str, row: Mapping[str, str], column: str) -> str:
+    if not row[column]:
+        raise InputError(f"{where}, {column}", "is empty")
+    return row[column]
+
+
+def _whole(where: str, row: Mapping[str, str], column: str, bounds: tuple[int, int]) -> int:
+    try:
+        value = int(row[column])
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}, {column}", f"{row[column]!r} is no whole number") from error
+        raise InputError(
+            f"{where}, {column}", f"{row[column] or ''!r} is no whole number"
+        ) from error
+    if not bounds[0] <= value <= bounds[1]:
+        reason = f"{value:.4g} is not within {bounds[0]} and {bounds[1]}"
+        raise InputError(f"{where}, {column}", reason)
+    return value
 
 
 def _number(text: str | None) -> float:
+    """NaN where there is none, and where it is beyond all measure."""
     try:
-        return float(text or "nan")
+        value = float(text or "nan")
     except ValueError:
         return float("nan")
+    return value if value <= LARGEST else float("nan")

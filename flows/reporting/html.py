@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from flows.files import write_text
 from flows.reporting import words
 from flows.reporting.charts import GOAL, attainment_svg, latency_svg
 from flows.reporting.data import Outcomes, ReportData
@@ -33,9 +34,13 @@ class Tile:
 
 
 def write_report(data: ReportData, path: Path) -> Path:
-    """Write the page; folders on the way are made. Returns `path`."""
+    """Write the page; folders on the way are made. Returns `path`.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_report(data), encoding="utf-8")
+    write_text(path, render_report(data))
     return path
 
 

@@ -9,14 +9,19 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from flows.files import write_text
 from flows.splitting.graph import Layers, node_label
 from triton_backend.core.errors import InputError
 
 
 def write_times(path: Path, layers: Layers, times_us: tuple[float, ...]) -> None:
-    """Write the times of all layers, in their order."""
+    """Write the times of all layers, in their order.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     named = {node_label(n): round(t, 3) for n, t in zip(layers.nodes, times_us, strict=True)}
-    path.write_text(json.dumps(named, indent=1) + "\n")
+    write_text(path, json.dumps(named, indent=1) + "\n")
 
 
 def read_times(path: Path) -> dict[str, float]:

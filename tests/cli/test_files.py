@@ -3,7 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.files import read_cluster, read_device_classes, read_plan, read_workload, write_plan
+from flows.files import (
+    read_cluster,
+    read_device_classes,
+    read_plan,
+    read_workload,
+    write_plan,
+    write_text,
+)
 from flows.planning import make_plan
 from tests.planning.small import cluster, profile, workload
 from triton_backend.core.errors import InputError
@@ -128,3 +135,23 @@ def test_a_plan_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> Non
     plan = make_plan({"net": profile()}, cluster(), workload())
     with pytest.raises(InputError, match="cannot be written"):
         write_plan(tmp_path / "none" / "plan.json", plan)
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    path.chmod(0o640)
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \udcff")
+    assert path.read_text() == "before"
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_text(link, "after")
+    assert (link.is_symlink(), path.read_text(), path.stat().st_mode & 0o777) == (
+        True,
+        "after",
+        0o640,
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "plan.json"]
+    with pytest.raises(InputError, match="cannot be written: Is a directory"):
+        write_text(tmp_path, "anything")
