@@ -18,6 +18,7 @@ from flows.commands import (
     online,
     operations,
     planning,
+    quickstart,
     render,
     rollouts,
     simulation,
@@ -43,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for group in (
+    quickstart,
     operations,
     splitting,
     models,

@@ -81,4 +81,9 @@ def _hold_writer(held: ExitStack) -> None:
 
 def flow_workspace(warehouse: Path | None = None) -> Workspace:
     """The workspace of a flow: it writes to the warehouse only when it is its turn."""
-    return replace(workspace(warehouse), turn=WriterTurn())
+    return taking_turns(workspace(warehouse))
+
+
+def taking_turns(work: Workspace) -> Workspace:
+    """The same for a workspace that is there."""
+    return replace(work, turn=WriterTurn())

@@ -13,15 +13,17 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL
 
 
-def start_prefect_server() -> None:
+def start_prefect_server() -> bool:
     """Start the server that the flows of this process talk to, unless a shared one is named.
+
+    Returns whether it is this process's own.
 
     Prefect would start it itself, but then Ctrl-C in a terminal ends it together with us, and
     Prefect waits minutes for it instead of cleaning up; and it could take one of Triton's ports.
     It ends with this process.
     """
     if PREFECT_API_URL.value():
-        return
+        return False
     server = SubprocessASGIServer()
     if not server.running:
         server.port = _free_port()
@@ -29,6 +31,7 @@ def start_prefect_server() -> None:
         # A thread of its own: the server inherits its signal mask, and we stay interruptible.
         Thread(target=_start_without_interrupts, args=(server.start, started), daemon=True).start()
         started.result()
+    return True
 
 
 def _start_without_interrupts(start: Callable[[], None], started: Future[None]) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
-from flows.commands.output import print_json, progress, say, show, table
+from flows.commands.output import print_json, progress, show, table
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,7 +83,7 @@ def devices(
         Path | None, typer.Option(help="Write the cluster.yaml that they suggest here.")
     ] = None,
     nic_gbps: Annotated[
-        float | None, typer.Option(metavar="N", min=0.001, help="Rate of this node's link, in it.")
+        float | None, typer.Option(metavar="N", min=0.001, max=1e6, help="Rate of this node's link, in it.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

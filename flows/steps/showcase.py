@@ -52,6 +52,7 @@ def write_showcase(work: Workspace, shown: Shown) -> dict[str, Any]:
         "models": {name: _row(shown, name) for name in shown.measured["models"]},
         "http": shown.sampled["models"],
         "attainment": shown.measured.get("attainment"),
+        "send_lag_ms": shown.measured["send_lag_ms"],
         "steps": [{"name": s.name, "seconds": s.seconds, "note": s.note} for s in shown.steps],
     }
     with work.open() as warehouse:

@@ -1,0 +1,136 @@
+"""The command that does the main job from end to end: quickstart."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.commands import options
+from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
+from flows.commands.output import note, print_json, say, show, table
+from triton_backend.core.errors import PoolPipeError
+
+if TYPE_CHECKING:
+    from flows.steps.workspace import Workspace
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(
+        epilog=example("poolpipe quickstart", "poolpipe quickstart --model net.onnx --slo-ms 80")
+    )(quickstart)
+
+
+def _flow_workspace(warehouse: Path) -> "Workspace":
+    """The workspace of a flow; Prefect's settings are made before it is first imported."""
+    from flows.prefect_home import prepare_prefect
+    from flows.steps.workspace import workspace
+
+    work = workspace(warehouse)
+    prepare_prefect(work.state.prefect)
+    return work
+
+
+def quickstart(
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="Your own ONNX model instead of the two examples.")
+    ] = None,
+    slo_ms: Annotated[float | None, typer.Option(help="Its latency objective.")] = None,
+    keep_serving: Annotated[
+        bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
+    ] = False,
+    load_factor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.01,
+            help="Share of the planned rate that is offered; by default half, at most 400 rps.",
+        ),
+    ] = None,
+    duration: options.Duration = 20.0,
+    address: options.Address = "127.0.0.1",
+    http_port: options.Port = 8000,
+    grpc_port: options.Port = 8001,
+    metrics_port: options.Port = 8002,
+    attainment_target: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.0, max=1.0, help="Under it for any model: exit code 1."),
+    ] = 0.95,
+    seed: options.Seed = 0,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Everything in one go, from models to a report.
+
+    Split, build, profile, plan, simulate, roll out on Triton, load, report; what an earlier run
+    left is reused, and everything started is stopped at the end. Wrong answers, and a model under
+    the attainment target, end it with 1.
+    """
+    work = _flow_workspace(warehouse)
+    from flows.prefect_limits import taking_turns
+    from flows.prefect_server import start_prefect_server
+    from flows.quickstart import QuickstartOptions
+    from flows.quickstart import quickstart as run
+    from flows.release.admin import ServerPorts
+    from flows.release.ahead import check_can_start
+    from flows.splitting.loading import load_skeleton
+
+    asked = QuickstartOptions(
+        model=model,
+        slo_ms=slo_ms,
+        keep_serving=keep_serving,
+        load_factor=load_factor,
+        load_seconds=duration,
+        seed=seed,
+        ports=ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address),
+    )
+    # Said at once, not after the minutes that profiling takes.
+    if model is not None:
+        load_skeleton(model)
+    check_can_start(work.state.serve, asked.ports)
+    if not start_prefect_server():  # others write through that server too
+        work = taking_turns(work)
+    found = run(work, asked, say(quiet=as_json))
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    _judge(found, attainment_target)
+
+
+def _judge(found: Mapping[str, Any], attainment_target: float) -> None:
+    from flows.steps.verdict import overloaded, shortcomings
+
+    reason, missed = overloaded(found), shortcomings(found, attainment_target)
+    if reason is not None:
+        note(reason)
+    if missed:
+        raise PoolPipeError(f"quickstart: {'; '.join(missed)}")
+
+
+def _print(found: dict[str, Any]) -> None:
+    from flows.reporting import words
+
+    counts = ("offered", "served", "late", "dropped", "failed")
+    rows = [
+        (
+            name,
+            *(row[count] for count in counts),
+            words.percent(row["attainment"], 2),
+            words.percent(row["simulated"]["attainment"], 2),
+            words.milliseconds(row["latency_ms"]["p50"]),
+            words.milliseconds(row["latency_ms"]["p99"]),
+            words.milliseconds(row["simulated"]["latency_ms"]["p99"]),
+            words.milliseconds(row["slo_ms"]),
+            words.rate(row["planned_rps"]),
+        )
+        for name, row in found["models"].items()
+    ]
+    head = ("model", *counts, "attained", "simulated", "p50", "p99", "simulated", "SLO", "planned")
+    show(table(head, rows))
+    show(f"report: {found['report']}")
+    if found["serving"]:
+        show(f"serving on HTTP {found['serving']['http']} and gRPC {found['serving']['grpc']};")
+        show("`poolpipe stop` ends it")
