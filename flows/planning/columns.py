@@ -5,8 +5,8 @@ when Σ stage latency + Σ transfer + gathering time ≤ (1 - margin) · SLO. No
 per configuration.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -59,6 +59,28 @@ class Columns:
             usage=self.usage[rows],
             enumerated=self.enumerated,
         )
+
+
+def stacked(
+    parts: Sequence[tuple[Columns, NDArray[np.int64]]],
+) -> tuple[Columns, NDArray[np.int64]]:
+    """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
+    width = max(columns.types.shape[1] for columns, _ in parts)
+    wide = [_padded(columns, width) for columns, _ in parts]
+    names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
+    arrays = {name: np.concatenate([getattr(c, name) for c in wide]) for name in names}
+    counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
+    return Columns(**arrays, enumerated=wide[0].enumerated), np.concatenate(counts)
+
+
+def _padded(columns: Columns, width: int) -> Columns:
+    more = width - columns.types.shape[1]
+    return replace(
+        columns,
+        types=np.pad(columns.types, ((0, 0), (0, more))),
+        cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
+        rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
+    )
 
 
 def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.columns import Columns
+from flows.planning.columns import Columns, stacked
 from flows.planning.integer import delivered_rps
 from flows.planning.keep import moved, uses_of
 from flows.planning.options import PlanOptions
+from flows.planning.overflow import Overflow
 from flows.planning.place import Pool, place
 from flows.planning.problem import Problem
 from flows.planning.search import Trace
@@ -45,6 +46,7 @@ class Outcome:
     """What a planner decided: configurations, vGPUs [n, S] of each, objective, trace.
 
     `promised_rps` [models] is what each model is promised; None where that is all it delivers.
+    `overflow` is what runs beside and promises nothing.
     """
 
     columns: Columns
@@ -52,31 +54,53 @@ class Outcome:
     objective: Objective
     trace: Trace
     promised_rps: NDArray[np.float64] | None = None
+    overflow: Overflow | None = None
 
-    def rates_rps(self) -> NDArray[np.float64]:
-        """[n] planned rate of every configuration; 0 for those not in use."""
+    def pools(self) -> "_Pools":
+        """Every configuration in use with its planned rate, overflow last."""
+        columns, vgpus = self.columns, self.vgpus
         if self.promised_rps is None:
-            return delivered_rps(self.columns, self.vgpus)
-        return planned_rps(self.columns, self.vgpus, self.promised_rps)
+            rates = delivered_rps(columns, vgpus)
+        else:
+            rates = planned_rps(columns, vgpus, self.promised_rps)
+        used = np.flatnonzero(rates > 0)
+        columns, vgpus, rates = columns.take(used), vgpus[used], rates[used]
+        if self.overflow is not None:
+            parts = [(columns, vgpus), (self.overflow.columns, self.overflow.vgpus)]
+            columns, vgpus = stacked(parts)
+            rates = np.pad(rates, (0, len(columns) - len(rates)))
+        return _Pools(columns=columns, vgpus=vgpus, rates_rps=rates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pools:
+    """Configurations with vGPUs [n, S] and planned rates [n]."""
+
+    columns: Columns
+    vgpus: NDArray[np.int64]
+    rates_rps: NDArray[np.float64]
 
 
 def decode(inputs: Inputs, outcome: Outcome) -> Plan:
     """The plan of an outcome."""
     watch = Stopwatch()
     seconds = sum(outcome.trace.seconds.values())
-    order = _pipeline_order(outcome)
+    used = outcome.pools()
+    order = _pipeline_order(used)
     pools = [
-        _pool(inputs, outcome, row, s)
-        for row in order
-        for s in range(int(outcome.columns.stages[row]))
+        _pool(inputs, used, row, s) for row in order for s in range(int(used.columns.stages[row]))
     ]
     placements = iter(place(inputs.cluster, pools, inputs.options.previous))
-    rows_of = {
-        number: [row for row in order if outcome.columns.model[row] == number]
-        for number in range(len(inputs.workload.models))
-    }
     models = tuple(
-        _model(inputs, outcome, demand, rows_of[number], placements)
+        _model(
+            inputs,
+            (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
+            [
+                _pipeline(inputs, used, row, placements)
+                for row in order
+                if used.columns.model[row] == number
+            ],
+        )
         for number, demand in enumerate(inputs.workload.models)
     )
     trace = outcome.trace
@@ -135,16 +159,14 @@ def count_gpus(cluster: Cluster, models: tuple[ModelPlan, ...]) -> dict[str, int
     return used
 
 
-def _pipeline_order(outcome: Outcome) -> list[int]:
+def _pipeline_order(used: _Pools) -> list[int]:
     """Rows by model, then rate (highest first), then form, so that ties are settled."""
-    columns = outcome.columns
-    rate = outcome.rates_rps()
-    rows = [int(row) for row in np.flatnonzero(rate > 0)]
+    columns = used.columns
     return sorted(
-        rows,
+        range(len(columns)),
         key=lambda r: (
             int(columns.model[r]),
-            -float(rate[r]),
+            -float(used.rates_rps[r]),
             int(columns.stages[r]),
             int(columns.batch[r]),
             columns.types[r].tolist(),
@@ -153,14 +175,14 @@ def _pipeline_order(outcome: Outcome) -> list[int]:
     )
 
 
-def _pool(inputs: Inputs, outcome: Outcome, row: int, stage: int) -> Pool:
-    columns = outcome.columns
+def _pool(inputs: Inputs, used: _Pools, row: int, stage: int) -> Pool:
+    columns = used.columns
     model = int(columns.model[row])
     number, divisor = inputs.problem.types[columns.types[row, stage]]
     sizes = (0, *inputs.profiles[inputs.problem.models[model].name].boundary_bytes, 0)
     first, last = columns.cuts[row, stage], columns.cuts[row, stage + 1]
-    vgpus = int(outcome.vgpus[row, stage])
-    rate = float(outcome.rates_rps()[row])
+    vgpus = int(used.vgpus[row, stage])
+    rate = float(used.rates_rps[row])
     return Pool(
         model=model,
         name=inputs.problem.models[model].name,
@@ -173,38 +195,32 @@ def _pool(inputs: Inputs, outcome: Outcome, row: int, stage: int) -> Pool:
 
 
 def _model(
-    inputs: Inputs,
-    outcome: Outcome,
-    demand: ModelDemand,
-    rows: list[int],
-    placements: Iterator[tuple[PlacementRun, ...]],
+    inputs: Inputs, asked: tuple[ModelDemand, float | None], pipelines: list[Pipeline]
 ) -> ModelPlan:
+    demand, promised_rps = asked
     profile = inputs.profiles[demand.name]
-    pipelines = tuple(_pipeline(inputs, outcome, row, placements) for row in rows)
-    promised = outcome.promised_rps
-    number = inputs.workload.models.index(demand)
     return ModelPlan(
         name=demand.name,
         slo_us=demand.slo_us,
         throughput_rps=math.fsum(p.throughput_rps for p in pipelines)
-        if promised is None
-        else float(promised[number]),
-        pipelines=pipelines,
+        if promised_rps is None
+        else float(promised_rps),
+        pipelines=tuple(pipelines),
         inputs=profile.inputs,
         outputs=profile.outputs,
     )
 
 
 def _pipeline(
-    inputs: Inputs, outcome: Outcome, row: int, placements: Iterator[tuple[PlacementRun, ...]]
+    inputs: Inputs, used: _Pools, row: int, placements: Iterator[tuple[PlacementRun, ...]]
 ) -> Pipeline:
-    columns = outcome.columns
+    columns = used.columns
     stages = tuple(
-        _stage(inputs, outcome, (row, s), next(placements)) for s in range(int(columns.stages[row]))
+        _stage(inputs, used, (row, s), next(placements)) for s in range(int(columns.stages[row]))
     )
     return Pipeline(
         batch=int(columns.batch[row]),
-        throughput_rps=float(outcome.rates_rps()[row]),
+        throughput_rps=float(used.rates_rps[row]),
         latency_us=sum(s.latency_us + s.transfer_us for s in stages),
         stages=stages,
     )
@@ -212,12 +228,12 @@ def _pipeline(
 
 def _stage(
     inputs: Inputs,
-    outcome: Outcome,
+    used: _Pools,
     place_of: tuple[int, int],
     placement: tuple[PlacementRun, ...],
 ) -> Stage:
     row, s = place_of
-    columns, problem = outcome.columns, inputs.problem
+    columns, problem = used.columns, inputs.problem
     arrays = problem.models[int(columns.model[row])]
     profile = inputs.profiles[arrays.name]
     batch = int(columns.batch[row])
@@ -236,7 +252,7 @@ def _stage(
         blocks=(first, last),
         gpu_class=problem.classes[number],
         vgpu_divisor=divisor,
-        vgpus=int(outcome.vgpus[row, s]),
+        vgpus=int(used.vgpus[row, s]),
         latency_us=int(latency[batch - 1]),
         transfer_us=transfer,
         latency_us_by_batch=tuple(int(v) for v in latency[:batch]),

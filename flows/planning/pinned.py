@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.bound import Goal
-from flows.planning.columns import Columns, enumerate_columns
+from flows.planning.columns import Columns, enumerate_columns, stacked
 from flows.planning.integer import delivered_rps, gpus_in_use
 from flows.planning.options import PlanOptions
+from flows.planning.overflow import Form, Overflow, form_of, overflow_of
 from flows.planning.problem import Problem
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Pipeline
@@ -22,17 +23,21 @@ _REACHED = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left."""
+    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left.
+
+    `overflow` is what pinned models have of it.
+    """
 
     problem: Problem
     goal: Goal
     columns: Columns
     vgpus: NDArray[np.int64]
     others: NDArray[np.int64]
+    overflow: Overflow | None
 
     def rest(self) -> tuple[Problem, Goal]:
         """The problem of the other models on the GPUs that are left."""
-        gpus = self.problem.gpus - gpus_in_use(self.problem, self.columns, self.vgpus)
+        gpus = self.problem.gpus - self.gpus()
         models = tuple(self.problem.models[number] for number in self.others)
         goal = replace(
             self.goal,
@@ -46,18 +51,29 @@ class Pinned:
     ) -> tuple[Columns, NDArray[np.int64]]:
         """Configurations and vGPUs of the others and the pinned models together."""
         mine = replace(columns, model=self.others[columns.model])
-        width = max(mine.types.shape[1], self.columns.types.shape[1])
-        parts = [(_padded(mine, width), vgpus), (_padded(self.columns, width), self.vgpus)]
-        names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
-        arrays = {n: np.concatenate([getattr(c, n) for c, _ in parts]) for n in names}
-        counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
-        return Columns(**arrays, enumerated=columns.enumerated), np.concatenate(counts)
+        return stacked([(mine, vgpus), (self.columns, self.vgpus)])
+
+    def with_overflow(self, beside: Overflow | None) -> Overflow | None:
+        """Overflow of the others and of the pinned models together."""
+        if beside is None:
+            return self.overflow
+        mine = replace(beside.columns, model=self.others[beside.columns.model])
+        theirs = self.overflow
+        parts = [(mine, beside.vgpus), *([(theirs.columns, theirs.vgpus)] if theirs else [])]
+        columns, vgpus = stacked(parts)
+        return Overflow(columns=columns, vgpus=vgpus)
+
+    def gpus(self) -> NDArray[np.int64]:
+        """[C] GPUs that pinned models use."""
+        used = gpus_in_use(self.problem, self.columns, self.vgpus)
+        if self.overflow is None:
+            return used
+        return used + gpus_in_use(self.problem, self.overflow.columns, self.overflow.vgpus)
 
     def score(self, score: float) -> float:
         """The score (or bound) of the whole plan from that of the others."""
         if self.goal.fixed:
-            used = gpus_in_use(self.problem, self.columns, self.vgpus)
-            return score - float(self.goal.price @ used)
+            return score - float(self.goal.price @ self.gpus())
         rates = _rates(self.problem, self.columns, self.vgpus)
         shares = np.delete(rates / self.goal.weight, self.others)
         return min(score, float(shares.min()))
@@ -83,16 +99,28 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     every = enumerate_columns(problem, deepest)
     rows: list[int] = []
     counts: list[list[int]] = []
+    forms: list[tuple[Form, int]] = []
     for name, pipelines in before.items():
         for pipeline in pipelines:
+            if not pipeline.throughput_rps:
+                forms.append(_overflow_form(problem, names.index(name), pipeline))
+                continue
             rows.append(_row(problem, every, names.index(name), pipeline))
             row = [stage.vgpus for stage in pipeline.stages]
             counts.append(row + [0] * (every.types.shape[1] - len(row)))
     columns = every.take(np.array(rows, dtype=np.int64))
     vgpus = np.array(counts, dtype=np.int64)
-    _require_room(problem, columns, vgpus)
+    kept = Pinned(
+        problem=problem,
+        goal=goal,
+        columns=columns,
+        vgpus=vgpus,
+        others=others,
+        overflow=overflow_of(problem, columns, forms),
+    )
+    _require_room(problem, kept.gpus())
     _require_rates(problem, goal, _rates(problem, columns, vgpus), options)
-    return Pinned(problem=problem, goal=goal, columns=columns, vgpus=vgpus, others=others)
+    return kept
 
 
 def _pipelines(options: PlanOptions, name: str, names: list[str]) -> tuple[Pipeline, ...]:
@@ -129,8 +157,22 @@ def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> in
     return int(rows[0])
 
 
-def _require_room(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> None:
-    used = gpus_in_use(problem, columns, vgpus)
+def _overflow_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Form, int]:
+    """The form of a pipeline of the plan in force that promises nothing, and its GPUs."""
+    stage, arrays = pipeline.stages[0], problem.models[model]
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    number = types.get((stage.gpu_class, stage.vgpu_divisor), -1)
+    form = form_of(problem, model, number, pipeline.batch) if number in arrays.types else None
+    if form is None or stage.blocks != (0, arrays.blocks):
+        raise InputError(
+            f"pinned model {arrays.name!r}",
+            f"its overflow of batch {pipeline.batch} on {stage.gpu_class}/{stage.vgpu_divisor} "
+            "was not measured or may not be used",
+        )
+    return form, -(-stage.vgpus // stage.vgpu_divisor)
+
+
+def _require_room(problem: Problem, used: NDArray[np.int64]) -> None:
     for name, count, exist in zip(problem.classes, used, problem.gpus, strict=True):
         if count > exist:
             raise InputError("pinned models", f"run on {count} GPUs of class {name}, {exist} exist")
@@ -152,13 +194,3 @@ def _rates(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDAr
     rates = np.zeros(len(problem.models))
     np.add.at(rates, columns.model, delivered_rps(columns, vgpus))
     return rates
-
-
-def _padded(columns: Columns, width: int) -> Columns:
-    more = width - columns.types.shape[1]
-    return replace(
-        columns,
-        types=np.pad(columns.types, ((0, 0), (0, more))),
-        cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
-        rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
-    )

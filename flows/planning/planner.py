@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.planning.baselines import dart_r, no_partitioning
 from flows.planning.bound import goal_of
+from flows.planning.columns import Columns
 from flows.planning.decode import Inputs, Outcome, decode
-from flows.planning.integer import lowest_share
+from flows.planning.integer import gpus_in_use, lowest_share
 from flows.planning.keep import running, uses_of
 from flows.planning.options import PlanOptions
+from flows.planning.overflow import Overflow, describe, limits_of, overflow
 from flows.planning.pinned import pinned
 from flows.planning.problem import Problem, build_problem
 from flows.planning.search import search
-from flows.planning.slack import planned_rps, promised_rps, widen
+from flows.planning.slack import BEFORE_OVERFLOW, planned_rps, promised_rps, widen
 from flows.planning.ties import Use, settle
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InfeasibleError, InputError
@@ -77,22 +79,44 @@ def _pool(inputs: Inputs) -> Outcome:
     found = search(problem, rest, options)
     found = settle(found, rest, options, _running(inputs, problem))
     columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
-    watch = Stopwatch()
+    watch, beside = Stopwatch(), None
     if not goal.fixed:
         promised = promised_rps(columns, vgpus, rest, score)
-        vgpus = widen(problem, columns, vgpus, planned_rps(columns, vgpus, promised))
+        vgpus, beside = _with_free(inputs, problem, (columns, vgpus), promised)
+        if beside is not None:
+            found.trace.notes.append(describe(problem, beside))
         score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
     if kept is not None:
         columns, vgpus = kept.joined(columns, vgpus)
         score, bound = kept.score(score), kept.score(bound)
+        beside = kept.with_overflow(beside)
     return Outcome(
         columns=columns,
         vgpus=vgpus,
         promised_rps=promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score),
         objective=objective_of(options.objective, score, bound),
         trace=found.trace,
+        overflow=beside,
     )
+
+
+def _with_free(
+    inputs: Inputs,
+    problem: Problem,
+    used: tuple[Columns, NDArray[np.int64]],
+    promised: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], Overflow | None]:
+    """Pools widened by free GPUs, and overflow on others that are free."""
+    columns, vgpus = used
+    planned = planned_rps(columns, vgpus, promised)
+    vgpus = widen(problem, columns, vgpus, planned, BEFORE_OVERFLOW)
+    limits_us = limits_of(problem, inputs.workload, inputs.options)
+    beside = overflow(problem, limits_us, (columns, vgpus), promised)
+    if beside is not None:
+        taken = gpus_in_use(problem, beside.columns, beside.vgpus)
+        problem = replace(problem, gpus=problem.gpus - taken)
+    return widen(problem, columns, vgpus, planned), beside
 
 
 def _running(inputs: Inputs, problem: Problem) -> dict[Use, int]:

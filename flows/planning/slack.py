@@ -22,6 +22,8 @@ from flows.planning.problem import Problem
 # Share by which a pool may exceed what it is planned for. Simulated load factors at 99 % attainment
 # (72 published problems) rise up to here and no further; GPUs beyond that stay free.
 HEADROOM = 0.25
+# The same before GPUs go to overflow (`overflow`), so that no pool is tighter than the scarcest.
+BEFORE_OVERFLOW = 0.1
 _ROUNDING = 1e-9
 
 
@@ -52,10 +54,11 @@ def widen(
     columns: Columns,
     vgpus: NDArray[np.int64],
     planned: NDArray[np.float64],
+    headroom: float = HEADROOM,
 ) -> NDArray[np.int64]:
     """[n, S] vGPU counts with free GPUs added to the pools in use, the tightest pool first.
 
-    Ties go to the first configuration, then the first stage. Every GPU still holds vGPUs of one
+    No pool gets more once it exceeds its planned rate by the headroom. Ties go to the first configuration, then the first stage. Every GPU still holds vGPUs of one
     model and one divisor.
     """
     wide = vgpus.copy()
@@ -70,7 +73,7 @@ def widen(
     heapq.heapify(heap)
     while heap:
         level, row, stage = heapq.heappop(heap)
-        if level >= 1 + HEADROOM:
+        if level >= 1 + headroom:
             break
         group = (int(columns.model[row]), int(columns.types[row, stage]))
         number, divisor = problem.types[group[1]]

@@ -89,7 +89,12 @@ def _pipeline(
     yield from _compare("latency_us", pipeline.latency_us, latency)
     demand = next(m for m in plan.workload.models if m.name == model.name)
     gathering = demand.gathering_us(pipeline.batch)
-    allowed = (1 - _margin(plan, model.name)) * model.slo_us
+    share = _margin(plan, model.name)
+    if (
+        not pipeline.throughput_rps
+    ):  # overflow promises nothing and leaves a quarter of the margin free
+        share /= 4
+    allowed = (1 - share) * model.slo_us
     if latency + gathering > allowed * (1 + _RELATIVE):
         yield (
             f"takes {us_to_ms(latency):.3f} ms and gathers {us_to_ms(gathering):.3f} ms, "
@@ -160,8 +165,14 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
 
 
 def _rates(plan: Plan) -> Iterator[str]:
-    """Every pipeline promises what it can deliver, or its part of what its model is promised."""
-    delivered = {m.name: [_delivered(plan, p) for p in m.pipelines] for m in plan.models}
+    """Every pipeline promises what it can deliver, or its part of what its model is promised.
+
+    Pipelines of planned rate 0 are overflow: they count for nothing.
+    """
+    delivered = {
+        m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
+        for m in plan.models
+    }
     promised = _promised(plan, {name: math.fsum(rates) for name, rates in delivered.items()})
     for model in plan.models:
         total = math.fsum(delivered[model.name])

@@ -31,11 +31,15 @@ def demands(**rates: float) -> Workload:
 
 
 def pool_rps(plan: Plan) -> list[tuple[float, float, str]]:
-    """(planned rate, what the pool can serve, class) of every pool; boundaries are tiny here."""
+    """(planned rate, what the pool can serve, class) of every pool but overflow.
+
+    Boundaries are tiny here.
+    """
     return [
         (p.throughput_rps, s.vgpus * p.batch / s.latency_us * 1e6, s.gpu_class)
         for m in plan.models
         for p in m.pipelines
+        if p.throughput_rps
         for s in p.stages
     ]
 
