@@ -65,6 +65,8 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
     """
     if target.resolve() == warehouse.path.resolve():
         raise InputError(str(target), "is the warehouse itself")
+    if target.is_dir():
+        raise InputError(str(target), "is a folder")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         _guarded(target, lambda: _copy(warehouse, unfinished))

@@ -1,7 +1,7 @@
 """The command `load`: open-loop load on the live endpoint, by a process of its own."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,7 @@ def load(
     url: Annotated[
         str | None, typer.Option(help="host:port; what `poolpipe serve` started without it.")
     ] = None,
-    protocol: Annotated[str, typer.Option(metavar="grpc|http")] = "grpc",
+    protocol: Literal["grpc", "http"] = "grpc",
     ca: Annotated[
         Path | None, typer.Option(metavar="PEM", help="gRPC over TLS, trusting this authority.")
     ] = None,
@@ -40,9 +40,14 @@ def load(
     reference_plan: options.ReferencePlan = None,
     model: options.Models = None,
     duration: options.Duration = 30.0,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in each request.")] = 1,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, max=4096, help="Samples in each request.")
+    ] = 1,
     deadline_ms: Annotated[
-        float | None, typer.Option(help="Send this deadline with every request, not the SLO.")
+        float | None,
+        typer.Option(
+            min=0.001, max=1e7, help="Send this deadline with every request, not the SLO."
+        ),
     ] = None,
     seed: options.Seed = 0,
     check: Annotated[
@@ -69,13 +74,17 @@ def load(
     from flows.release.running import read_state
     from flows.state import project_state
     from flows.steps.loading import LoadRequest, run_load
+    from triton_backend.core.errors import InputError
 
     served, state = read_plan(plan), project_state()
     if url is None:
         running = read_state(state.serve)
         url = running.grpc_url if protocol == "grpc" else running.http_url
     kept = records or state.reports / f"load-{now_utc():%Y%m%dT%H%M%S%f}.npz"
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(str(kept), f"cannot be written: {error.strerror}") from error
     more = {
         "ca": ca,
         "cert": cert,

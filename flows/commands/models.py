@@ -124,7 +124,10 @@ def profile(
         typer.Option(metavar="N", min=1, help="Batch sizes; all up to the split's without it."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Most seconds for one cell, warm-up apart.")
+        float,
+        typer.Option(
+            metavar="N", min=0.01, max=1e4, help="Most seconds for one cell, warm-up apart."
+        ),
     ] = 0.5,
     runtime: Runtime = "onnxruntime",
     gpu: Annotated[

@@ -40,10 +40,13 @@ def serve(
     nic: options.Nic = "shared",
     noise: Annotated[
         float,
-        typer.Option(metavar="X", min=0.0, help="Of emulated stages: coefficient of variation."),
+        typer.Option(
+            metavar="X", min=0.0, max=10.0, help="Of emulated stages: coefficient of variation."
+        ),
     ] = 0.0,
     time_stretch: Annotated[
-        float, typer.Option(metavar="X", min=0.001, help="Emulated time runs so much slower.")
+        float,
+        typer.Option(metavar="X", min=0.001, max=1e6, help="Emulated time runs so much slower."),
     ] = 1.0,
     seed: options.Seed = 0,
     gateway_host: Annotated[

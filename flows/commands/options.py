@@ -31,20 +31,24 @@ MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stage
 Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, metavar="S", help="Seconds for the integer programs."),
+    typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds for the integer programs."),
 ]
 
 Policy = Annotated[str, typer.Option(metavar="NAME", help="Dispatch policy, by name.")]
 Nic = Annotated[str, typer.Option(metavar="shared|isolated", help="Whose a node's links are.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of every random draw.")]
-Duration = Annotated[float, typer.Option(min=0.001, metavar="S", help="Seconds of load.")]
+Duration = Annotated[float, typer.Option(min=0.001, max=1e7, metavar="S", help="Seconds of load.")]
 LoadFactor = Annotated[
     float | None,
-    typer.Option(min=0.0001, metavar="X", help="Times the planned rates of the reference plan."),
+    typer.Option(
+        min=0.0001, max=1e6, metavar="X", help="Times the planned rates of the reference plan."
+    ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(min=0.0001, metavar="RPS", help="Requests per second over all models instead."),
+    typer.Option(
+        min=0.0001, max=1e9, metavar="RPS", help="Requests per second over all models instead."
+    ),
 ]
 ReferencePlan = Annotated[
     Path | None,
@@ -63,7 +67,8 @@ ArrivalsFrom = Annotated[
     ),
 ]
 Shape = Annotated[
-    float, typer.Option(min=0.0001, metavar="X", help="Of gamma arrivals; below 1 is bursty.")
+    float,
+    typer.Option(min=0.0001, max=1e6, metavar="X", help="Of gamma arrivals; below 1 is bursty."),
 ]
 TraceTime = Annotated[
     str, typer.Option(metavar="COLUMN", help="Time column of a trace, in seconds.")
@@ -71,7 +76,9 @@ TraceTime = Annotated[
 TraceModel = Annotated[str | None, typer.Option(metavar="COLUMN", help="Model column of a trace.")]
 TraceInterval = Annotated[
     float | None,
-    typer.Option(min=0.001, metavar="S", help="The trace has a row of counts per S seconds."),
+    typer.Option(
+        min=0.001, max=1e7, metavar="S", help="The trace has a row of counts per S seconds."
+    ),
 ]
 TraceNames = Annotated[
     list[str] | None,

@@ -67,7 +67,8 @@ def render(
     Model repositories, artifacts, a start script, compose and Kubernetes examples.
     """
     from flows.commands.stored import find_plan
-    from flows.release.container import TRITON_IMAGE, ContainerOptions, render_container
+    from flows.release.container import render_container
+    from flows.release.container_options import TRITON_IMAGE, ContainerOptions
     from flows.state import project_state
 
     asked = ContainerOptions(

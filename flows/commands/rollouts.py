@@ -42,7 +42,9 @@ def rollout(
     *,
     bake_seconds: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, help="Watch the new plan so long; on breach it goes."),
+        typer.Option(
+            metavar="N", min=0.0, max=1e6, help="Watch the new plan so long; on breach it goes."
+        ),
     ] = 30.0,
     attainment_target: Annotated[
         float, typer.Option(metavar="N", min=0.01, max=1.0, help="Attainment under which it goes.")
@@ -118,23 +120,26 @@ def replan(
     cluster: ClusterFile,
     workload: WorkloadFile,
     history_hours: Annotated[
-        float, typer.Option(metavar="N", min=0.1, help="How far to look back on measured rates.")
+        float,
+        typer.Option(metavar="N", min=0.1, max=1e5, help="How far to look back on measured rates."),
     ] = 24.0,
     quantile: Annotated[
         float, typer.Option(metavar="N", min=0.01, max=1.0, help="Of the rates, to plan for.")
     ] = 0.99,
     headroom: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Factor on top of it.")
+        float, typer.Option(metavar="N", min=0.01, max=1e3, help="Factor on top of it.")
     ] = 1.1,
     goodput_gain: Annotated[
-        float, typer.Option(metavar="N", min=0.0, help="Least gain in goodput worth a rollout.")
+        float,
+        typer.Option(metavar="N", min=0.0, max=1e3, help="Least gain in goodput worth a rollout."),
     ] = 0.02,
     gpu_gain: Annotated[
-        float, typer.Option(metavar="N", min=0.0, help="Least saving of GPUs worth a rollout.")
+        float,
+        typer.Option(metavar="N", min=0.0, max=1.0, help="Least saving of GPUs worth a rollout."),
     ] = 0.05,
     max_partitions: options.MaxPartitions = 2,
     slo_margin: Annotated[float, typer.Option(metavar="N", min=0.0, max=0.99)] = 0.4,
-    bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0)] = 30.0,
+    bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0, max=1e6)] = 30.0,
     advisory: Annotated[
         bool, typer.Option("--advisory", help="Everything but the rollout.")
     ] = False,
@@ -149,13 +154,19 @@ def replan(
         typer.Option(metavar="MODEL=RPS", help="Scale the table so that this is its peak."),
     ] = None,
     period_hours: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Replan so often.")
+        float, typer.Option(metavar="N", min=0.01, max=1e4, help="Replan so often.")
     ] = 1.0,
     warm_up_hours: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Hours of the table before the first plan.")
+        float,
+        typer.Option(
+            metavar="N", min=0.01, max=1e5, help="Hours of the table before the first plan."
+        ),
     ] = 24.0,
     simulate_minutes: Annotated[
-        int, typer.Option(min=0, help="So many intervals of the backtest are also simulated.")
+        int,
+        typer.Option(
+            min=0, max=10**6, help="So many intervals of the backtest are also simulated."
+        ),
     ] = 0,
     chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
     as_json: AsJson = False,

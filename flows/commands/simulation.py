@@ -48,7 +48,9 @@ def simulate(
     seed: options.Seed = 0,
     noise: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, help="Coefficient of variation of a stage's run time."),
+        typer.Option(
+            metavar="N", min=0.0, max=10.0, help="Coefficient of variation of a stage's run time."
+        ),
     ] = 0.0,
     find_goodput: Annotated[
         float | None,
@@ -63,7 +65,9 @@ def simulate(
     change_to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A plan that takes over in the middle.")
     ] = None,
-    change_at: Annotated[float, typer.Option(metavar="S", min=0.0, help="When it does.")] = 10.0,
+    change_at: Annotated[
+        float, typer.Option(metavar="S", min=0.0, max=1e7, help="When it does.")
+    ] = 10.0,
     trace_time: options.TraceTime = "arrival_s",
     trace_model: options.TraceModel = None,
     trace_interval: options.TraceInterval = None,

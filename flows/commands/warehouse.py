@@ -93,7 +93,9 @@ def snapshot(
 
 def prune(
     *,
-    days: Annotated[int, typer.Option(metavar="N", min=1, help="Keep what is younger than this.")],
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Keep what is younger than this.")
+    ],
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:

@@ -29,7 +29,11 @@ SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPorts:
-    """Where the server shall listen; `address` is that of inference."""
+    """Where the server shall listen; `address` is that of inference.
+
+    Raises:
+        InputError: a port is given twice.
+    """
 
     http: int = 8000
     grpc: int = 8001
@@ -37,6 +41,14 @@ class ServerPorts:
     address: str = LOOPBACK
     metrics_address: str = LOOPBACK
     tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        taken: dict[int, str] = {}
+        for name in ("http", "grpc", "metrics"):
+            port = getattr(self, name)
+            if port in taken:
+                raise InputError(f"--{name}-port {port}", f"is --{taken[port]}-port too")
+            taken[port] = name
 
 
 def start(

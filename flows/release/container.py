@@ -3,14 +3,14 @@
 The bundle holds everything that a node needs but the image and the token: model repositories per
 container, artifacts, `start-node.sh`, an example Dockerfile, `compose.yaml` and `kubernetes/`. The same
 inputs give the same bytes, so a bundle can be kept under version control and its changes read.
-Here: options and the order of things. Not here: models (`container_models`), which container runs
-what (`container_layout`), the texts (`model_repo_templates/{container,compose,kubernetes}`).
+Here: the order of things. Not here: options (`container_options`), models (`container_models`),
+which container runs what (`container_layout`), the texts (`model_repo_templates/{container,compose,kubernetes}`).
 """
 
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,84 +19,24 @@ from flows.release.container_layout import (
     GATEWAY,
     NodeContainer,
     gateway_memory_mib,
-    label,
     node_containers,
     read_artifacts,
 )
 from flows.release.container_models import (
-    Places,
     copy_artifacts,
     digits,
     write_repositories,
     write_settings,
 )
+from flows.release.container_options import ContainerOptions
 from flows.release.render import check_name, render_template
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from triton_backend.engines.base import Artifact
 from triton_backend.engines.stages import complete_tensors
 
-# Python 3.12 and current security fixes; any later one of the same Python will do.
-TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
-TLS_KINDS = ("off", "server", "mutual")
 EXECUTABLE = 0o755
 PLACED_BY_TARGET = ("artifacts", "compose.yaml", "kubernetes", "nodes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerOptions:
-    """How a plan is served from containers.
-
-    Attributes:
-        artifacts: root folder of the artifacts that the plan names.
-        name: begins the names of containers, pods and services.
-        triton_image: stock image that the example Dockerfile builds on.
-        image: what that Dockerfile's image is called; None: after the name and the plan.
-        namespace: of the Kubernetes objects.
-        class_label: node label whose value is the GPU class.
-        class_values: value of that label by GPU class, where it is not the class's name.
-        tls: `off`, `server` or `mutual`: of the gateway's gRPC; HTTP is then on loopback only.
-        metrics_address: where every Triton's Prometheus endpoint listens inside its container.
-        request_gpus: False leaves `nvidia.com/gpu` out, for a rehearsal with emulated stages.
-        hosts, gateway_host: addresses instead of the containers' names, by node name.
-        bundle_folder, serve_folder, socket_folder: paths inside the containers.
-    """
-
-    artifacts: Path | None = None
-    name: str = "poolpipe"
-    triton_image: str = TRITON_IMAGE
-    image: str | None = None
-    namespace: str = "poolpipe"
-    class_label: str = "poolpipe/gpu-class"
-    class_values: Mapping[str, str] = field(default_factory=dict[str, str])
-    tls: str = "off"
-    metrics_address: str = "127.0.0.1"
-    request_gpus: bool = True
-    policy: str = "reservation"
-    nic: str = "shared"
-    guard_fraction: float = 0.1
-    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
-    gateway_host: str | None = None
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    base_port: int = 18_500
-    bundle_folder: Path = Path("/opt/poolpipe/bundle")
-    serve_folder: Path = Path("/var/lib/poolpipe/serve")
-    socket_folder: Path = Path("/run/poolpipe")
-
-    def __post_init__(self) -> None:
-        if self.tls not in TLS_KINDS:
-            raise InputError("--tls", f"{self.tls!r} is none of {', '.join(TLS_KINDS)}")
-        if label(self.name) != self.name:
-            raise InputError("--name", f"{self.name!r} is not a DNS label like 'poolpipe'")
-
-    @property
-    def places(self) -> Places:
-        """Paths inside the containers."""
-        return Places(
-            bundle=self.bundle_folder, serve=self.serve_folder, sockets=self.socket_folder
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +64,7 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     """
     for model in plan.models:
         check_name(model.name)
+    _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.artifacts)
     plan = complete_tensors(plan)
     containers = node_containers(plan, options.name, artifacts)
@@ -149,7 +90,17 @@ def _check_hosts(options: ContainerOptions, containers: tuple[NodeContainer, ...
         raise InputError("--host", f"{unknown[0]!r} is no node of the plan: {', '.join(nodes)}")
 
 
+def _check_classes(options: ContainerOptions, plan: Plan) -> None:
+    classes = [gpu_class.name for gpu_class in plan.cluster.gpu_classes]
+    unknown = sorted(set(options.class_values) - set(classes))
+    if unknown:
+        reason = f"{unknown[0]!r} is no GPU class of the plan: {', '.join(classes)}"
+        raise InputError("--class-value", reason)
+
+
 def _clear(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(str(folder), "is a file, not a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "start-node.sh").is_file():
         raise InputError(str(folder), "has files that are not of a rendered bundle; name another")
     for name in PLACED_BY_TARGET:

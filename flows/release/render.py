@@ -23,6 +23,8 @@ import jinja2
 import model_repo_templates
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Plan
+from triton_backend.core.policies import policy_number
+from triton_backend.core.topology import check_nic
 from triton_backend.engines.stages import complete_tensors
 
 CONTROL_MODEL = "poolpipe_control"
@@ -36,6 +38,9 @@ class ServeOptions:
     """How a plan is served; see `triton_backend.serving.settings` for each.
 
     `emulate_links` None: links are emulated when no stage has an artifact.
+
+    Raises:
+        InputError: as `check_dispatch`.
     """
 
     artifacts: Path | None = None
@@ -50,6 +55,19 @@ class ServeOptions:
     gateway_host: str = "127.0.0.1"
     base_port: int = 18_500
     host_http_port: int = 8000
+
+    def __post_init__(self) -> None:
+        check_dispatch(self.policy, self.nic)
+
+
+def check_dispatch(policy: str, nic: str) -> None:
+    """Refuse what the scheduler would refuse only once Triton has started it.
+
+    Raises:
+        InputError: there is no such policy, or no such way to share links.
+    """
+    policy_number(policy)
+    check_nic(nic)
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> None:

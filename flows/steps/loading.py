@@ -81,13 +81,20 @@ def run_load(request: LoadRequest) -> dict[str, Any]:
         process.wait(STOP_SECONDS)
         raise
     if process.returncode == BAD_INPUT:
-        where, _, reason = (err or "load: bad input").strip().rpartition("\n")[2].partition(": ")
-        raise InputError(where, reason)
+        raise InputError(**_complaint(out, err))
     if process.returncode != 0:
         raise PoolPipeError(
             f"the load generator ended with {process.returncode}: {(err or '')[-500:]}"
         )
     return json.loads(out)
+
+
+def _complaint(out: str, err: str | None) -> dict[str, str]:
+    """What the generator refused, and why; an option that it does not take is told on stderr."""
+    if out:
+        return json.loads(out)
+    where, _, reason = (err or "load: wrong usage").strip().partition(": ")
+    return {"where": where, "reason": reason}
 
 
 def span_of_load(records: Path) -> tuple[int, int]:

@@ -12,8 +12,9 @@ from compose_spec import PyCompose
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.release.container import Bundle, ContainerOptions, render_container
+from flows.release.container import Bundle, render_container
 from flows.release.container_layout import label
+from flows.release.container_options import ContainerOptions
 from flows.release.render import CONTROL_MODEL, node_model
 from tests.serving.plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
@@ -310,8 +311,23 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
             render_container(served, tmp_path / folder, options)
     with pytest.raises(InputError, match="--tls"):
         ContainerOptions(tls="yes")
-    with pytest.raises(InputError, match="--name"):
-        ContainerOptions(name="Pool Pipe")
+    wrong: dict[str, Any]
+    for wrong, told in (
+        ({"name": "Pool Pipe"}, "--name: 'Pool Pipe' is not a DNS label"),
+        ({"namespace": ""}, "--namespace: '' is not a DNS label"),
+        ({"class_label": "gpu class"}, "--class-label: 'gpu class' is not a label's key"),
+        ({"class_values": {"Fast": "a b"}}, "--class-value: Fast='a b': no value of a label"),
+        ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
+        ({"policy": "fifo"}, "policy: 'fifo' is none of reservation, reservation-ahead"),
+        ({"nic": "both"}, "nic: 'both' is none of shared, isolated"),
+    ):
+        with pytest.raises(InputError, match=told):
+            ContainerOptions(**wrong)
+    with pytest.raises(InputError, match=r"--class-value: 'T4' is no GPU class of the plan"):
+        render_container(served, tmp_path / "bundle", ContainerOptions(class_values={"T4": "t4"}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file: is a file, not a folder"):
+        render_container(served, tmp_path / "file", ContainerOptions(artifacts=artifacts))
     groups = tuple(
         replace(g, name=name) for g, name in zip(served.cluster.nodes, ("a.b", "a-b"), strict=True)
     )

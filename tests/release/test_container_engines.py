@@ -10,7 +10,8 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.building.tensorrt import build_engines
 from flows.building.tensorrt_requests import EngineRequest, EngineSettings
-from flows.release.container import ContainerOptions, render_container
+from flows.release.container import render_container
+from flows.release.container_options import ContainerOptions
 from tests.serving.plans import model, plan, stage, tensor
 from tests.tensorrt import models
 from triton_backend.engines.base import Artifact

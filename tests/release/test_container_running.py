@@ -18,7 +18,8 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.container import ContainerOptions, render_container
+from flows.release.container import render_container
+from flows.release.container_options import ContainerOptions
 from flows.release.running import ServerError, ServerState
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan

@@ -96,3 +96,15 @@ def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a settings file"):
         start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
     assert not (tmp_path / "state.json").exists()
+
+
+def test_a_policy_or_links_that_are_not_there_are_named_before_anything_starts() -> None:
+    with pytest.raises(InputError, match="policy: 'fifo' is none of reservation"):
+        ServeOptions(policy="fifo")
+    with pytest.raises(InputError, match="nic: 'both' is none of shared, isolated"):
+        ServeOptions(nic="both")
+
+
+def test_a_port_given_twice_is_named() -> None:
+    with pytest.raises(InputError, match="--metrics-port 8000: is --http-port too"):
+        ServerPorts(metrics=8000)

@@ -116,6 +116,8 @@ def test_a_warehouse_open_for_reading_alone_can_be_copied(tmp_path: Path) -> Non
 def test_a_snapshot_never_replaces_the_warehouse(store: Warehouse) -> None:
     with pytest.raises(InputError, match="is the warehouse itself"):
         snapshot(store, store.path)
+    with pytest.raises(InputError, match="is a folder"):
+        snapshot(store, store.path.parent)
 
 
 def test_every_table_is_exported_as_parquet(store: Warehouse, tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ class Topology(NamedTuple):
     vgpu_down: Integers
 
 
+def check_nic(nic: str) -> None:
+    """Whether links can be shared so.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if nic not in get_args(Nic):
+        raise InputError("nic", f"{nic!r} is none of {', '.join(get_args(Nic))}")
+
+
 def build_topology(plan: Plan, nic: str = "shared", *, count_io: bool = False) -> Topology:
     """Arrays of a plan.
 
@@ -70,8 +80,7 @@ def build_topology(plan: Plan, nic: str = "shared", *, count_io: bool = False) -
         nic: "shared" or "isolated", see the module's head.
         count_io: also charge the input's way to the first stage and the answer's way back.
     """
-    if nic not in get_args(Nic):
-        raise InputError("nic", f"{nic!r} is none of {', '.join(get_args(Nic))}")
+    check_nic(nic)
     pipelines = [(m, p) for m, model in enumerate(plan.models) for p in model.pipelines]
     stages = [stage for _, pipeline in pipelines for stage in pipeline.stages]
     vgpus = plan.vgpus()

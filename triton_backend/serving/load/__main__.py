@@ -1,13 +1,14 @@
 """`python -m triton_backend.serving.load`: options in, one JSON object or a table out.
 
 The command line of the load generator, which `poolpipe load` starts as a process. Exit codes: 0
-when the run was made (whatever its attainment), 2 on bad input, 130 when interrupted (what was
-measured until then is still printed).
+when the run was made (whatever its attainment), 2 on bad input (with `--json` an object says where
+and why), 130 when interrupted (what was measured until then is still printed).
 """
 
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -41,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result, interrupted = run_precisely(_run(options))
     except InputError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - this is a command line
+        if options.json:  # stderr may be the user's terminal, where the caller has a line to say
+            print(json.dumps({"where": error.where, "reason": error.reason}))  # noqa: T201
+        else:
+            print(error, file=sys.stderr)  # noqa: T201 - this is a command line
         return 2
     summary = result.summary() | {
         "url": options.url,
@@ -58,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     plan = _plan(options.plan)
+    _check_files(options, plan)
     offer = _offer(options, plan)
     schedule = make_schedule(offer, duration_s=options.duration, seed=options.seed)
     client = _client(options)
@@ -95,8 +100,25 @@ async def _until_stopped(drive: Drive) -> tuple[LoadRun, bool]:
             loop.remove_signal_handler(number)
 
 
+def _check_files(options: argparse.Namespace, plan: Plan) -> None:
+    """What would be found wrong only after the run, or after waiting for the endpoint."""
+    for name, path in pairs("--check", options.check).items():
+        plan.model(name)
+        if not Path(path).is_file():
+            raise InputError(f"--check {name}", f"{path}: no such file")
+    records = options.records
+    if records is None:
+        return
+    if records.is_dir() or not os.access(records if records.exists() else records.parent, os.W_OK):
+        raise InputError("--records", f"{records}: cannot be written")
+
+
 def _client(options: argparse.Namespace) -> Client:
     tls = None
+    if options.ca is None and (options.cert is not None or options.key is not None):
+        raise InputError("--cert and --key", "need --ca")
+    if (options.cert is None) != (options.key is None):
+        raise InputError("--cert and --key", "one needs the other")
     if options.ca is not None:
         tls = Tls(authority=options.ca, certificate=options.cert, key=options.key)
     if options.protocol == "grpc":

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.load.schedule import GAMMA_SHAPE, PROCESSES
@@ -13,9 +14,17 @@ EXAMPLE = """example:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage in one line, as of every other command; not all options again."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say so and exit with 2."""
+        self.exit(2, f"{message.removeprefix('argument ')}\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser, with an example in its help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="poolpipe load",
         description="Open-loop load against a live endpoint; attainment and latency out.",
         epilog=EXAMPLE,

@@ -69,13 +69,15 @@ class LoadRun:
 
     def save(self, path: Path) -> None:
         """Write records, model names and deadlines as a compressed `.npz`."""
-        np.savez_compressed(
-            path,
-            records=self.records,
-            models=np.asarray(self.models),
-            deadline_us=np.asarray(self.deadline_us),
-            started_monotonic_us=np.asarray(self.started_monotonic_us),
-        )
+        # An open file, because numpy adds `.npz` to a name that lacks it.
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                records=self.records,
+                models=np.asarray(self.models),
+                deadline_us=np.asarray(self.deadline_us),
+                started_monotonic_us=np.asarray(self.started_monotonic_us),
+            )
 
     def summary(self) -> dict[str, Any]:
         """The object of `load --json`."""
