@@ -10,10 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, cast
 
 from flows.release.render import node_model, used_nodes
 from flows.release.running import ServerError, ServerState
+from flows.release.supply import Lack, artifacts_on, find_lack, send
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import Plan
 
@@ -29,18 +31,27 @@ class OtherHosts:
         addresses: of each node that runs elsewhere, by its name.
         http_port: of the hosts' Tritons.
         gateway_host: address of the gateway's own host.
+        artifacts: folder of the artifacts on the gateway's host, if it has any.
     """
 
     gateway: ServerState
     addresses: Mapping[str, str]
     http_port: int
     gateway_host: str
+    artifacts: Path | None = None
 
     @classmethod
     def of(cls, gateway: ServerState) -> Self:
         """The hosts that a running system was started with."""
         settings = json.loads((gateway.folder / "settings.json").read_text())
-        return cls(gateway, settings["hosts"], settings["host_http_port"], settings["gateway_host"])
+        artifacts = settings.get("artifacts")
+        return cls(
+            gateway,
+            settings["hosts"],
+            settings["host_http_port"],
+            settings["gateway_host"],
+            None if artifacts is None else Path(artifacts),
+        )
 
     def at(self, address: str) -> ServerState:
         """The Triton of one host."""
@@ -76,12 +87,35 @@ class OtherHosts:
                 " stop, and serve the new plan",
             )
 
-    def adopt(self, old: Plan, old_generation: int, new: Plan, generation: int) -> None:
-        """Write the new generation's files on every host that has a part in it.
+    def lacks(self, old: Plan, old_generation: int, new: Plan) -> list[Lack]:
+        """Artifacts that hosts lack for a plan and that can be sent to them.
 
         Raises:
-            ServerError: a host does not answer, or lacks an artifact.
+            InputError: a host lacks one that is not here either.
+            ServerError: a host does not answer.
         """
+        speakers = self.nodes(old)
+        found = (
+            find_lack(
+                self.at(address),
+                node_model(speakers[address][0], old_generation),
+                artifacts_on(new, nodes),
+                self.artifacts,
+            )
+            for address, nodes in self.nodes(new).items()
+        )
+        return [lack for lack in found if lack is not None]
+
+    def adopt(self, old: Plan, old_generation: int, new: Plan, generation: int) -> None:
+        """Send what hosts lack, and write the new generation's files on all that have a part in it.
+
+        Raises:
+            InputError: as `lacks`.
+            ServerError: a host does not answer, or refuses.
+        """
+        for lack in self.lacks(old, old_generation, new):
+            assert self.artifacts is not None  # what is lacking was found there
+            send(lack, self.artifacts)
         speakers = self.nodes(old)
         for address, nodes in self.nodes(new).items():
             self.at(address).ask(

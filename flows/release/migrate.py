@@ -186,6 +186,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
         _check_tensors(model, new)
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
+    hosts.lacks(old, old_generation, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
     return _Change(state, old, old_generation, new, max(used) + 1, hosts)
 

@@ -1,6 +1,7 @@
 """Two hosts in a rollout, each with a Triton of its own."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import tritonclient.grpc as grpc_client
 
 from flows.release.admin import start, stop
 from flows.release.hosts import OtherHosts
-from flows.release.migrate import Step, StepDone, migrate
+from flows.release.migrate import StepDone, migrate
 from flows.release.recover import recover
 from flows.release.render import ServeOptions, node_model, render_host, render_repository
 from flows.release.running import ServerError
@@ -38,6 +39,8 @@ class TwoHosts:
 
     def __init__(self, folder: Path, served: Plan, artifacts: Path) -> None:
         self.gateway, self.node = folder / "gateway", folder / "node"
+        self.artifacts_there = folder / "artifacts of the node"
+        shutil.copytree(artifacts, self.artifacts_there)
         there = replace(free_ports(), address=ELSEWHERE)
         options = ServeOptions(
             artifacts=artifacts,
@@ -47,7 +50,7 @@ class TwoHosts:
         )
         render_repository(self.gateway, served, options)
         settings = json.loads((self.gateway / "settings.json").read_text())
-        render_host(self.node, settings, served, ELSEWHERE, artifacts)
+        render_host(self.node, settings, served, ELSEWHERE, self.artifacts_there)
         self.state = start(self.gateway, free_ports(), wait_for_workers=False)
         self.there = start(self.node, there, wait_for_workers=False)
         wait_for(lambda: self.workers() == (2, 2))
@@ -81,7 +84,8 @@ class TwoHosts:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Iterator[TwoHosts]:
-    made = TwoHosts(tmp_path_factory.mktemp("hosts"), plan(affine(artifacts)), artifacts)
+    served = plan(affine(artifacts))
+    made = TwoHosts(tmp_path_factory.mktemp("hosts"), served, artifacts)
     yield made
     made.stop()
 
@@ -89,7 +93,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Iterator
 def test_a_rollout_goes_to_every_hosts_own_triton(hosts: TwoHosts, artifacts: Path) -> None:
     assert hosts.right("affine")
     following = replace(plan(affine(artifacts, "second")), plan_id="following")
+    assert not (hosts.artifacts_there / "second-1").exists()
     done = migrate(hosts.gateway, following)
+    assert (hosts.artifacts_there / "second-1" / "model.onnx").is_file()  # it was sent there
+    assert not (hosts.artifacts_there / "second-0").exists()  # the gateway's own stage was not
     new = node_model("SLOW", done.generation)
     assert hosts.right("second")
     assert hosts.workers() == (2, 2)
@@ -99,7 +106,7 @@ def test_a_rollout_goes_to_every_hosts_own_triton(hosts: TwoHosts, artifacts: Pa
     assert (status["node"], status["generation"]) == ("SLOW", done.generation)
 
 
-def test_what_a_host_lacks_ends_the_rollout_and_the_old_plan_goes_on(
+def test_what_is_nowhere_ends_the_rollout_before_anything_is_changed(
     hosts: TwoHosts, artifacts: Path
 ) -> None:
     before = hosts.state.control("status"), hosts.loaded_there()
@@ -109,9 +116,11 @@ def test_what_a_host_lacks_ends_the_rollout_and_the_old_plan_goes_on(
     pipeline = replace(model.pipelines[0], stages=stages)
     bad = replace(plan(replace(model, pipelines=(pipeline,))), plan_id="bad")
     steps: list[StepDone] = []
-    with pytest.raises(ServerError, match="not-built-there of plan bad is not here"):
+    with pytest.raises(InputError) as refused:
         migrate(hosts.gateway, bad, steps.append)
-    assert [step.step for step in steps] == [Step.ABORT]
+    assert str(refused.value).startswith(f"host {ELSEWHERE}:")
+    assert f"lacks artifact not-built-there in {hosts.artifacts_there}" in str(refused.value)
+    assert steps == []
     after = hosts.state.control("status"), hosts.loaded_there()
     assert after[0]["plan_id"] == before[0]["plan_id"]
     assert (after[0]["state"], after[0]["prepared"], after[1]) == ("serving", None, before[1])

@@ -22,6 +22,7 @@ from triton_backend.serving.gpus import NodeGpus
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.memory import SHARED_FOLDER
 from triton_backend.serving.settings import SETTINGS_NAME, Deployment
+from triton_backend.serving.supplying import lacking, take
 
 WATCH_SECONDS = 0.05
 LOADING_AT_ONCE = 2  # more would take the processor from those who serve
@@ -29,6 +30,7 @@ FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
 _LOG = logging.getLogger(__name__)
+_ABOUT_FILES = {"forget": forget, "lacking": lacking, "take": take}
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class Node:
         }
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request in JSON: `{"command": "infer" | "adopt" | "forget", …}`, else status.
+        """Answer one request in JSON: `{"command": "infer" | "adopt" | "forget" | "lacking" | "take", …}`; else status.
 
         Raises:
             InputError: no JSON object, or what is asked cannot be done.
@@ -110,8 +112,8 @@ class Node:
                 return self.infer(fields)
             case "adopt":
                 return adopt(self._deployment.settings, self._model, fields)
-            case "forget":
-                return forget(self._deployment.settings, fields)
+            case "forget" | "lacking" | "take" as command:
+                return _ABOUT_FILES[command](self._deployment.settings, fields)
             case _:
                 return self.status()
 
