@@ -6,6 +6,7 @@ interrupted. Not here: what the commands do (`flows/commands`), and any heavy im
 
 import signal
 import sys
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -65,6 +66,9 @@ for group in (
 def main() -> NoReturn:
     """Run the command line of this process and exit; a SIGTERM cleans up like Ctrl-C."""
     signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Names of files need not be UTF-8, and not every terminal has every sign.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(piped(lambda: run(sys.argv[1:])))
 
 
@@ -73,17 +77,25 @@ def run(arguments: list[str]) -> int:
     try:
         # A command returns nothing, or leaves by typer.Exit, whose code comes back.
         return app(arguments or ["--help"], prog_name="poolpipe", standalone_mode=False) or 0
-    except typer.TyperException as error:
-        return _complain(error.format_message(), WRONG_INPUT)
-    except PoolPipeError as error:
-        return _complain(str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except BrokenPipeError:
+        raise  # `piped` knows what to do
+    except (typer.TyperException, PoolPipeError, OSError, MemoryError) as error:
+        message, code = _complaint(error)
+        sys.stderr.write(f"poolpipe: {' '.join(message.split())}\n")
+        return code
 
 
-def _complain(message: str, code: int) -> int:
-    sys.stderr.write(f"poolpipe: {' '.join(message.split())}\n")
-    return code
+def _complaint(error: Exception) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    if isinstance(error, typer.TyperException):
+        return error.format_message(), WRONG_INPUT
+    if isinstance(error, OSError):  # a full disk, a folder nobody may write: nobody's wrong input
+        return f"{error.filename or 'output'}: {error.strerror or error}", FAILURE
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}", FAILURE
+    return str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -116,7 +116,7 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
         WarehouseInUseError: locked by another process.
     """
     path = Path(path)
-    where = str(path)
+    where = text_of(path)
     if path.is_dir():
         raise InputError(where, "is a folder, not a warehouse file")
     if read_only and not path.exists():
@@ -139,6 +139,20 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
         connection.close()
         raise
     return Warehouse(path, connection)
+
+
+def text_of(path: Path) -> str:
+    """A path as DuckDB takes it.
+
+    Raises:
+        InputError: its name is not UTF-8, which DuckDB cannot open.
+    """
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(text, "its name is not UTF-8") from error
+    return text
 
 
 def _reason(error: duckdb.Error) -> str:

@@ -11,7 +11,7 @@ import duckdb
 from numpy.typing import NDArray
 
 from triton_backend.core.errors import InputError
-from warehouse.db import OFFLINE
+from warehouse.db import OFFLINE, text_of
 
 NOTHING = -1  # what stands for nothing in an optional column
 
@@ -33,10 +33,11 @@ def write_columns(
         f'nullif("{name}", {NOTHING}) AS "{name}"' if name in optional else f'"{name}"'
         for name in columns
     )
+    where = text_of(path)
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
         connection.register("given", dict(columns))
         try:
-            connection.view("given").project(chosen).write_parquet(str(path))
+            connection.view("given").project(chosen).write_parquet(where)
         except duckdb.IOException as error:
             reason = str(error).splitlines()[0]
             raise InputError(str(path), f"cannot be written: {reason}") from error

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from flows.cli import app
-from tests.cli.conftest import Command
+from tests.cli.conftest import PLAN, Command
 
 LAZY = ("numba", "duckdb", "prefect", "onnx", "onnxruntime", "highspy", "numpy", "flows.planning")
 
@@ -89,3 +89,51 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_output_that_cannot_be_written_is_no_traceback(planned: Path) -> None:
+    code = "from flows.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "warehouse", "plans", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=planned.parent,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "output: No space left on device" in done.stderr
+
+
+def test_names_and_terminals_need_not_be_utf_8(planned: Path) -> None:
+    code = "from flows.cli import main; main()"
+    odd = planned.with_name("odd\udcff.json")
+    odd.write_bytes(planned.read_bytes())
+    for arguments, returned, told in (
+        (("verify", str(odd)), 0, ""),
+        ((*PLAN, "-o", str(odd)), 0, ""),
+        (("simulate", "--plan", str(planned), "--records", "odd\udcff.parquet"), 2, "not UTF-8"),
+        (("warehouse", "plans", "--warehouse", "odd\udcff.duckdb"), 2, "name is not UTF-8"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=planned.parent,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert (done.returncode, done.stderr.count("\n")) == (returned, bool(told)), done.stderr
+        assert told in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_no_traceback(
+    project: Path, poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "file").write_text("")
+    monkeypatch.setenv("POOLPIPE_HOME", str(project / "file"))
+    ran = poolpipe("quickstart", "--duration", "1")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.count("\n") == 1
+    assert "file" in ran.err
