@@ -16,7 +16,7 @@ Processes are started while this one still imports Prefect, which takes as long 
 import argparse
 import os
 import platform
-import subprocess
+import socket
 import sys
 import time
 import urllib.request
@@ -24,10 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from flows.background import log_of, running, start, stop, tell
 from flows.clock import Stopwatch
-from flows.piped import read_by_nobody
 from flows.prefect_home import prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.core.errors import InputError, PoolPipeError
@@ -36,17 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL = "poolpipe"
 CLASS_POOL = "gpu-{}"
 PREFECT = (sys.executable, "-m", "prefect")
-SERVER_SECONDS, STOP_SECONDS, POLL_SECONDS = 120.0, 30.0, 0.1
-LAST_PORT = 65_535
-
-
-def tell(text: str) -> None:
-    """A line for people, at once; what is being started or ended is so also when they have left."""
-    try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        read_by_nobody()
+SERVER_SECONDS, POLL_SECONDS = 120.0, 0.1
+LAST_PORT, LOOPBACK = 65_535, "127.0.0.1"
 
 
 class OperationsError(PoolPipeError):
@@ -66,10 +55,6 @@ class Place:
     def api_url(self) -> str:
         """Of our own server or of the one that the environment names."""
         return f"http://127.0.0.1:{self.port}/api" if self.own_server else os.environ[_API]
-
-    def log(self, name: str) -> Path:
-        """Where a process writes."""
-        return self.folder / f"{name}.log"
 
 
 _API = "PREFECT_API_URL"
@@ -113,53 +98,6 @@ def prepare(place: Place) -> None:
     os.environ[_API] = place.api_url
 
 
-def running(place: Place, name: str) -> psutil.Process | None:
-    """A process started here and still alive: the number alone could be another program's by now."""
-    try:
-        number, started = (place.folder / f"{name}.pid").read_text().split()
-        process = psutil.Process(int(number))
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        return process if alive and f"{process.create_time():.2f}" == started else None
-    except (OSError, ValueError, psutil.Error):
-        return None
-
-
-def start(place: Place, name: str, command: Sequence[str]) -> None:
-    """Start a process that outlives this one, unless it runs."""
-    found = running(place, name)
-    if found is not None:
-        tell(f"{name}: runs already (process {found.pid})")
-        return
-    with place.log(name).open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    process.returncode = 0  # it outlives us: nobody waits for it here
-    born = psutil.Process(process.pid).create_time()
-    (place.folder / f"{name}.pid").write_text(f"{process.pid} {born:.2f}\n")
-    tell(f"{name}: started, log in {place.log(name)}")
-
-
-def stop(place: Place, name: str) -> None:
-    """End a process started here, and what it started."""
-    found = running(place, name)
-    if found is None:
-        tell(f"{name}: does not run")
-        return
-    family = [found, *found.children(recursive=True)]
-    found.terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    for process in left:
-        process.kill()
-    (place.folder / f"{name}.pid").unlink(missing_ok=True)
-    tell(f"{name}: ended")
-
-
 def answers(place: Place) -> bool:
     """Whether the server is there."""
     try:
@@ -177,11 +115,30 @@ def wait_for_server(place: Place) -> None:
     """
     watch = Stopwatch()
     while not answers(place):
-        ended = place.own_server and running(place, "server") is None
+        ended = place.own_server and running(place.folder, "server") is None
         if ended or watch.seconds() > SERVER_SECONDS:
-            where = f", see {place.log('server')}" if place.own_server else ""
+            where = f", see {log_of(place.folder, 'server')}" if place.own_server else ""
             raise OperationsError(f"no Prefect server answers at {place.api_url}{where}")
         time.sleep(POLL_SECONDS)
+
+
+def check_ports(place: Place, *, page: bool) -> None:
+    """Refuse ports that another program has; it could be a Prefect server of another project.
+
+    Raises:
+        InputError: one is taken.
+    """
+    wanted = [("server", "POOLPIPE_PREFECT_PORT", place.port)] if place.own_server else []
+    wanted += [("page", "POOLPIPE_UI_PORT", place.ui_port)] if page else []
+    for name, variable, port in wanted:
+        if running(place.folder, name) is not None:
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError as error:
+                raise InputError(f"{variable} {port}", f"cannot be listened on: {error}") from error
 
 
 def worker_command(pool: str) -> list[str]:
@@ -194,23 +151,25 @@ def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> N
     """Start what does not run yet, and register every deployment.
 
     Raises:
+        InputError: another program has a port.
         OperationsError: the server does not come up, or refuses a deployment.
     """
+    check_ports(place, page=not only_classes)
     if place.own_server:
-        options = ["--host", "127.0.0.1", "--port", str(place.port)]
-        start(place, "server", [*PREFECT, "server", "start", *options])
+        options = ["--host", LOOPBACK, "--port", str(place.port)]
+        start(place.folder, "server", [*PREFECT, "server", "start", *options], within=ROOT)
     from flows.prefect_register import register, register_class  # noqa: PLC0415  # while it starts
 
     wait_for_server(place)
     if not only_classes:
         register(ROOT, POOL)
-        start(place, "worker", worker_command(POOL))
+        start(place.folder, "worker", worker_command(POOL), within=ROOT)
         page = Path(sys.executable).with_name("poolpipe")
-        start(place, "page", [str(page), "ui", "--port", str(place.ui_port)])
+        start(place.folder, "page", [str(page), "ui", "--port", str(place.ui_port)], within=ROOT)
     for name in classes:
         pool = CLASS_POOL.format(name)
         register_class(ROOT, name, pool)
-        start(place, f"worker-{pool}", worker_command(pool))
+        start(place.folder, f"worker-{pool}", worker_command(pool), within=ROOT)
     if place.own_server:
         tell(f"Prefect: http://127.0.0.1:{place.port}")
     if not only_classes:
@@ -221,7 +180,7 @@ def down(place: Place) -> None:
     """End what was started here, workers first."""
     names = [path.stem for path in place.folder.glob("*.pid")]
     for name in sorted(names, key=lambda name: (name == "server", name)):
-        stop(place, name)
+        stop(place.folder, name)
     if not names:
         tell("nothing runs here")
 
@@ -229,7 +188,7 @@ def down(place: Place) -> None:
 def status(place: Place) -> None:
     """What runs here, and what the server knows."""
     for path in sorted(place.folder.glob("*.pid")):
-        found = running(place, path.stem)
+        found = running(place.folder, path.stem)
         tell(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")
     if not answers(place):
         tell(f"no Prefect server answers at {place.api_url}")

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from flows import operations
+from flows.background import running
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.release.migrate import Step
@@ -174,7 +175,7 @@ class Going:
             os.kill(self._pid, signal.SIGKILL)
         elif fault in {WORKER, SERVER}:
             assert live.place is not None
-            found = operations.running(live.place, "worker" if fault == WORKER else "server")
+            found = running(live.place.folder, "worker" if fault == WORKER else "server")
             assert found is not None
             found.kill()
             found.wait(WAIT_SECONDS)
