@@ -68,12 +68,12 @@ def ui(
     from flows.reporting.ui.server import run_page
     from flows.state import project_state
 
-    show(f"http://{address}:{port}/ until Ctrl-C")
     run_page(
         project_state().serve / "state.json",
         address=address,
         port=port,
         warehouse=warehouse if warehouse.exists() else None,
+        on_ready=lambda url: show(f"{url} until Ctrl-C"),
     )
 
 
@@ -83,7 +83,8 @@ def devices(
         Path | None, typer.Option(help="Write the cluster.yaml that they suggest here.")
     ] = None,
     nic_gbps: Annotated[
-        float | None, typer.Option(metavar="N", min=0.001, max=1e6, help="Rate of this node's link, in it.")
+        float | None,
+        typer.Option(metavar="N", min=0.001, max=1e6, help="Rate of this node's link, in it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

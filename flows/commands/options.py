@@ -134,11 +134,16 @@ def rates(option: str, texts: list[str] | None) -> dict[str, float]:
     """`MODEL=NUMBER` texts as a mapping.
 
     Raises:
-        InputError: as `pairs`, or not a number.
+        InputError: as `pairs`, or not a number that is 0 or more.
     """
     from triton_backend.core.errors import InputError
 
-    try:
-        return {key: float(value) for key, value in pairs(option, texts).items()}
-    except ValueError as error:
-        raise InputError(option, f"{error}; write MODEL=NUMBER") from error
+    found: dict[str, float] = {}
+    for key, text in pairs(option, texts).items():
+        try:
+            found[key] = float(text)
+        except ValueError as error:
+            raise InputError(option, f"{text!r} is not a number; write MODEL=NUMBER") from error
+        if not 0 <= found[key] < float("inf"):
+            raise InputError(option, f"{key}={text} is not a rate (requests/s)")
+    return found

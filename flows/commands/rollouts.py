@@ -233,9 +233,13 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
     """The flow of the nightly deployment, in this process."""
+    from flows.files import read_cluster, read_workload
     from flows.prefect_home import prepare_prefect
     from flows.state import project_state
 
+    # Said at once, not after the seconds in which Prefect starts.
+    read_cluster(parameters["cluster"])
+    read_workload(parameters["workload"])
     prepare_prefect(project_state().prefect)
     from flows.parameters import ReplanParameters
     from flows.prefect_server import start_prefect_server

@@ -56,6 +56,13 @@ def test_tables_survive_export_and_import(poolpipe: Command) -> None:
         (("warehouse", "compact"), "poolpipe.duckdb: no such warehouse"),
         (("load", "--plan", "none.json"), "none.json: no such file"),
         (("serve", "none.json"), "none.json: no such file"),
+        (("ui", "--address", "999.9.9.9"), "cannot be listened on at 999.9.9.9"),
+        (("replan", "--cluster", "none.yaml", "--workload", "workload.yaml"), "none.yaml: no such"),
+        (
+            ("load", "--plan", "none.json", "--deadline-ms", "nan"),
+            "'--deadline-ms': Input should be",
+        ),
+        (("serve", "none.json", "--noise", "inf"), "'--noise': Input should be less than or equal"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(

@@ -73,6 +73,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
         ("--slo-margin", "wide", "'wide' is neither a number nor auto"),
         ("--keep", "net", "is not NAME=VALUE"),
         ("--keep", "net=much", "write MODEL=NUMBER"),
+        ("--keep", "net=nan", "net=nan is not a rate"),
         ("--previous", "none.json", "none.json: no such file"),
     ],
 )

@@ -122,6 +122,8 @@ def text_lines(path: Path) -> list[str]:
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             return list(file)
+    except FileNotFoundError as error:
+        raise InputError(str(path), "no such file") from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(str(path), f"cannot be read: {_why(error)}") from error
     except UnicodeDecodeError as error:

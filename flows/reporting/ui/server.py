@@ -7,6 +7,7 @@ requests for other host names, so that no foreign web page can read it through a
 import json
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -158,15 +159,23 @@ def _facts(plan: Plan) -> dict[str, list[object]]:
 
 
 def run_page(
-    state_path: Path, *, address: str = "127.0.0.1", port: int = 8080, warehouse: Path | None = None
+    state_path: Path,
+    *,
+    address: str = "127.0.0.1",
+    port: int = 8080,
+    warehouse: Path | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve the page until interrupted (the `poolpipe ui` command).
+
+    `on_ready` is told where, once it can be read there.
 
     Raises:
         InputError: the port cannot be listened on.
     """
     watch = SystemWatch(state_path, warehouse=warehouse)
     server = PageServer(watch, address=address, port=port)
+    on_ready(server.url)
     watch.start()
     ended = threading.Event()
 
