@@ -98,6 +98,7 @@ def test_a_model_that_is_not_there_is_named() -> None:
     [
         (("cluster",), None, "cluster: is missing"),
         (("models",), 3, "models: 3 is not a list"),
+        (("models",), [], "models: there is none"),
         (("models", 0), [], r"models\[0\]: \[\] is not an object"),
         (("plan_id",), 7, "plan_id: 7 is not a text"),
         (("options",), [1], r"options: \[1\] is not an object"),

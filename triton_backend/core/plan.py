@@ -198,6 +198,8 @@ class Plan:
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        if not self.models:
+            raise InputError(f"plan {self.plan_id}, models", "there is none")
         for model in self.models:
             for pipeline in model.pipelines:
                 for stage in pipeline.stages:
