@@ -1,7 +1,8 @@
 """The scheduler: told events, answers decisions, performs none of them.
 
-Here: checks of what is told, and the translation between events, decisions and the kernels'
-arrays. Not here: how anything is decided (`policies`), time, threads, messages.
+Here: what each event does to the tables, and the names of requests and batches. Not here: how
+anything is decided (`policies`), checks of what is told (`told`), rows as decisions (`answers`),
+time, threads, messages.
 
 Rules for the shell: events come in the order of their `now_us`; every `Dispatch` is answered by a
 `TransferDone` and a `StageDone` per stage as they really happened; of several batches whose inputs
@@ -14,16 +15,9 @@ from typing import Any
 import numpy as np
 
 from triton_backend.core import feedback, queues, steps
+from triton_backend.core.answers import dispatch_of, drop_of, request_ids
 from triton_backend.core.compiled import FAR, NONE
-from triton_backend.core.decisions import (
-    Abort,
-    Decision,
-    Dispatch,
-    Drop,
-    DropReason,
-    Hop,
-    SetTimer,
-)
+from triton_backend.core.decisions import Abort, Decision, Dispatch, Drop, SetTimer
 from triton_backend.core.errors import InputError
 from triton_backend.core.events import (
     Arrival,
@@ -45,9 +39,8 @@ from triton_backend.core.plan import Plan
 from triton_backend.core.policies import policy_number
 from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
 from triton_backend.core.timeline import refresh
+from triton_backend.core.told import check_arrival, check_pace, check_report, check_vgpu
 from triton_backend.core.topology import build_topology, set_pace
-
-REASONS = tuple(DropReason)
 
 
 class Scheduler:
@@ -138,12 +131,9 @@ class Scheduler:
         self._tables.counts[0]["now_us"] = event.now_us
 
     def _arrival(self, event: Arrival) -> None:
-        if not 0 <= event.model < len(self._plan.models):
-            raise InputError(f"request {event.request_id}", f"no model number {event.model}")
+        check_arrival(self._plan, event)
         if event.request_id in self._requests:
             raise InputError(f"request {event.request_id}", "is queued or in flight already")
-        if event.samples < 1:
-            raise InputError(f"request {event.request_id}", f"{event.samples} samples")
         self._advance(event)
         self._make_room()
         self._requests[event.request_id] = steps.arrive(
@@ -165,7 +155,7 @@ class Scheduler:
     def _stage_done(self, event: StageDone) -> None:
         slot = self._batch(event)
         self._advance(event)
-        ids = self._ids(slot)
+        ids = request_ids(self._tables, slot)
         if feedback.stage_done(self._tables, slot, event.stage, event.end_us):
             self._settle(lambda: steps.settle_all(self._tables))
         self._forget(event.batch_id, slot, ids)
@@ -173,30 +163,26 @@ class Scheduler:
     def _transfer_done(self, event: TransferDone) -> None:
         slot = self._batch(event)
         self._advance(event)
-        ids = self._ids(slot)
+        ids = request_ids(self._tables, slot)
         if feedback.transfer_done(self._tables, slot, event.stage, event.end_us):
             self._settle(lambda: steps.settle_all(self._tables))
         self._forget(event.batch_id, slot, ids)
 
     def _worker_lost(self, event: WorkerLost) -> None:
-        self._check_vgpu(event.vgpu)
+        check_vgpu(self._tables, event.vgpu)
         self._advance(event)
         while feedback.worker_lost(self._tables, event.vgpu) == MORE:
             self._read()
         self._settle(lambda: steps.settle_all(self._tables))
 
     def _worker_back(self, event: WorkerBack) -> None:
-        self._check_vgpu(event.vgpu)
+        check_vgpu(self._tables, event.vgpu)
         self._advance(event)
         feedback.worker_back(self._tables, event.vgpu)
         self._settle(lambda: steps.settle_all(self._tables))
 
     def _pace_changed(self, event: PaceChanged) -> None:
-        models = self._plan.models
-        known = models[event.model].pipelines if 0 <= event.model < len(models) else ()
-        stages = known[event.pipeline].stages if 0 <= event.pipeline < len(known) else ()
-        if not 0 <= event.stage < len(stages) or event.percent < 1:
-            raise InputError("pace", f"no such stage, or not positive: {event}")
+        check_pace(self._plan, event)
         self._advance(event)
         topology = self._tables.topology
         pipeline = topology.model_pipelines[event.model] + event.pipeline
@@ -231,16 +217,7 @@ class Scheduler:
         old = self._tables
         self._adopt(event.plan)
         self._tables, left_out = hand_over(old, self._tables, models)
-        for slot, reason in left_out:
-            request = old.requests[slot]
-            self._decided.append(
-                Drop(
-                    request_id=int(request["id"]),
-                    model=int(request["model"]),
-                    reason=REASONS[reason],
-                    deadline_us=int(request["deadline_us"]),
-                )
-            )
+        self._decided += [drop_of(old, slot, reason) for slot, reason in left_out]
         used = np.flatnonzero(self._tables.requests["sequence"] != NONE)
         self._requests = {int(self._tables.requests[slot]["id"]): int(slot) for slot in used}
         self._settle(lambda: steps.settle_all(self._tables))
@@ -249,31 +226,8 @@ class Scheduler:
         slot = self._batches.get(event.batch_id)
         if slot is None:
             raise InputError(f"batch {event.batch_id}", "is not in flight")
-        topology = self._tables.topology
-        pipeline = int(self._tables.batches[slot]["pipeline"])
-        stages = topology.pipeline_stages[pipeline + 1] - topology.pipeline_stages[pipeline]
-        if not 0 <= event.stage <= stages - isinstance(event, StageDone):
-            raise InputError(f"batch {event.batch_id}", f"has no stage {event.stage}")
-        if not event.start_us <= event.end_us <= event.now_us:
-            raise InputError(
-                f"batch {event.batch_id}",
-                f"ran from {event.start_us} to {event.end_us}, told at {event.now_us}",
-            )
+        check_report(self._tables, slot, event)
         return slot
-
-    def _check_vgpu(self, vgpu: int) -> None:
-        known = len(self._tables.topology.vgpu_stage)
-        if not 0 <= vgpu < known:
-            raise InputError(f"vGPU {vgpu}", f"the plan has {known}")
-
-    def _ids(self, batch: int) -> list[int]:
-        requests = self._tables.requests
-        ids: list[int] = []
-        slot = int(self._tables.batches[batch]["first"])
-        while slot != NONE:
-            ids.append(int(requests[slot]["id"]))
-            slot = int(requests[slot]["next"])
-        return ids
 
     def _forget(self, batch_id: int, slot: int, ids: list[int]) -> None:
         """Drop the names of a batch that has ended."""
@@ -310,44 +264,18 @@ class Scheduler:
                 del self._batches[slot]
                 self._decided.append(Abort(batch_id=slot))
             else:
-                self._decided.append(self._drop(slot, REASONS[reason], finish_us, position))
+                self._decided.append(self._drop(slot, reason, finish_us, position))
 
     def _dispatch(self, slot: int) -> Dispatch:
         needed = len(self._tables.requests) + steps.HEAD + steps.HOP * self._tables.offers.shape[1]
         if len(self._room) < needed:
             self._room = np.zeros(needed, dtype=np.int64)
-        count = steps.describe(self._tables, slot, self._room)
-        number, model, pipeline, samples, requests, *rest = self._room[:count].tolist()
-        self._batches[number] = slot
-        hops = rest[requests:]
-        return Dispatch(
-            batch_id=number,
-            model=model,
-            pipeline=pipeline,
-            request_ids=tuple(rest[:requests]),
-            samples=samples,
-            hops=tuple(
-                Hop(
-                    vgpu=hops[k],
-                    transfer_start_us=hops[k + 1],
-                    transfer_end_us=hops[k + 2],
-                    start_us=hops[k + 3],
-                    end_us=hops[k + 4],
-                )
-                for k in range(0, len(hops), steps.HOP)
-            ),
-        )
+        decision = dispatch_of(self._tables, slot, self._room)
+        self._batches[decision.batch_id] = slot
+        return decision
 
-    def _drop(self, slot: int, reason: DropReason, finish_us: int, position: int) -> Drop:
-        request = self._tables.requests[slot]
-        decision = Drop(
-            request_id=int(request["id"]),
-            model=int(request["model"]),
-            reason=reason,
-            deadline_us=int(request["deadline_us"]),
-            best_finish_us=None if finish_us >= FAR else finish_us,
-            queue_position=position,
-        )
+    def _drop(self, slot: int, reason: int, finish_us: int, position: int) -> Drop:
+        decision = drop_of(self._tables, slot, reason, finish_us, position)
         del self._requests[decision.request_id]
         queues.free_request(self._tables, slot)
         return decision
