@@ -192,6 +192,27 @@ def counts_of(layout: Layout, columns: Columns, values: NDArray[np.float64]) -> 
     return trimmed(columns, vgpus)
 
 
+def values_of(
+    columns: Columns, layout: Layout, vgpus: NDArray[np.int64], size: int
+) -> NDArray[np.float64]:
+    """[size] variables g, x, n and a of a plan [n, S], to start a search from; 0 elsewhere."""
+    values = np.zeros(size)
+    values[layout.vgpus] = vgpus[layout.cell_column, layout.cell_stage]
+    several = np.flatnonzero(layout.rates >= 0)
+    values[layout.rates[several]] = delivered_rps(columns, vgpus)[several]
+    count = np.bincount(
+        layout.cell_group, weights=values[layout.vgpus], minlength=len(layout.groups)
+    )
+    for (model, kind, divisor), number, vgpus_here in zip(
+        layout.groups, layout.gpus, count, strict=True
+    ):
+        gpus = np.ceil(vgpus_here / divisor)
+        values[layout.owned[model, kind]] += gpus
+        if number >= 0:
+            values[number] = gpus
+    return values
+
+
 def trimmed(columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
     """The fewest vGPUs per stage that deliver the same rates."""
     rate = delivered_rps(columns, vgpus)

@@ -77,7 +77,8 @@ def _pool(inputs: Inputs) -> Outcome:
     kept = pinned(inputs.problem, goal, options)
     problem, rest = (inputs.problem, goal) if kept is None else kept.rest()
     found = search(problem, rest, options)
-    found = settle(found, rest, options, _running(inputs, problem))
+    running = _running(inputs, problem)
+    found = settle(found, rest, options, running, _margins_us(inputs, problem))
     columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
     watch, beside = Stopwatch(), None
     if not goal.fixed:
@@ -117,6 +118,12 @@ def _with_free(
         taken = gpus_in_use(problem, beside.columns, beside.vgpus)
         problem = replace(problem, gpus=problem.gpus - taken)
     return widen(problem, columns, vgpus, planned), beside
+
+
+def _margins_us(inputs: Inputs, problem: Problem) -> NDArray[np.float64]:
+    """[models] µs of their SLOs that margins leave free."""
+    slo_us = {demand.name: demand.slo_us for demand in inputs.workload.models}
+    return np.array([inputs.options.margin(m.name) * slo_us[m.name] for m in problem.models])
 
 
 def _running(inputs: Inputs, problem: Problem) -> dict[Use, int]:

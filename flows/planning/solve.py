@@ -98,8 +98,15 @@ class Relaxation:
         self._highs.changeColBounds(variable, lower, upper)
 
 
-def solve_integer(program: Program, limits: Limits, solver: str = "highs") -> Answer:
+def solve_integer(
+    program: Program,
+    limits: Limits,
+    solver: str = "highs",
+    start: NDArray[np.float64] | None = None,
+) -> Answer:
     """Solve; solutions that do not beat the cutoff may be cut off.
+
+    HiGHS begins with the solution `start`, where one is given.
 
     Where Gurobi's package is absent or its licence refuses the program, HiGHS takes over and the
     answer says so.
@@ -108,12 +115,16 @@ def solve_integer(program: Program, limits: Limits, solver: str = "highs") -> An
         answer, refusal = _with_gurobi(program, limits)
         if answer is not None:
             return answer
-        return replace(_with_highs(program, limits), note=f"solved with HiGHS: {refusal}")
-    return _with_highs(program, limits)
+        return replace(_with_highs(program, limits, start), note=f"solved with HiGHS: {refusal}")
+    return _with_highs(program, limits, start)
 
 
-def _with_highs(program: Program, limits: Limits) -> Answer:
+def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | None) -> Answer:
     highs = _highs(program)
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        highs.setSolution(solution)
     highs.setOptionValue("mip_rel_gap", limits.relative_gap)
     highs.setOptionValue("mip_abs_gap", 0.0)
     highs.setOptionValue("mip_max_nodes", limits.nodes)

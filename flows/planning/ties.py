@@ -1,4 +1,4 @@
-"""Among plans as good as the best: the fewest stages, then the fewest GPUs that change hands.
+"""Among plans as good as the best: what sustains most, then fewest stages, then fewest GPUs moved.
 
 The integer program once more, with the objective held where it is, and over every configuration
 that a plan as good can use:
@@ -7,13 +7,18 @@ that a plan as good can use:
     stay_cs whole        GPUs that go on with stage s of c:   v_cs · stay_cs ≤ g_cs, and over all
                          stages of one model, vGPU type and blocks no more than run it now
 
-    first   minimise     Σ_c stages_c · on_c
-    then    minimise     Σ_mk a_mk - Σ_cs stay_cs        at no more stages
+    first   maximise     the value of `sustain`, where throughput is the objective
+    then    minimise     Σ_c stages_c · on_c              at nearly that value
+    then    minimise     Σ_mk a_mk - Σ_cs stay_cs        at no more stages, at nearly that value
+
+Only the scarcest model is at its limit in a plan of the best objective. The first program gives the
+others what is left of the GPUs, where it helps most, and prefers forms that leave more time to wait.
+(What lost before: fewest stages first, which took slack from pipelines; see the planner's README.)
 
 A GPU stays where all its vGPUs keep model, size and blocks; without a plan in force none does, and
-the plan with fewest GPUs is left. Both solves look only for something better than what is known, so
+the plan with fewest GPUs is left. All solves look only for something better than what is known, so
 that most end with the proof that there is nothing. Their effort is limited in nodes; where one
-ends without proof, the certificate's notes say so.
+ends without proof, the certificate's `ties` say so.
 """
 
 from collections.abc import Mapping
@@ -32,23 +37,32 @@ from flows.planning.integer import (
     delivered_rps,
     gpus_in_use,
     lowest_share,
+    values_of,
 )
 from flows.planning.options import PlanOptions
+from flows.planning.patience import needed_by
 from flows.planning.problem import Problem
 from flows.planning.program import Program, ProgramBuilder
 from flows.planning.screen import least_loss
 from flows.planning.search import Found
+from flows.planning.slack import HEADROOM
 from flows.planning.solve import Limits, solve_integer
+from flows.planning.sustain import BURSTS, Sustained
 
 # Configurations looked at, those with the least loss, and branch-and-bound nodes × stages of
 # configurations that each solve may take: a look, or more where a plan is in force.
 _LOOK = (120, 1_000)
 _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
+# What stages and moves may cost of the value sustained, in all: a hair; or, where a plan is in
+# force, as much as a hundredth of one model's load, for GPUs that go on are worth more.
+_GIVE = 1e-3
+_GIVE_IN_FORCE = 1e-2
 _LESS = 0.5  # solutions must be better by more than this to count
 _HELD = (
     1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
 )
+_ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 _ROUNDING = 1e-9
 _EQUAL = 1e-12  # scores this close are ties
 _REACHED = 1e-9  # a prescribed rate counts as reached from this close
@@ -58,13 +72,14 @@ Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tied:
-    """The configurations of equally good plans, the one known, and what GPUs run now."""
+    """The configurations of equally good plans, what they sustain, and what GPUs run now."""
 
     problem: Problem
     columns: Columns
     goal: Goal
     score: float
     running: Mapping[Use, int]
+    sustained: Sustained | None
 
     def stages(self, vgpus: NDArray[np.int64]) -> int:
         """Stages in use."""
@@ -102,22 +117,26 @@ class _Tied:
         return lowest_share(self.columns, vgpus, self.goal) >= self.score * (1 - _EQUAL)
 
 
-def settle(found: Found, goal: Goal, options: PlanOptions, running: Mapping[Use, int]) -> Found:
-    """The same objective with the fewest stages, then the fewest GPUs that change hands.
+def settle(
+    found: Found,
+    goal: Goal,
+    options: PlanOptions,
+    running: Mapping[Use, int],
+    margin_us: NDArray[np.float64],
+) -> Found:
+    """The same objective, better sustained, with fewer stages and fewer GPUs that change hands.
 
     Args:
         found: the best plan, and the space it was found in.
         goal: what was asked of the rates.
         options: the solver, and its node limit where one is given.
         running: how many GPUs run what under the plan in force; empty without one.
+        margin_us: [models] what their margins leave of the SLOs.
     """
     watch = Stopwatch()
-    most, node_cells = _IN_FORCE if options.previous is not None else _LOOK
-    tied, vgpus, proven = _tied(found, goal, running, most)
-    used = gpus_in_use(tied.problem, tied.columns, vgpus)
-    if options.previous is None and np.array_equal(used, tied.problem.gpus):
-        found.trace.ties = {"stages": tied.stages(vgpus), "proven": False}
-        return found  # where the last GPU counts, a simpler plan as good is rare and dear to find
+    in_force = options.previous is not None
+    most, node_cells = _IN_FORCE if in_force else _LOOK
+    tied, vgpus, proven = _tied(found, goal, (running, margin_us), most)
     nodes = max(1, node_cells // int(np.isfinite(tied.columns.rate_rps).sum()))
     limit = options.time_limit_s
     limits = Limits(
@@ -125,11 +144,22 @@ def settle(found: Found, goal: Goal, options: PlanOptions, running: Mapping[Use,
         nodes=options.node_limit or nodes,
         seconds=None if limit is None else limit * _SHARE,
     )
-    for stages_first in (True, False):
-        vgpus, ended = _fewer(tied, vgpus, limits, stages_first=stages_first)
+    ties = found.trace.ties
+    least = -np.inf
+    if tied.sustained is not None:
+        vgpus, ended = _more_sustained(tied, tied.sustained, vgpus, limits)
+        proven = proven and ended
+        ties["sustained"] = [round(float(e), 4) for e in tied.sustained.shares(vgpus)[0]]
+        least = tied.sustained.value(vgpus) - (_GIVE_IN_FORCE if in_force else _GIVE)
+    full = np.array_equal(gpus_in_use(tied.problem, tied.columns, vgpus), tied.problem.gpus)
+    if not full:
+        vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=True)
+        proven = proven and ended
+    if in_force or (goal.fixed and not full):  # what is free else becomes slack anyway
+        vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=False)
         proven = proven and ended
     found.trace.seconds["ties"] = watch.seconds()
-    found.trace.ties = {"stages": tied.stages(vgpus), "proven": proven}
+    ties |= {"stages": tied.stages(vgpus), "proven": proven}
     used = np.flatnonzero(vgpus.any(axis=1))
     score = found.score if goal.fixed else lowest_share(tied.columns, vgpus, goal)
     return replace(
@@ -142,9 +172,13 @@ def settle(found: Found, goal: Goal, options: PlanOptions, running: Mapping[Use,
 
 
 def _tied(
-    found: Found, goal: Goal, running: Mapping[Use, int], most: int
+    found: Found,
+    goal: Goal,
+    given: tuple[Mapping[Use, int], NDArray[np.float64]],
+    most: int,
 ) -> tuple[_Tied, NDArray[np.int64], bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
+    running, margin_us = given
     space, problem = found.space, found.space.problem
     columns = space.columns
     paid = columns.usage @ space.bound.gpu_price
@@ -157,8 +191,18 @@ def _tied(
     rows = np.union1d(rows, own)
     vgpus = np.zeros((len(rows), columns.types.shape[1]), dtype=np.int64)
     vgpus[np.searchsorted(rows, own), : found.vgpus.shape[1]] = found.vgpus
+    columns, sustained = columns.take(rows), None
+    promised = np.maximum(goal.weight * found.score, goal.minimum_rps)
+    if not goal.fixed and np.all(promised > 0):
+        needed = needed_by(problem, columns, margin_us, promised)
+        sustained = Sustained(columns=columns, needed=needed, promised_rps=promised)
     tied = _Tied(
-        problem=problem, columns=columns.take(rows), goal=goal, score=found.score, running=running
+        problem=problem,
+        columns=columns,
+        goal=goal,
+        score=found.score,
+        running=running,
+        sustained=sustained,
     )
     return tied, vgpus, size <= most
 
@@ -175,45 +219,79 @@ def _rows_of(some: Columns, every: Columns) -> NDArray[np.int64]:
     return np.array([number[key] for key in keys(some)], dtype=np.int64)
 
 
+def _more_sustained(
+    tied: _Tied, sustained: Sustained, vgpus: NDArray[np.int64], limits: Limits
+) -> tuple[NDArray[np.int64], bool]:
+    """A plan as good that sustains more, and whether none does."""
+    build = ProgramBuilder()
+    layout = add_integer_program(build, tied.problem, tied.columns, tied.goal, -np.inf)
+    e, h = sustained.variables(build, layout)
+    program = _held(tied, build.build(), layout)
+    cost = np.zeros_like(program.cost)
+    cost[e], cost[h] = 1.0, BURSTS
+    start = values_of(tied.columns, layout, vgpus, len(cost))
+    start[e], start[h] = sustained.shares(vgpus)
+    start[layout.z] = program.lower[layout.z]
+    known = sustained.value(vgpus)
+    limits = replace(limits, enough=sustained.most() * (1 - _ENOUGH), relative_gap=_ENOUGH)
+    answer = solve_integer(replace(program, cost=cost), limits, start=start)
+    if answer.values is not None:
+        fresh = counts_of(layout, tied.columns, answer.values)
+        if sustained.value(fresh) > known and tied.as_good(fresh):
+            known, vgpus = sustained.value(fresh), fresh
+    return vgpus, answer.bound <= known * (1 + 2 * _ENOUGH)
+
+
 def _fewer(
-    tied: _Tied, vgpus: NDArray[np.int64], limits: Limits, *, stages_first: bool
+    tied: _Tied, vgpus: NDArray[np.int64], limits: Limits, least: float, *, stages_first: bool
 ) -> tuple[NDArray[np.int64], bool]:
     """A plan as good with fewer stages (or moves, at no more stages), and whether none has less."""
     now = tied.stages(vgpus) if stages_first else tied.moved(vgpus)
-    program, layout = _program(tied, None if stages_first else tied.stages(vgpus))
+    program, layout = _program(tied, None if stages_first else tied.stages(vgpus), least)
     answer = solve_integer(program, replace(limits, cutoff=_LESS - now))
     if answer.values is not None:
         fresh = counts_of(layout, tied.columns, answer.values)
         size = tied.stages(fresh) if stages_first else tied.moved(fresh)
-        if size < now and tied.as_good(fresh):
+        held = tied.sustained is None or tied.sustained.value(fresh) >= least - _HELD
+        if size < now and held and tied.as_good(fresh):
             now, vgpus = size, fresh
     return vgpus, answer.bound < _LESS - now
 
 
-def _program(tied: _Tied, most_stages: int | None) -> tuple[Program, Layout]:
-    """Fewest stages, or fewest moves with at most so many stages."""
+def _held(tied: _Tied, program: Program, layout: Layout) -> Program:
+    """The program with its score held."""
+    if tied.goal.fixed:
+        return program
+    lower, upper = program.lower.copy(), program.upper.copy()
+    lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
+    return replace(program, lower=lower, upper=upper)
+
+
+def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Program, Layout]:
+    """Fewest stages, or fewest moves with at most so many stages, at the least value."""
     columns, goal = tied.columns, tied.goal
     build = ProgramBuilder()
     cutoff = tied.score if goal.fixed else -np.inf
     layout = add_integer_program(build, tied.problem, columns, goal, cutoff)
     on = build.variables("on", len(columns), upper=1.0, whole=True)
     most = np.maximum(goal.weight * (1.0 if goal.fixed else tied.score), goal.minimum_rps)
+    if tied.sustained is not None:
+        tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
+        most = most * (1 + HEADROOM)
     most = most[columns.model]
     room = _use_rows(build, tied, layout, (on, most))
     stay = _stay_rows(build, tied, layout)
     if most_stages is not None:
         row = build.rows("stages", 1, upper=float(most_stages))
         build.entries(np.repeat(row, len(on)), on, columns.stages)
-    program = build.build()
-    cost, lower, upper = np.zeros_like(program.cost), program.lower.copy(), program.upper.copy()
+    program = _held(tied, build.build(), layout)
+    cost, upper = np.zeros_like(program.cost), program.upper.copy()
     if most_stages is None:
         cost[on] = -columns.stages
     else:
         cost[layout.owned.reshape(-1)], cost[stay] = -1.0, 1.0
-    if not goal.fixed:
-        lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
     upper[layout.vgpus] = np.minimum(upper[layout.vgpus], room)
-    return replace(program, cost=cost, lower=lower, upper=upper), layout
+    return replace(program, cost=cost, upper=upper), layout
 
 
 def _use_rows(
