@@ -76,9 +76,9 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
     return drawing(width, height, parts, "latency distribution against the SLO")
 
 
-def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes]) -> str:
+def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes], width: float = 1160.0) -> str:
     """One row per model, one dot per run, on an axis that starts where the worst one allows."""
-    width, row, left, right, top = 1160.0, 30.0, 330.0, 90.0, 40.0
+    row, left, right, top = 30.0, min(330.0, 0.36 * width), 90.0, 40.0
     found = [
         outcome.attainment
         for run in runs

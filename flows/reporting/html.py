@@ -15,7 +15,7 @@ from flows.files import write_text
 from flows.reporting import words
 from flows.reporting.charts import GOAL, attainment_svg, latency_svg
 from flows.reporting.data import Outcomes, ReportData
-from flows.reporting.picture import cluster_svg, plan_svg
+from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.timeline import timeline_data
 from flows.reporting.view import view_of
@@ -63,9 +63,13 @@ def render_report(data: ReportData) -> str:
             checked=sum(m.checked for m in data.measured.models.values()) if data.measured else 0,
             wrong=sum(m.wrong for m in data.measured.models.values()) if data.measured else 0,
             longest=max((step.seconds for step in data.steps), default=0) or 1,
-            plan_svg=Markup(plan_svg(view)),  # noqa: S704 - our own SVG; what it quotes is escaped
-            cluster_svg=Markup(cluster_svg(view, names)),  # noqa: S704 - see above
-            attainment_svg=Markup(attainment_svg(names, runs)) if runs else "",  # noqa: S704 - see above
+            plan_svgs=[Markup(plan_svg(view, width)) for width in (WIDTH, NARROW)],  # noqa: S704 - our own SVG; what it quotes is escaped
+            cluster_svgs=[Markup(cluster_svg(view, names, width)) for width in (WIDTH, NARROW)],  # noqa: S704 - see above
+            attainment_svgs=[
+                Markup(attainment_svg(names, runs, width))  # noqa: S704 - see above
+                for width in (WIDTH, NARROW)
+                if runs
+            ],
             latencies=_latencies(names, runs, {m.name: m.slo_ms for m in view.models}),
             timelines=[
                 (run.label, timeline_data(data.plan, run.uses))

@@ -26,7 +26,7 @@ from flows.reporting.svg import (
 )
 from flows.reporting.view import ClassView, ModelView, PipelineView, PlanView, StageView
 
-WIDTH = 1160.0
+WIDTH, NARROW = 1160.0, 720.0  # of screens with room, and of those without
 LABEL, GAP, BOX_MOST = 128.0, 118.0, 460.0
 ROOMY, TIGHT_GAP = 3, 76.0  # more stages than ROOMY stand closer
 NARROW_BOX, TINY_BOX = 250.0, 170.0  # and their boxes say less
@@ -36,7 +36,7 @@ BAND_GAP = 18.0
 UNIT, UNIT_HEIGHT, UNIT_ROWS = 16.0, 9.0, 2  # a vGPU's rectangle; a whole GPU is UNIT wide
 
 
-def plan_svg(view: PlanView) -> str:
+def plan_svg(view: PlanView, width: float = WIDTH) -> str:
     """The whole picture.
 
     Pools carry `data-pool="model.pipeline.stage"` on their group and on their load bar, models
@@ -46,9 +46,9 @@ def plan_svg(view: PlanView) -> str:
     parts: list[str] = []
     y = 0.0
     for model in view.models:
-        parts.append(_band(model, y, colours))
+        parts.append(_band(model, (y, width), colours))
         y += band_height(model) + BAND_GAP
-    return drawing(WIDTH, max(y - BAND_GAP, 1), parts, "pools and flows of the plan")
+    return drawing(width, max(y - BAND_GAP, 1), parts, "pools and flows of the plan")
 
 
 def band_height(model: ModelView) -> float:
@@ -56,7 +56,7 @@ def band_height(model: ModelView) -> float:
     return HEAD + len(model.pipelines) * (BOX + BUDGET + BETWEEN)
 
 
-def cluster_svg(view: PlanView, names: tuple[str, ...]) -> str:
+def cluster_svg(view: PlanView, names: tuple[str, ...], width: float = WIDTH) -> str:
     """One bar per GPU class: which model holds how many of its GPUs, and what is free."""
     row, bar, left = 44.0, 18.0, 86.0
     parts: list[str] = []
@@ -66,7 +66,7 @@ def cluster_svg(view: PlanView, names: tuple[str, ...]) -> str:
         parts += [
             rect(0, y + 3, 12, 12, fill=fill, stroke=border, rx=2),
             text(18, y + 14, words.shorten(gpu_class.name, 9), size=13, font_weight=600),
-            *_class_bar(gpu_class, names, (left, y, WIDTH - left, bar)),
+            *_class_bar(gpu_class, names, (left, y, width - left, bar)),
             text(
                 left,
                 y + bar + 14,
@@ -75,7 +75,7 @@ def cluster_svg(view: PlanView, names: tuple[str, ...]) -> str:
                 fill=SOFT,
             ),
         ]
-    return drawing(WIDTH, max(len(view.classes) * row - 6, 1), parts, "GPUs of each class")
+    return drawing(width, max(len(view.classes) * row - 6, 1), parts, "GPUs of each class")
 
 
 def _class_bar(
@@ -103,13 +103,17 @@ def _class_label(count: str, name: str, width: float) -> str:
     return count if text_width(count, 11) <= width + 4 else ""
 
 
-def _band(model: ModelView, y: float, colours: Mapping[str, tuple[str, str]]) -> str:
+def _band(
+    model: ModelView, place: tuple[float, float], colours: Mapping[str, tuple[str, str]]
+) -> str:
+    y, width = place
+    name = words.shorten(model.name, 84 if width == WIDTH else 48)
     parts = [
-        rect(0, y, WIDTH, band_height(model), fill="#fbfcfd", stroke="#e4e8ee", rx=6),
+        rect(0, y, width, band_height(model), fill="#fbfcfd", stroke="#e4e8ee", rx=6),
         rect(0, y, 5, band_height(model), fill=model_colour(model.number), rx=2),
-        text(16, y + 22, words.shorten(model.name, 84), size=14, font_weight=650),
+        text(16, y + 22, name, size=14, font_weight=650),
         text(
-            WIDTH - 14,
+            width - 14,
             y + 22,
             f"SLO {words.milliseconds(model.slo_ms)} · planned {words.rate(model.rate_rps)}",
             size=12.5,
@@ -120,16 +124,20 @@ def _band(model: ModelView, y: float, colours: Mapping[str, tuple[str, str]]) ->
     ]
     for pipeline in model.pipelines:
         top = y + HEAD + pipeline.number * (BOX + BUDGET + BETWEEN)
-        parts.append(_lane(model, pipeline, top, colours))
+        parts.append(_lane(model, pipeline, (top, width), colours))
     return element("g", title(model.name) + "".join(parts))
 
 
 def _lane(
-    model: ModelView, pipeline: PipelineView, y: float, colours: Mapping[str, tuple[str, str]]
+    model: ModelView,
+    pipeline: PipelineView,
+    place: tuple[float, float],
+    colours: Mapping[str, tuple[str, str]],
 ) -> str:
+    y, whole = place
     count = len(pipeline.stages)
-    room = WIDTH - LABEL - 16
-    gap = GAP if count <= ROOMY else TIGHT_GAP
+    room = whole - LABEL - 16
+    gap = GAP if count <= ROOMY and whole == WIDTH else TIGHT_GAP
     width = min(BOX_MOST, (room - (count - 1) * gap) / count)
     share = pipeline.rate_rps / model.rate_rps if model.rate_rps else 0
     thickness = 1.5 + 8 * share
@@ -160,7 +168,7 @@ def _lane(
                     text_anchor="middle",
                 ),
             ]
-    parts.append(_budget(model, pipeline, y + BOX + 4, colours))
+    parts.append(_budget(model, pipeline, (y + BOX + 4, room), colours))
     return "".join(parts)
 
 
@@ -251,10 +259,13 @@ def _units(stage: StageView, x: float, y: float, width: float, colour: str) -> l
 
 
 def _budget(
-    model: ModelView, pipeline: PipelineView, y: float, colours: Mapping[str, tuple[str, str]]
+    model: ModelView,
+    pipeline: PipelineView,
+    place: tuple[float, float],
+    colours: Mapping[str, tuple[str, str]],
 ) -> str:
     """How the SLO is spent: gathering, run times, transfers, what is left."""
-    left, width, height = LABEL, WIDTH - LABEL - 16, 7.0
+    (y, width), left, height = place, LABEL, 7.0
     spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
     for stage in pipeline.stages:
         label = f"stage {stage.number + 1} on {stage.gpu_class}"
@@ -273,12 +284,12 @@ def _budget(
     free_ms = model.slo_ms - (x - left) / scale
     parts.append(
         text(
-            x + 6 if free_ms > model.slo_ms * 0.2 else left + width,
-            y + height + 0.5 if free_ms > model.slo_ms * 0.2 else y + height + 11,
+            left + width,
+            y + height + 11,
             f"{words.milliseconds(free_ms)} of the SLO free",
             size=10,
             fill=SOFT if free_ms >= 0 else BAD,
-            text_anchor=None if free_ms > model.slo_ms * 0.2 else "end",
+            text_anchor="end",
         )
     )
     parts.append(

@@ -1,6 +1,7 @@
 // Zoomable timeline of batches per vGPU. Drag to select a span, Shift-drag to move, buttons to zoom.
 (function () {
   "use strict";
+  const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   for (const box of document.querySelectorAll("[data-timeline]")) start(box);
 
   function start(box) {
@@ -37,13 +38,14 @@
       pen.textAlign = "left";
       for (const [at, pool] of heads) {
         pen.fillStyle = data.pools[pool][1]; pen.fillRect(0, at + 5, 4, 10);
-        pen.fillStyle = "#1f2933"; pen.fillText(data.pools[pool][0], 9, at + 14);
+        pen.fillStyle = shade("--ink"); pen.fillText(data.pools[pool][0], 9, at + 14);
       }
-      pen.fillStyle = "#8793a0"; pen.textAlign = "right"; pen.font = (rowHeight < 12 ? 8 : 10) + "px monospace";
+      pen.fillStyle = shade("--faint"); pen.textAlign = "right"; pen.font = (rowHeight < 12 ? 8 : 10) + "px monospace";
+      const stripe = shade("--stripe"), track = shade("--track"), faint = shade("--faint");
       data.rows.forEach((row, i) => {
-        pen.fillStyle = i % 2 ? "#f6f8fa" : "#eef1f5";
+        pen.fillStyle = i % 2 ? stripe : track;
         pen.fillRect(left, rowTop[i], width() - left - 8, rowHeight - 1);
-        pen.fillStyle = "#8793a0";
+        pen.fillStyle = faint;
         pen.fillText(row[0].length > 18 ? "…" + row[0].slice(-17) : row[0], left - 6, rowTop[i] + rowHeight - (rowHeight < 12 ? 2 : 4));
       });
       pen.save(); pen.beginPath(); pen.rect(left, top, width() - left - 8, height); pen.clip();
@@ -70,7 +72,7 @@
       const span = to - from;
       let step = Math.pow(10, Math.floor(Math.log10(span / 6)));
       for (const m of [1, 2, 5, 10]) if (span / (step * m) <= 9) { step *= m; break; }
-      pen.textAlign = "center"; pen.fillStyle = "#5f6b7a"; pen.strokeStyle = "#d5dbe3";
+      pen.textAlign = "center"; pen.fillStyle = shade("--soft"); pen.strokeStyle = shade("--line");
       for (let t = Math.ceil(from / step) * step; t <= to; t += step) {
         const x = xOf(t);
         pen.beginPath(); pen.moveTo(x, top - 4); pen.lineTo(x, top); pen.stroke();
@@ -142,6 +144,7 @@
       tip.hidden = true;
     }
     window.addEventListener("resize", draw);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     draw();
   }
 })();

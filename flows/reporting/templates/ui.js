@@ -5,8 +5,9 @@
   const facts = read("facts");
   let live = read("live"), history = read("history");
   const colours = facts.models.map((model) => model.colour);
+  const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const $ = (id) => document.getElementById(id);
-  const number = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? v.toLocaleString("en") : v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2).replace(/\.?0+$/, "") || "0";
+  const number = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? v.toLocaleString("en") : v >= 100 ? Math.round(v).toLocaleString("en") : v >= 10 ? v.toFixed(1) : v.toFixed(2).replace(/\.?0+$/, "") || "0";
   const percent = (v) => v === null || v === undefined ? "–" : (Math.floor(v * 10000) / 100).toFixed(2) + " %";
   const tone = (v) => v === null || v === undefined ? "" : v >= 0.99 ? "good" : "bad";
   const put = (node, text, kind) => { if (!node) return; if (node.textContent !== text) node.textContent = text; if (kind !== undefined) node.className = kind; };
@@ -44,11 +45,12 @@
   function showPools() {
     for (const pool of facts.pools) {
       const busy = (live.pools || {})[pool.metric];
-      const bar = document.querySelector('[data-load="' + pool.id + '"]'), label = document.querySelector('[data-slack="' + pool.id + '"]');
-      if (!bar) continue;
-      const most = Number(bar.previousSibling.getAttribute("width"));
-      bar.setAttribute("width", most * (busy || 0));
-      label.textContent = busy === undefined ? "" : "busy " + (busy * 100).toFixed(0) + " %";
+      for (const bar of document.querySelectorAll('[data-load="' + pool.id + '"]')) {
+        const most = Number(bar.previousSibling.getAttribute("width"));
+        bar.setAttribute("width", most * (busy || 0));
+      }
+      for (const label of document.querySelectorAll('[data-slack="' + pool.id + '"]'))
+        label.textContent = busy === undefined ? "" : "busy " + (busy * 100).toFixed(0) + " %";
     }
   }
 
@@ -137,10 +139,11 @@
 
   function spark(canvas, points) {
     const [pen, width] = canvasOf(canvas, 24), [from, to] = span();
-    pen.fillStyle = "#eef1f5"; pen.fillRect(0, 0, width, 24);
+    pen.fillStyle = shade("--track"); pen.fillRect(0, 0, width, 24);
+    const served = shade("--served"), missed = shade("--bad");
     for (const [at, value] of points) {
       const x = (at - from) / (to - from) * width, low = Math.max(value, 0.9);
-      pen.fillStyle = value >= 0.99 ? "#6cb38a" : "#c0392b";
+      pen.fillStyle = value >= 0.99 ? served : missed;
       const h = 3 + (low - 0.9) / 0.1 * 21; pen.fillRect(x, 24 - h, Math.max(width / 1440, 0.8), h);
     }
   }
@@ -155,17 +158,17 @@
     most *= 1.08;
     const y = (rps) => split - rps / most * (split - top);
     pen.font = "11px system-ui, 'DejaVu Sans', sans-serif"; pen.lineWidth = 1;
-    if (!(history.minutes || []).length) { pen.textAlign = "center"; pen.fillStyle = "#8793a0"; pen.fillText("No whole minute has been seen yet.", width / 2, (top + split) / 2); }
-    pen.textAlign = "right"; pen.fillStyle = "#5f6b7a"; pen.strokeStyle = "#e9edf2";
+    if (!(history.minutes || []).length) { pen.textAlign = "center"; pen.fillStyle = shade("--faint"); pen.fillText("No whole minute has been seen yet.", width / 2, (top + split) / 2); }
+    pen.textAlign = "right"; pen.fillStyle = shade("--soft"); pen.strokeStyle = shade("--line");
     let step = Math.pow(10, Math.floor(Math.log10(most / 3))); for (const m of [1, 2, 5, 10]) if (most / (step * m) <= 5) { step *= m; break; }
     for (let v = 0; v <= most; v += step) { pen.beginPath(); pen.moveTo(left, y(v)); pen.lineTo(width - right, y(v)); pen.stroke(); pen.fillText(number(v) + (v + step > most ? " rps" : ""), left - 6, y(v) + 4); }
     const ya = (a) => foot - (Math.max(a, 0.9) - 0.9) / 0.1 * (foot - low);
     for (const v of [0.9, 0.95, 1]) { pen.beginPath(); pen.moveTo(left, ya(v)); pen.lineTo(width - right, ya(v)); pen.stroke(); pen.fillText((v * 100).toFixed(0) + " %", left - 6, ya(v) + 4); }
-    pen.setLineDash([4, 3]); pen.strokeStyle = "#c0392b"; pen.beginPath(); pen.moveTo(left, ya(0.99)); pen.lineTo(width - right, ya(0.99)); pen.stroke(); pen.setLineDash([]);
+    pen.setLineDash([4, 3]); pen.strokeStyle = shade("--bad"); pen.beginPath(); pen.moveTo(left, ya(0.99)); pen.lineTo(width - right, ya(0.99)); pen.stroke(); pen.setLineDash([]);
     const yl = (share) => bandFoot - Math.min(share, 1.2) / 1.2 * (bandFoot - bandTop);
-    pen.strokeStyle = "#e9edf2";
+    pen.strokeStyle = shade("--line");
     for (const v of [0, 0.5, 1]) { pen.beginPath(); pen.moveTo(left, yl(v)); pen.lineTo(width - right, yl(v)); pen.stroke(); pen.fillText((v * 100).toFixed(0) + " %", left - 6, yl(v) + 4); }
-    pen.textAlign = "center"; pen.fillStyle = "#5f6b7a";
+    pen.textAlign = "center"; pen.fillStyle = shade("--soft");
     const zone = new Date().getTimezoneOffset() * 60;
     const hours = width < 600 ? 21600 : 10800;
     for (let t = Math.ceil((from - zone) / hours) * hours + zone; t <= to; t += hours)
@@ -175,10 +178,11 @@
       curve(pen, model.name, x, (m) => y(m.offered / 60));
       curve(pen, model.name, x, (m) => m.mean_ms === null || m.mean_ms === undefined ? null : yl(m.mean_ms / model.slo_ms));
     });
+    const good = shade("--good"), bad = shade("--bad");
     for (const minute of history.minutes || []) {
       let offered = 0, served = 0; for (const name in minute.models) { offered += minute.models[name].offered; served += minute.models[name].served; }
       if (!offered) continue;
-      const a = Math.min(served / offered, 1); pen.fillStyle = a >= 0.99 ? "#2f8f5b" : "#c0392b"; pen.fillRect(x(minute.minute) - 0.5, ya(a) - 1, Math.max(width / 1440, 1.2), 2.2);
+      const a = Math.min(served / offered, 1); pen.fillStyle = a >= 0.99 ? good : bad; pen.fillRect(x(minute.minute) - 0.5, ya(a) - 1, Math.max(width / 1440, 1.2), 2.2);
     }
     for (const r of history.rollouts || []) {
       const at = x(r.at); if (at < left) continue;
@@ -210,6 +214,7 @@
   }, 2000);
   setInterval(async () => { const next = await look("/history.json"); if (next) { history = next; showDay(); } }, 60000);
   window.addEventListener("resize", showDay);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showDay);
   showNow(); showDay();
   document.body.dataset.drawnMs = performance.now().toFixed(0); // since the page was asked for
 })();

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from flows.reporting import words
 from flows.reporting.html import environment
-from flows.reporting.picture import plan_svg
+from flows.reporting.picture import NARROW, WIDTH, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.ui.watch import SystemWatch
 from flows.reporting.view import view_of
@@ -120,7 +120,7 @@ def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
             view=view,
             words=words,
             colour=model_colour,
-            plan_svg=Markup(plan_svg(view)) if view else "",  # noqa: S704 - our own, escaped SVG
+            plan_svgs=[Markup(plan_svg(view, width)) for width in (WIDTH, NARROW)] if view else [],  # noqa: S704 - our own, escaped SVG
             facts=facts,
             live=json.loads(live_json),
             history=json.loads(history_json),
