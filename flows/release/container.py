@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flows.names import check_name
 from flows.release.container_layout import (
     GATEWAY,
     NodeContainer,
@@ -29,7 +30,7 @@ from flows.release.container_models import (
     write_settings,
 )
 from flows.release.container_options import ContainerOptions
-from flows.release.render import check_name, render_template
+from flows.release.render import render_template
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from triton_backend.engines.base import Artifact

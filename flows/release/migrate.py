@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
+from flows.names import check_name
 from flows.release.hosts import OtherHosts
 from flows.release.render import (
-    check_name,
     node_model,
     remove_model,
     render_control,

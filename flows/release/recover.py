@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
+from flows.names import RESERVED_PREFIX
 from flows.release.hosts import OtherHosts
-from flows.release.render import RESERVED_PREFIX, remove_model, render_control, render_front
+from flows.release.render import remove_model, render_control, render_front
 from flows.release.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.core.plan import Plan
 

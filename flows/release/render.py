@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 
 import model_repo_templates
+from flows.names import RESERVED_PREFIX, check_name
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Plan
 from triton_backend.core.policies import policy_number
@@ -28,9 +29,7 @@ from triton_backend.core.topology import check_nic
 from triton_backend.engines.stages import complete_tensors
 
 CONTROL_MODEL = "poolpipe_control"
-RESERVED_PREFIX = "poolpipe_"
 FIRST_GENERATION = 1
-_LEGAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,19 +218,6 @@ def used_nodes(plan: Plan) -> tuple[str, ...]:
 def node_model(node: str, generation: int) -> str:
     """Name of the Triton model of a node in a generation."""
     return f"{RESERVED_PREFIX}node_{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}_g{generation}"
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that cannot be a folder, a Triton model and one of ours at once.
-
-    Raises:
-        InputError: it has other characters than letters, digits and _.- or begins like ours.
-    """
-    if not _LEGAL_NAME.fullmatch(name) or name.startswith(RESERVED_PREFIX):
-        raise InputError(
-            f"model {name!r}",
-            f"cannot be served: a name has letters, digits, _ . - and no {RESERVED_PREFIX!r} first",
-        )
 
 
 def _model(folder: Path, kind: str, name: str, *, generation: int, **variables: Any) -> None:

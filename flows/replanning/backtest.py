@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.replanning.forecast import ForecastOptions, forecast_rps
+from flows.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.replanning.rates import RateHistory
 from triton_backend.core.admission import capacity_rps
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 
 Planner = Callable[[Mapping[str, float]], Plan]
-LEAST_RATE_RPS = 0.1  # a model that is forecast idle keeps one pipeline for its first requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +121,7 @@ def backtest(
         for at in range(first, len(history.rps), step)
     ]
     peak = np.nanmax(history.rps[first:], axis=0)
-    static = planner(_rates(history.names, peak))
+    static = planner(rates_to_plan(history.names, peak))
     return Backtest(
         names=history.names,
         interval_s=history.interval_s,
@@ -138,7 +136,7 @@ def _period(
     at, length = span
     foreseen = forecast_rps(history, at, length, options)
     watch = Stopwatch()
-    plan = planner(_rates(history.names, foreseen))
+    plan = planner(rates_to_plan(history.names, foreseen))
     plan_seconds = watch.seconds()
     models = [plan.model(name) for name in history.names]
     capacity = np.array([capacity_rps(model) for model in models])
@@ -156,7 +154,3 @@ def _period(
         served_rps=tuple(served.mean(axis=0).tolist()),
         plan_seconds=plan_seconds,
     )
-
-
-def _rates(names: tuple[str, ...], rps: NDArray[np.float64]) -> dict[str, float]:
-    return {name: max(rate, LEAST_RATE_RPS) for name, rate in zip(names, rps.tolist(), strict=True)}

@@ -7,6 +7,7 @@ and no earlier hour shows are, by construction, not foreseen.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from flows.replanning.rates import RateHistory
 from triton_backend.core.errors import InputError
+
+LEAST_RATE_RPS = 0.1  # a model that is forecast idle keeps one pipeline for its first requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +67,8 @@ def forecast_rps(
         warnings.simplefilter("ignore", RuntimeWarning)
         levels = [np.nanquantile(w, options.quantile, axis=0) for w in (recent, same_hours)]
     return np.nan_to_num(np.fmax(*levels)) * options.headroom
+
+
+def rates_to_plan(names: Sequence[str], rps: NDArray[np.float64]) -> dict[str, float]:
+    """A forecast by model, none below `LEAST_RATE_RPS`."""
+    return {name: max(rate, LEAST_RATE_RPS) for name, rate in zip(names, rps.tolist(), strict=True)}

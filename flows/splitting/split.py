@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import onnx
 
+from flows.names import check_name
 from flows.splitting.checking import check_split
 from flows.splitting.extracting import extract_stage
 from flows.splitting.graph import Layers, read_layers
@@ -35,8 +35,6 @@ DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
 FORMAT = 1
 KEY_DIGITS = 16
-# Served under this name and kept in a folder of this name.
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def split_model(
@@ -61,8 +59,7 @@ def split_model(
     Raises:
         InputError: the model cannot be split, with the reason.
     """
-    if not NAME.fullmatch(name):
-        raise InputError("model name", f"{name!r} has other characters than letters, digits, . _ -")
+    check_name(name)
     if blocks < 1 or max_batch < 1:
         raise InputError("split", f"{blocks} blocks and a largest batch of {max_batch}")
     skeleton = load_skeleton(path)

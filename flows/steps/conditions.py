@@ -12,6 +12,7 @@ from typing import Any
 from flows.release.running import ServerError, read_state
 from flows.replanning.decide import share_shift
 from flows.steps.planning import find_plan
+from flows.steps.watching import ENOUGH_REQUESTS
 from flows.steps.workspace import Workspace
 from triton_backend.core.cluster import Cluster
 from triton_backend.core.errors import InputError
@@ -23,7 +24,6 @@ SHARE_SHIFTED = "poolpipe.share.shifted"
 WORKERS_LOST = "poolpipe.workers.lost"
 NODES_ADDED = "poolpipe.nodes.added"
 NODES_REMOVED = "poolpipe.nodes.removed"
-ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
 MINUTE = timedelta(minutes=1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flows.clock import now_utc
 from flows.planning import PlanOptions
 from flows.replanning.decide import Outcome, Thresholds, Verdict, decide, share_shift
-from flows.replanning.forecast import ForecastOptions, forecast_rps
+from flows.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.replanning.rates import RateHistory
 from flows.steps.planning import plan_step
 from flows.steps.workspace import Workspace
@@ -28,7 +28,6 @@ from warehouse.operations import rates_between
 
 MINUTE_S = 60
 BUSIEST_MINUTES = 5
-LEAST_RATE_RPS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +93,7 @@ def replan(
     history = measured_rates(work, names, until - options.history, until)
     horizon = int(options.horizon.total_seconds()) // MINUTE_S
     foreseen = forecast_rps(history, len(history.rps), horizon, options.forecast)
-    rates = {
-        name: max(rate, LEAST_RATE_RPS) for name, rate in zip(names, foreseen.tolist(), strict=True)
-    }
+    rates = rates_to_plan(names, foreseen)
     planning = replace(options.planning, previous=in_force)
     plan = _plan(work, cluster, with_rates(workload, rates), planning)
     arrivals = busiest_minutes(history, options.seed)

@@ -18,7 +18,7 @@ from flows.release.migrate import StepDone, migrate
 from flows.release.recover import recover
 from flows.release.running import ServerState, read_state
 from flows.steps.progress import Say, quiet
-from flows.steps.watching import Outcomes, read_outcomes
+from flows.steps.watching import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.steps.workspace import Workspace
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import Plan
@@ -36,7 +36,6 @@ from warehouse.operations import (
 from warehouse.plans import add_plan, read_plan
 
 DONE, ROLLED_BACK, FAILED = "done", "rolled back", "failed"
-ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

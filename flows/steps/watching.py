@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_backend.core.errors import PoolPipeError
 
 READ_SECONDS = 10
+ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
 _OUTCOMES = ("served", "late", "dropped", "failed")
 
 

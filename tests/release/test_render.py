@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.names import check_name
 from flows.release.admin import ServerPorts, start, stop
 from flows.release.render import (
     CONTROL_MODEL,
     ServeOptions,
-    check_name,
     node_model,
     remove_model,
     render_repository,

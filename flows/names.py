@@ -1,0 +1,21 @@
+"""What a model may be called: one name is a folder, a Triton model, and none of our own models."""
+
+import re
+
+from triton_backend.core.errors import InputError
+
+RESERVED_PREFIX = "poolpipe_"
+_LEGAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be a folder, a Triton model and none of ours at once.
+
+    Raises:
+        InputError: it has other characters than letters, digits and _.- or begins like ours.
+    """
+    if not _LEGAL_NAME.fullmatch(name) or name.startswith(RESERVED_PREFIX):
+        raise InputError(
+            f"model name {name!r}",
+            f"cannot be served: a name has letters, digits, _ . - and no {RESERVED_PREFIX!r} first",
+        )
