@@ -49,14 +49,14 @@ AFTER_SWAP = STEPS[STEPS.index("swap") :]
 
 
 def emulated(slo_margin: float) -> Plan:
-    """A real plan of one model on a few emulated GPUs; the margin gives it an id of its own."""
+    """A real plan of one model on one emulated GPU; the margin gives it an id of its own."""
     slow = profile("pair", fast_us=(10_000.0, 10_000.0, 10_000.0))
     demand = ModelDemand(name="pair", slo_us=SLO_US, batch_building_rate_rps=1e9)
     options = PlanOptions(slo_margin=slo_margin)
     one_node = Cluster(
         name="one",
-        gpu_classes=(GpuClass(name="fast", vgpu_divisors=(1, 2)),),
-        nodes=(NodeGroup(count=1, gpu_class="fast", gpus=2, nic_gbps=10),),
+        gpu_classes=(GpuClass(name="fast"),),
+        nodes=(NodeGroup(count=1, gpu_class="fast", gpus=1, nic_gbps=10),),
     )
     return make_plan({"pair": slow}, one_node, Workload(models=(demand,)), options)
 
