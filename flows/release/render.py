@@ -242,4 +242,11 @@ def render_template(template: str, **variables: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  # configurations and code, not HTML
     )
+    environment.filters["quoted"] = _quoted
     return environment.get_template(template).render(**variables)
+
+
+def _quoted(text: str) -> str:
+    """A string as Triton's configurations (protobuf text) have it; a path or a name may hold any sign."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -64,7 +64,7 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--policy", "luck"), "'luck' is none of"),
         (("--nic", "none"), "'none' is none of"),
         (("--model", "other"), "no model 'other'; it has net"),
-        (("--arrivals", "none.csv"), "none.csv: cannot be read"),
+        (("--arrivals", "none.csv"), "none.csv: no such file"),
         (("--arrivals", "plan.json"), "no column 'arrival_s'"),
         (("--reference-plan", "none.json"), "none.json: no such file"),
         (("--map", "code"), "is not NAME=VALUE"),

@@ -1,8 +1,13 @@
+import ast
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.names import check_name
 from flows.release.admin import ServerPorts, start, stop
@@ -19,6 +24,8 @@ from tests.serving.plans import model, plan, stage, two_stage
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from triton_backend.serving.settings import Deployment, ServeSettings
+
+model_config_pb2: Any = untyped  # generated
 
 
 def bare() -> Plan:
@@ -108,3 +115,23 @@ def test_a_policy_or_links_that_are_not_there_are_named_before_anything_starts()
 def test_a_port_given_twice_is_named() -> None:
     with pytest.raises(InputError, match="--metrics-port 8000: is --http-port too"):
         ServerPorts(metrics=8000)
+
+
+def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "b" \\c'
+    odd = plan(two_stage())
+    groups = tuple(
+        replace(group, name=f'n{number}"""; raise SystemExit #\\')
+        for number, group in enumerate(odd.cluster.nodes)
+    )
+    odd = replace(odd, cluster=replace(odd.cluster, nodes=groups))
+    render_repository(folder, odd, ServeOptions())
+    for model_folder in (folder / "repository").iterdir():
+        text = (model_folder / "config.pbtxt").read_text()
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+        assert config.name == model_folder.name
+        assert config.parameters["settings"].string_value == str(folder / "settings.json")
+        if "node" in config.parameters:
+            assert config.parameters["node"].string_value in used_nodes(odd)
+        code = ast.parse((model_folder / "1" / "model.py").read_text())
+        assert [type(line).__name__ for line in code.body] == ["Expr", "ImportFrom", "Assign"]
