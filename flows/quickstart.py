@@ -39,7 +39,6 @@ from flows.steps.prepare import Prepared, profile_step, split_step
 from flows.steps.progress import Say, StepLog, cell_progress
 from flows.steps.showcase import Shown, write_showcase
 from flows.steps.workspace import Workspace
-from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 from triton_backend.sim.results import SimResult
 from triton_backend.sim.run import SimOptions, simulate
@@ -52,7 +51,7 @@ class QuickstartOptions:
     """What to run.
 
     Attributes:
-        model, slo_ms: the user's own model and its SLO; None for the two examples.
+        model, slo_ms: the user's own model and its SLO; both None for the two examples.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
         http_seconds: length of the sample over HTTP.
     """
@@ -65,10 +64,6 @@ class QuickstartOptions:
     http_seconds: float = 5.0
     seed: int = 0
     ports: ServerPorts = field(default_factory=ServerPorts)
-
-    def __post_init__(self) -> None:
-        if (self.model is None) != (self.slo_ms is None):
-            raise InputError("quickstart", "--model and --slo-ms go together")
 
 
 @task(name="split", cache_policy=NO_CACHE)

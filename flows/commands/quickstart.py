@@ -9,7 +9,7 @@ import typer
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
 from flows.commands.output import note, print_json, say, show, table
-from triton_backend.core.errors import PoolPipeError
+from triton_backend.core.errors import InputError, PoolPipeError
 
 if TYPE_CHECKING:
     from flows.steps.workspace import Workspace
@@ -37,7 +37,9 @@ def quickstart(
     model: Annotated[
         Path | None, typer.Option(help="Your own ONNX model instead of the two examples.")
     ] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="Its latency objective.")] = None,
+    slo_ms: Annotated[
+        float | None, typer.Option(min=0.001, max=1e9, help="Its latency objective.")
+    ] = None,
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
     ] = False,
@@ -68,14 +70,18 @@ def quickstart(
     left is reused, and everything started is stopped at the end. Wrong answers, and a model under
     the attainment target, end it with 1.
     """
+    from flows.release.admin import ServerPorts
+    from flows.release.ahead import check_can_start
+
     work = _flow_workspace(warehouse)
+    ports = ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
+    # Said at once, not after the minutes that profiling takes.
+    _check_model(model, slo_ms)
+    check_can_start(work.state.serve, ports)
     from flows.prefect_limits import taking_turns
     from flows.prefect_server import start_prefect_server
     from flows.quickstart import QuickstartOptions
     from flows.quickstart import quickstart as run
-    from flows.release.admin import ServerPorts
-    from flows.release.ahead import check_can_start
-    from flows.splitting.loading import load_skeleton
 
     asked = QuickstartOptions(
         model=model,
@@ -84,12 +90,8 @@ def quickstart(
         load_factor=load_factor,
         load_seconds=duration,
         seed=seed,
-        ports=ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address),
+        ports=ports,
     )
-    # Said at once, not after the minutes that profiling takes.
-    if model is not None:
-        load_skeleton(model)
-    check_can_start(work.state.serve, asked.ports)
     if not start_prefect_server():  # others write through that server too
         work = taking_turns(work)
     found = run(work, asked, say(quiet=as_json))
@@ -98,6 +100,15 @@ def quickstart(
     else:
         _print(found)
     _judge(found, attainment_target)
+
+
+def _check_model(model: Path | None, slo_ms: float | None) -> None:
+    if (model is None) != (slo_ms is None):
+        raise InputError("quickstart", "--model and --slo-ms go together")
+    if model is not None:
+        from flows.splitting.loading import load_skeleton
+
+        load_skeleton(model)
 
 
 def _judge(found: Mapping[str, Any], attainment_target: float) -> None:
