@@ -44,9 +44,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (
+for group in (  # in the order of a first day with it
     quickstart,
-    operations,
     splitting,
     models,
     engines,
@@ -57,6 +56,7 @@ for group in (
     online,
     load,
     rollouts,
+    operations,
     render,
     warehouse,
 ):

@@ -51,9 +51,9 @@ def engines(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Build TensorRT engines for the stages of a plan, so that GPUs serve it.
+    """Build TensorRT engines for a plan's stages.
 
-    Without them a plan for GPU classes is served by emulated workers.
+    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers.
     """
     from flows.building.tensorrt_requests import EngineSettings
     from flows.commands.stored import find_plan
@@ -86,7 +86,10 @@ def layer_times(
     capability: Capability = None,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Measure a model's layers on this machine's GPU, so that it can be cut by them."""
+    """Measure a model's layers on this machine's GPU.
+
+    So that it can be cut by them.
+    """
     from flows.building.tensorrt_requests import EngineSettings
     from flows.steps.engines import EngineOptions
     from flows.steps.gpu_layers import write_gpu_times

@@ -45,7 +45,10 @@ def ingest(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Take what the gateway logged since last time into the warehouse."""
+    """Take the gateway's logs into the warehouse.
+
+    What came since last time.
+    """
     from flows.steps.ingest import ingest as take
     from flows.steps.workspace import workspace
 

@@ -41,10 +41,11 @@ def test_every_command_has_help_with_an_example(
     assert f"poolpipe {' '.join(command)}" in ran.out.partition("Example:")[2]
 
 
-def test_without_a_command_the_help_is_shown(poolpipe: Command) -> None:
+def test_without_a_command_the_help_is_shown_every_line_whole(poolpipe: Command) -> None:
     ran = poolpipe()
     assert ran.code == 0
     assert "quickstart" in ran.out
+    assert "..." not in ran.out.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(
