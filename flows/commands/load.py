@@ -112,7 +112,8 @@ def load(
             records=kept,
             checks={n: Path(file) for n, file in options.pairs("--check", check).items()},
             more=_arguments(more),
-        )
+        ),
+        keep_interrupted=True,
     )
     stated = more | {"url": url, "protocol": protocol, "records": str(kept.resolve())}
     run_id = keep_run(warehouse, "load", served, (_plain(stated), found))
@@ -120,11 +121,13 @@ def load(
         kept.unlink(missing_ok=True)
     if as_json:
         print_json(found | ({} if run_id is None else {"run_id": run_id}))
-        return
-    _print(found)
-    for text, count in found.get("messages", {}).items():
-        show(f"{count} x {text}")
-    show(f"stored as {run_id}" if run_id else "not stored")
+    else:
+        _print(found)
+        for text, count in found.get("messages", {}).items():
+            show(f"{count} x {text}")
+        show(f"stored as {run_id}" if run_id else "not stored")
+    if found.get("interrupted"):
+        raise KeyboardInterrupt  # what was measured until then is told; the exit code says why
 
 
 def _arguments(more: dict[str, Any]) -> list[str]:

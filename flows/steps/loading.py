@@ -16,6 +16,7 @@ from triton_backend.core.errors import InputError, PoolPipeError
 
 STOP_SECONDS = 20.0
 BAD_INPUT = 2
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,11 @@ class LoadRequest:
         return command + list(self.more)
 
 
-def run_load(request: LoadRequest) -> dict[str, Any]:
+def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[str, Any]:
     """Run to the end; the object of `load --json`.
+
+    With `keep_interrupted`, Ctrl-C ends the sending and what was measured until then is the
+    result; its `interrupted` is true then.
 
     Raises:
         InputError: the generator refused its input.
@@ -76,10 +80,13 @@ def run_load(request: LoadRequest) -> dict[str, Any]:
     )
     try:
         out, err = process.communicate()
-    except BaseException:
+    except BaseException as error:
         process.send_signal(signal.SIGINT)
-        process.wait(STOP_SECONDS)
-        raise
+        out, err = process.communicate(timeout=STOP_SECONDS)
+        kept = keep_interrupted and isinstance(error, KeyboardInterrupt)
+        if not kept or process.returncode != INTERRUPTED:
+            raise
+        return json.loads(out)
     if process.returncode == BAD_INPUT:
         raise InputError(**_complaint(out, err))
     if process.returncode != 0:
