@@ -1,8 +1,10 @@
 """A stage worker: one process per vGPU that runs batches in their reserved order.
 
-One thread polls sockets, waits for the next batch's instant, runs it and passes the result on: into
-the next worker's slot, or the front's after the last stage. A batch starts when its tensors are
-here and its reserved start has come, so that batches reserved earlier are not overtaken. Another
+A batch starts when its tensors are here and its reserved start has come, so that batches reserved
+earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
+stage. Two threads take turns: one polls sockets; when a batch's instant has come it runs that batch
+itself, which costs no hand-over, and the other polls on. So batches that come, and what is to be
+said about those that ran, are seen to while the next one runs, and the vGPU does not wait. A third
 thread only writes the heartbeat. The process ends with the node process that started it.
 
 Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PARENT_PID`.
@@ -11,10 +13,12 @@ Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PAR
 import logging
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triton_backend.core.errors import PoolPipeError
+from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.engines.base import Runtime
 from triton_backend.engines.clock import Clock, SystemClock
 from triton_backend.serving.deaths import end_with_parent
@@ -39,10 +43,13 @@ from triton_backend.serving.wire import (
     unpack_json,
 )
 from triton_backend.serving.worker_compute import StageCompute
+from triton_backend.serving.worker_device import Device
+from triton_backend.serving.worker_errands import Errands
 from triton_backend.serving.worker_jobs import Job, Jobs
-from triton_backend.serving.worker_onward import Onward
+from triton_backend.serving.worker_onward import Onward, WayOn
 
 RECONNECT_SECONDS = 0.1
+SOON_US = 150
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
 _LOG = logging.getLogger(__name__)
 
@@ -61,24 +68,28 @@ class StageWorker:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
-        self._stage = deployment.stage_of(vgpu)
+        stage = deployment.stage_of(vgpu)
+        self._place = deployment.vgpus[vgpu]
         self._node = deployment.node_name_of(vgpu)
         self._runtime = runtime
-        self._board = board
-        self._clock = clock
         self._segment = Segment.create(
             deployment.worker_segment(vgpu),
             deployment.worker_layout(vgpu),
             deployment.worker_slots(vgpu),
         )
         self._let_runtime_pin()
-        name = f"stage {self._stage.blocks}"
+        name = f"stage {stage.blocks}"
         self._compute = StageCompute(runtime, self._segment.layout.batch, name)
         self._hub = Hub(self)
         self._onward = Onward(self._hub, deployment, vgpu)
         self._scheduler: Connection | None = None
-        self._jobs = Jobs(deployment, vgpu, self._segment)
         self._gateway_time = GatewayTime(clock)
+        self._jobs = Jobs(deployment, vgpu, self._segment, self._gateway_time.now_us)
+        self._errands = Errands()
+        self._polling = threading.Lock()
+        self._alarming = threading.Lock()
+        self._clock = clock
+        self._device = Device(vgpu, stage.latency_us_by_batch, board, clock)
         self._stopping = False
         self._reported = False
 
@@ -105,22 +116,52 @@ class StageWorker:
 
     def run(self) -> None:
         """Serve until stopped."""
-        while not self._stopping:
-            self._report()
-            now_us = self._gateway_time.now_us()
-            job = self._jobs.next(now_us)
-            if job is not None and job.due_us <= now_us:
-                self._hub.poll(0)
-                job = self._jobs.next(now_us)
-                if job is not None and job.due_us <= now_us:
-                    self._execute(job)
-                continue
-            self._hub.alarm.set(None if job is None else self._gateway_time.local_us(job.due_us))
-            self._hub.poll(None if self._reported else RECONNECT_SECONDS)
+        other = threading.Thread(target=self._serve, name="other turn")
+        other.start()
+        self._serve()
+        other.join()
         self._onward.close()
         self._hub.close()
         self._runtime.close()  # may still have the segment pinned
         self._segment.remove()
+
+    def _serve(self) -> None:
+        """Poll until a batch is due, run it and those that follow at once, and poll again."""
+        try:
+            while not self._stopping:
+                with self._polling:
+                    job = self._await_job()
+                while job is not None:
+                    job = self._execute(job)
+        finally:
+            self.stop()  # a thread that ends takes the other with it
+
+    def _await_job(self) -> Job | None:
+        """The batch to run now; None when stopped. For the thread whose turn it is to poll."""
+        while not self._stopping:
+            self._errands.run()
+            self._report()
+            job = self._jobs.begin()
+            if job is not None:
+                self._note_arrival(job)
+                return job
+            self._set_alarm()
+            self._hub.poll(None if self._reported else RECONNECT_SECONDS)
+        return None
+
+    def _set_alarm(self) -> None:
+        """Have whoever polls look when a batch becomes due, and soon where errands wait.
+
+        Not at once: the run that begins just now would share its first steps with them. One lock
+        around looking and setting, lest the older of two looks wins.
+        """
+        with self._alarming:
+            due_us = self._jobs.next_due_us()
+            at_us = None if due_us is None else self._gateway_time.local_us(due_us)
+            if self._errands.waiting:
+                soon_us = self._clock.now_us() + SOON_US
+                at_us = soon_us if at_us is None else min(at_us, soon_us)
+            self._hub.alarm.set(at_us)
 
     def _report(self) -> None:
         """Say HELLO to the scheduler.
@@ -128,7 +169,7 @@ class StageWorker:
         Only when idle, because it takes a reporter for idle; from another host, only when its beats
         have told what time it is there.
         """
-        if self._reported or self._jobs:
+        if self._reported or not self._jobs.idle:
             return
         if self._scheduler is None:
             self._scheduler = self._hub.connect(self._settings.scheduler_address_from(self._node))
@@ -148,15 +189,12 @@ class StageWorker:
     def _run_on_nothing(self, scheduler: Connection) -> None:
         """Show how fast this process is, while it is drained or others of its pool are slow."""
         batch = self._segment.layout.batch
-        expected_us = self._stage.latency_us_by_batch[batch - 1]
-        self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
         try:
-            start_us, end_us = dry_run(self._runtime, batch, self._gateway_time.now_us)
+            with self._device.taken(batch):
+                start_us, end_us = dry_run(self._runtime, batch, self._gateway_time.now_us)
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a trial failed")  # without an answer the process is soon renewed
             return
-        finally:
-            self._board.idle(self._vgpu)
         times = TimesBody(self._vgpu, start_us, end_us)
         scheduler.send(frame(Kind.TRIAL_DONE, pack_times(times), plan_tag=self._deployment.tag))
 
@@ -181,7 +219,8 @@ class StageWorker:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
             case Kind.TRY:
-                done = answer_try(self._deployment, self._vgpu, self._compute, body)
+                with self._device.taken(self._segment.layout.batch):
+                    done = answer_try(self._deployment, self._vgpu, self._compute, body)
                 connection.send(frame(Kind.TRIED, pack_json(done)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
@@ -224,39 +263,43 @@ class StageWorker:
         if self._node in self._settings.hosts:
             self._gateway_time.hear(int(data["now_us"]))
 
-    def _execute(self, job: Job) -> None:
-        self._jobs.drop(job.batch_id)
-        stage, body = self._deployment.vgpus[self._vgpu].stage, job.body
-        if stage:
-            arrived = max(body.available_us, body.transfer_start_us)
-            self._onward.tell_times(
-                self._scheduler, Kind.TRANSFER_DONE, job, body.transfer_start_us, arrived
-            )
-        way = self._onward.way_of(job)
-        if way is None:
-            self._fail(job, f"the way on from stage {stage} is gone")
-            return
-        start_us = self._gateway_time.now_us()
-        expected_us = self._stage.latency_us_by_batch[body.samples - 1]
-        self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
+    def _execute(self, job: Job) -> Job | None:
+        """Run a batch; the one that follows at once, or None."""
+        way, stage = self._onward.way_of(job), self._place.stage
         try:
-            inputs = self._segment.views(job.hop.slot, body.samples)
-            self._compute.run(inputs, way.road.views(way.slot, body.samples), body.samples)
+            if way is None:
+                raise InputError(f"stage {stage}", "the way on is gone")  # noqa: TRY301
+            start_us, end_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
-            self._fail(job, f"stage {stage} failed: {type(error).__name__}: {error}")
-            return
-        finally:
-            self._board.idle(self._vgpu)
-        end_us = self._gateway_time.now_us()
-        if way.last:  # the client waits for the answer, nobody for the report
-            self._onward.send(job, way, end_us)
-        self._onward.tell_times(self._scheduler, Kind.STAGE_DONE, job, start_us, end_us)
-        if not way.last:  # told before the next worker can tell of its transfer
-            self._onward.send(job, way, end_us)
+            reason = f"stage {stage} failed: {type(error).__name__}: {error}"
+            self._leave(self._onward.tell_failure, job, reason)
+        else:
+            self._leave(self._onward.tell_end, job, way, start_us, end_us)
+        following = self._jobs.follow()
+        if following is not None:
+            self._note_arrival(following)
+        # Another host's road has one buffer, which the next batch would write into.
+        if following is None or way is None or not way.road.shared:
+            self._errands.run()
+        return following
 
-    def _fail(self, job: Job, reason: str) -> None:
-        self._onward.tell_failure(self._scheduler, job, reason)
+    def _note_arrival(self, job: Job) -> None:
+        if self._place.stage:
+            self._leave(self._onward.tell_arrival, job)
+
+    def _leave(self, tell: Callable[..., None], *what: object) -> None:
+        self._errands.leave(partial(tell, self._scheduler, *what))
+
+    def _run_batch(self, job: Job, way: WayOn) -> tuple[int, int]:
+        """When it began and ended."""
+        samples = job.body.samples
+        with self._device.taken(samples):
+            start_us = self._gateway_time.now_us()
+            self._set_alarm()
+            inputs = self._segment.views(job.hop.slot, samples)
+            self._compute.run(inputs, way.road.views(way.slot, samples), samples)
+            return start_us, self._gateway_time.now_us()
 
 
 def main(arguments: list[str]) -> None:

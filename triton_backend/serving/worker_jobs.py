@@ -1,8 +1,11 @@
 """The batches of one worker that wait for their turn: which are taken, and which is next.
 
-Here: the check of a batch frame against the plan, and the order. Not here: sockets, the runtime.
+Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
+takes batches while another runs one. Not here: sockets, the runtime.
 """
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from triton_backend.serving.memory import Segment
@@ -30,18 +33,26 @@ class Jobs:
 
     Args:
         segment: where their tensors lie; it has a slot for every batch taken.
+        now_us: the gateway's time. It is read under the lock: who looks later sees a later instant,
+            so a batch that was not due for one thread is so for the other.
     """
 
-    def __init__(self, deployment: Deployment, vgpu: int, segment: Segment) -> None:
+    def __init__(
+        self, deployment: Deployment, vgpu: int, segment: Segment, now_us: Callable[[], int]
+    ) -> None:
+        self._now_us = now_us
         self._tag = deployment.tag
         self._vgpu = vgpu
         self._place = deployment.vgpus[vgpu]
         self._segment = segment
         self._jobs: dict[int, Job] = {}
+        self._running = False
+        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        """Batches that wait."""
-        return len(self._jobs)
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._jobs and not self._running
 
     def check(self, header: Header, batch: BatchBody) -> HopGrant:
         """This worker's hop of a batch.
@@ -78,19 +89,37 @@ class Jobs:
             self._segment, hop.slot, batch.samples
         ):
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
-        if len(self._jobs) >= self._segment.slots:
-            raise FrameError(f"more than {self._segment.slots} batches")
-        self._jobs[header.batch_id] = Job(header.batch_id, batch, hop)
+        with self._lock:
+            if len(self._jobs) >= self._segment.slots:
+                raise FrameError(f"more than {self._segment.slots} batches")
+            self._jobs[header.batch_id] = Job(header.batch_id, batch, hop)
 
     def drop(self, batch_id: int) -> None:
-        """It has its turn, or shall have none."""
-        self._jobs.pop(batch_id, None)
+        """It shall have no turn."""
+        with self._lock:
+            self._jobs.pop(batch_id, None)
 
-    def next(self, now_us: int) -> Job | None:
-        """The due batch reserved first, else the batch that is due first."""
-        if not self._jobs:
-            return None
+    def begin(self) -> Job | None:
+        """The batch whose turn it is, where nothing runs; it runs from then on."""
+        with self._lock:
+            return None if self._running else self._next()
+
+    def follow(self) -> Job | None:
+        """What ran has ended: the batch whose turn it is, or None, and nothing runs."""
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> Job | None:
+        """Of those due, the batch reserved first."""
+        now_us = self._now_us()
         due = [job for job in self._jobs.values() if job.due_us <= now_us]
-        if due:
-            return min(due, key=lambda job: (job.hop.start_us, job.batch_id))
-        return min(self._jobs.values(), key=lambda job: (job.due_us, job.batch_id))
+        job = min(due, key=lambda job: (job.hop.start_us, job.batch_id), default=None)
+        self._running = job is not None
+        return None if job is None else self._jobs.pop(job.batch_id)
+
+    def next_due_us(self) -> int | None:
+        """When somebody must look again; what is due while a batch runs, follows it."""
+        with self._lock:
+            now_us = self._now_us()
+            dues = (job.due_us for job in self._jobs.values())
+            return min((at for at in dues if not self._running or at > now_us), default=None)

@@ -57,7 +57,7 @@ class Onward:
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
         return None if road is None else WayOn(road, slot, last)
 
-    def send(self, job: Job, way: WayOn, end_us: int) -> None:
+    def _send(self, job: Job, way: WayOn, end_us: int) -> None:
         """Hand on a batch whose results were written at `end_us` (gateway's time)."""
         checksum = way.road.checksum(way.slot, job.body.samples, self._checksum_up_to)
         size = way.road.segment.layout.payload_bytes(job.body.samples)
@@ -73,12 +73,27 @@ class Onward:
             data = self._frame(Kind.BATCH, job, pack_batch(body), size)
         way.road.send(data, way.slot, job.body.samples)
 
-    def tell_times(
-        self, scheduler: Connection | None, kind: Kind, job: Job, start_us: int, end_us: int
+    def tell_arrival(self, scheduler: Connection | None, job: Job) -> None:
+        """Report when the tensors of a batch came here from another worker (gateway's time)."""
+        begin_us = job.body.transfer_start_us
+        arrived_us = max(job.body.available_us, begin_us)
+        self._tell(scheduler, Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
+
+    def tell_end(
+        self, scheduler: Connection | None, job: Job, way: WayOn, start_us: int, end_us: int
     ) -> None:
-        """Report when a stage or a transfer really began and ended (gateway's time)."""
+        """Hand on a batch that ran, and report when (gateway's time)."""
+        if way.last:  # the client waits for the answer, nobody for the report
+            self._send(job, way, end_us)
+        self._tell(scheduler, Kind.STAGE_DONE, job, (start_us, end_us))
+        if not way.last:  # told before the next worker can tell of its transfer
+            self._send(job, way, end_us)
+
+    def _tell(
+        self, scheduler: Connection | None, kind: Kind, job: Job, span_us: tuple[int, int]
+    ) -> None:
         if scheduler is not None:
-            body = pack_times(TimesBody(self._vgpu, start_us, end_us))
+            body = pack_times(TimesBody(self._vgpu, *span_us))
             scheduler.send(self._frame(kind, job, body))
 
     def tell_failure(self, scheduler: Connection | None, job: Job, reason: str) -> None:

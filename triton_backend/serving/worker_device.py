@@ -1,0 +1,40 @@
+"""The vGPU of a worker: one run at a time, whichever thread asks, and shown on the health board.
+
+Not here: which run is next (`worker_jobs`), what is run (`worker_compute`, `direct`).
+"""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from triton_backend.engines.clock import Clock
+from triton_backend.serving.health import HealthBoard
+
+
+class Device:
+    """Taken by whoever runs something on it.
+
+    Args:
+        latency_us_by_batch: of its stage, at batch 1, 2, …
+        board: where its node looks how long it has been busy.
+    """
+
+    def __init__(
+        self, vgpu: int, latency_us_by_batch: tuple[int, ...], board: HealthBoard, clock: Clock
+    ) -> None:
+        self._vgpu = vgpu
+        self._latency_us_by_batch = latency_us_by_batch
+        self._board = board
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, samples: int) -> Generator[None]:
+        """For one run of so many samples."""
+        with self._lock:
+            expected_us = self._latency_us_by_batch[samples - 1]
+            self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
+            try:
+                yield
+            finally:
+                self._board.idle(self._vgpu)

@@ -1,0 +1,38 @@
+"""What is to be said about batches, in order, by whichever thread has the time.
+
+A vGPU that waits for its worker to write frames does nothing meanwhile: at 10 ms a batch, half a
+millisecond is a twentieth of its rate. So the thread that runs batches leaves what it has to say
+here when the next batch is due already, and the thread that polls says it.
+
+Here: the order. Not here: what is said (`worker_onward`).
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Errand = Callable[[], object]
+
+
+class Errands:
+    """Run once each, in the order in which they were left."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Errand] = deque()
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any is left."""
+        return bool(self._waiting)
+
+    def leave(self, errand: Errand) -> None:
+        """For the next `run`; from any thread."""
+        self._waiting.append(errand)
+
+    def run(self) -> None:
+        """Run all that were left; from any thread."""
+        while self._waiting:
+            with self._one_at_a_time:
+                if self._waiting:
+                    self._waiting.popleft()()
