@@ -54,10 +54,7 @@ from flows.planning.sustain import BURSTS, Sustained
 _LOOK = (120, 1_000)
 _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
-# What stages and moves may cost of the value sustained, in all: a hair; or, where a plan is in
-# force, as much as a hundredth of one model's load, for GPUs that go on are worth more.
-_GIVE = 1e-3
-_GIVE_IN_FORCE = 1e-2
+_GIVE = 1e-3  # what stages and moves may cost of the value sustained: a hair
 _LESS = 0.5  # solutions must be better by more than this to count
 _HELD = (
     1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
@@ -150,7 +147,7 @@ def settle(
         vgpus, ended = _more_sustained(tied, tied.sustained, vgpus, limits)
         proven = proven and ended
         ties["sustained"] = [round(float(e), 4) for e in tied.sustained.shares(vgpus)[0]]
-        least = tied.sustained.value(vgpus) - (_GIVE_IN_FORCE if in_force else _GIVE)
+        least = tied.sustained.value(vgpus) - _GIVE
     full = np.array_equal(gpus_in_use(tied.problem, tied.columns, vgpus), tied.problem.gpus)
     if not full:
         vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=True)
