@@ -49,7 +49,11 @@ def require(warehouse: Path) -> Path:
 
 @contextmanager
 def naming(cluster: Path, workload: Path) -> Generator[None]:
-    """Complaints about a cluster or a workload also name its file."""
+    """Complaints about a cluster or a workload also name its file.
+
+    Raises:
+        InputError: whatever is raised inside.
+    """
     try:
         yield
     except InputError as error:

@@ -1,7 +1,8 @@
 """When requests come: arrival instants of one model, drawn from an explicit generator.
 
 Here: the arrival processes the simulator and the load generator share, so that both can offer the
-very same load. All functions return sorted int64 microseconds in [0, duration_us).
+very same load. All functions return sorted int64 microseconds in [0, duration_us), and raise
+`InputError` for a rate, shape or trace that cannot be offered.
 Not here: reading trace files (`traces` parses their text), rates of a plan.
 """
 

@@ -107,7 +107,11 @@ class Cluster:
             raise InputError(f"cluster {self.name!r}", f"node name used twice in {list(names)}")
 
     def gpu_class(self, name: str) -> GpuClass:
-        """The class of that name."""
+        """The class of that name.
+
+        Raises:
+            InputError: there is none.
+        """
         for gpu_class in self.gpu_classes:
             if gpu_class.name == name:
                 return gpu_class
@@ -131,7 +135,11 @@ class Cluster:
         return sum(group.count for group in self.nodes)
 
     def node_group_of(self, node: int) -> NodeGroup:
-        """The group that node number `node` belongs to."""
+        """The group that node number `node` belongs to.
+
+        Raises:
+            InputError: there is no such node.
+        """
         first = 0
         for group in self.nodes:
             if node < first + group.count:
@@ -153,7 +161,11 @@ class Cluster:
         return tuple(names)
 
     def node_name(self, node: int) -> str:
-        """Name of a node: the group's, with the node's number in its group where it has several."""
+        """Name of a node: the group's, with the node's number in its group where it has several.
+
+        Raises:
+            InputError: there is no such node.
+        """
         first = 0
         for group, name in zip(self.nodes, self.node_group_names(), strict=True):
             if node < first + group.count:
@@ -162,7 +174,11 @@ class Cluster:
         raise InputError(f"cluster {self.name!r}", f"no node {node}, it has {first}")
 
     def node_index(self, name: str) -> int:
-        """Inverse of `node_name`."""
+        """Inverse of `node_name`.
+
+        Raises:
+            InputError: there is no such node.
+        """
         first = 0
         for group, group_name in zip(self.nodes, self.node_group_names(), strict=True):
             if group.count == 1 and name == group_name:

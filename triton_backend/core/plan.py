@@ -206,7 +206,11 @@ class Plan:
                     self.cluster.gpu_class(stage.gpu_class)
 
     def model(self, name: str) -> ModelPlan:
-        """The plan of one model."""
+        """The plan of one model.
+
+        Raises:
+            InputError: it has none of that name.
+        """
         for model in self.models:
             if model.name == name:
                 return model

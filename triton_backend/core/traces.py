@@ -1,6 +1,6 @@
 """Traces of requests as text: one row per request, counts per interval, or bare intervals.
 
-Here: lines in, arrays out. Not here: opening files (the callers do, `.gz` too), scaling
+Here: lines in, arrays out, or an `InputError` that names line and column. Not here: opening files (the callers do, `.gz` too), scaling
 (`arrivals`).
 """
 

@@ -168,7 +168,11 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
 def instants(
     spec: Arrivals, model: str, rate_rps: float, duration_us: int, rng: np.random.Generator
 ) -> Instants:
-    """Sorted instants (µs) of one model's requests."""
+    """Sorted instants (µs) of one model's requests.
+
+    Raises:
+        InputError: the trace has no series for the model, or cannot be offered at that rate.
+    """
     if isinstance(spec, Instant):
         return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))
     if rate_rps == 0:

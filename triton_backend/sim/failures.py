@@ -33,7 +33,11 @@ class Failure:
             raise InputError("failure", f"lasts from {self.start_s} s to {self.end_s} s")
 
     def vgpus(self, plan: Plan) -> tuple[int, ...]:
-        """Numbers of the vGPUs it takes away; none where nothing of the plan runs there."""
+        """Numbers of the vGPUs it takes away; none where nothing of the plan runs there.
+
+        Raises:
+            InputError: there is no such vGPU or node.
+        """
         every = plan.vgpus()
         if self.node is None:
             if not 0 <= (self.vgpu or 0) < len(every):

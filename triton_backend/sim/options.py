@@ -70,7 +70,11 @@ class SimOptions:
 
 
 def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
-    """Requests/s offered to every loaded model of the plan."""
+    """Requests/s offered to every loaded model of the plan.
+
+    Raises:
+        InputError: a model is not in the plan or its reference, or that serves nothing.
+    """
     reference = options.reference or plan
     chosen = options.models if options.models is not None else tuple(m.name for m in plan.models)
     rates: dict[str, float] = {}

@@ -60,7 +60,11 @@ def rates_of(
     load_factor: float | None = None,
     rate_rps: float | None = None,
 ) -> dict[str, float]:
-    """Planned rates of the models named (None = all), times a load factor or scaled to a total."""
+    """Planned rates of the models named (None = all), times a load factor or scaled to a total.
+
+    Raises:
+        InputError: a model is not in the plan, or the rates cannot be offered.
+    """
     chosen = [plan.model(name) for name in models] if models else list(plan.models)
     planned = {model.name: model.throughput_rps for model in chosen}
     factor = 1.0 if load_factor is None else load_factor
