@@ -1,13 +1,15 @@
 """Schedules: rates, seeds, traces."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.fakes.plans import two_stages
 from triton_backend.core.errors import InputError
-from triton_backend.serving.load.schedule import Offer, make_schedule
+from triton_backend.serving.load.schedule import Offer, make_schedule, rates_of
 from triton_backend.serving.load.series import TraceFile
 
 
@@ -79,3 +81,10 @@ def test_faults_of_a_trace_name_the_file(tmp_path: Path) -> None:
 def test_an_empty_run_is_refused() -> None:
     with pytest.raises(InputError, match="no request falls"):
         make_schedule(offer(rates_rps={"a": 0.001}, numbers=(0,)), duration_s=0.01, seed=0)
+
+
+def test_a_plan_that_serves_nothing_shares_no_rate() -> None:
+    plan = two_stages()
+    idle = replace(plan, models=tuple(replace(model, throughput_rps=0.0) for model in plan.models))
+    with pytest.raises(InputError, match="the plan serves nothing"):
+        rates_of(idle, rate_rps=5.0)

@@ -69,7 +69,10 @@ def rates_of(
     planned = {model.name: model.throughput_rps for model in chosen}
     factor = 1.0 if load_factor is None else load_factor
     if rate_rps is not None:
-        factor = rate_rps / sum(planned.values())
+        total = sum(planned.values())
+        if total <= 0:
+            raise InputError("rate", "the plan serves nothing, its models share no rate")
+        factor = rate_rps / total
     if not 0 < factor < float("inf"):
         raise InputError("load", f"{factor} times the planned rates cannot be offered")
     return {name: rate * factor for name, rate in planned.items()}
