@@ -8,8 +8,9 @@ import time
 from typing import Protocol
 
 NS_PER_US = 1_000
-# A sleeping thread wakes 70 to 90 µs late (timer slack and scheduling), so the last stretch spins.
-SPIN_US = 90
+# A sleeping thread that asked for exact timers wakes 20 to 45 µs late, so the last stretch spins;
+# longer would take the core from those who have work for it.
+SPIN_US = 30
 
 
 class Clock(Protocol):

@@ -21,6 +21,10 @@ from triton_backend.serving.overload import Refused
 from triton_backend.serving.rolling import RollingLines
 from triton_backend.serving.settings import Deployment
 
+# So many are made into lines in one go: one at a time takes several times as long each, because the
+# code for it is out of the caches by the next; more would keep the scheduler's thread for too long.
+SETTLE_ITEMS = 48
+
 
 class EventLog:
     """The files `events-*.jsonl` of a folder."""
@@ -32,7 +36,7 @@ class EventLog:
 
     def header(self, deployment: Deployment, now_us: int, *, rollout: bool) -> None:
         """From here on this plan: of a new scheduler, or of the same one by a rollout."""
-        self.settle()
+        self._settle()
         self._lines.write(
             json.dumps(
                 {
@@ -52,20 +56,24 @@ class EventLog:
         """Note one event or decision; nobody waits for its line."""
         self._items.append(item)
 
-    def settle(self) -> None:
-        """Make lines of what was noted: for the time after the letters are posted."""
+    def settle_some(self) -> None:
+        """Make lines of what was noted, if it is much: for the time after the letters are posted."""
+        if len(self._items) >= SETTLE_ITEMS:
+            self._settle()
+
+    def _settle(self) -> None:
         items, self._items = self._items, []
         for item in items:
             self._lines.write(to_line(item))
 
     def flush(self) -> None:
         """Write what is buffered."""
-        self.settle()
+        self._settle()
         self._lines.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self.settle()
+        self._settle()
         self._lines.close()
 
 

@@ -1,8 +1,12 @@
 """The front of one model: takes requests, has them gathered into batches, answers every client.
 
-Four kinds of thread: the caller's (`submit`: bounds, one frame to the scheduler), one that polls
-sockets (dispatches, drops, answers), one that watches deadlines (`front_watch`), and a few that send
-replies (`front_replies`). A request is answered exactly once (`front_ledger`).
+Four kinds of thread: the caller's (`submit`: bounds, one frame to the scheduler), a few that poll
+sockets in turn (dispatches, drops, answers), one that watches deadlines (`front_watch`), and a few that
+send replies (`front_replies`). A request is answered exactly once (`front_ledger`).
+
+Who polls and gets the answer to a single request passes the turn on and sends the reply itself:
+`send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a reply
+handed to another thread would wait for that one to wake up.
 
 Here: the life of a request on the gateway. Not here: Triton's API (`triton_models`), tensors and
 slots of batches (`front_batches`), decisions.
@@ -17,6 +21,7 @@ from triton_backend.engines.clock import Clock
 from triton_backend.serving.front_batches import FrontBatches
 from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.front_ledger import Ledger
+from triton_backend.serving.front_replies import Reply
 from triton_backend.serving.front_requests import Refusal, Request, arrival_frame
 from triton_backend.serving.front_watch import RequestWatch
 from triton_backend.serving.hub import Hub
@@ -38,6 +43,7 @@ from triton_backend.serving.wire import (
 )
 
 TICK_US = 15_000
+POLLERS = 3
 # Longer than tensors for a host that does not take them are waited for (`hub_connection`).
 POLL_PATIENCE_US = 7_000_000
 FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.BEAT})
@@ -72,7 +78,15 @@ class FrontService:
         self._scheduler: Connection | None = None
         self._polled_us = clock.now_us()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"front-{model}", daemon=True)
+        self._turn = threading.Lock()  # to poll; what polling calls runs in one thread at a time
+        self._next_tick_us = clock.now_us()
+        self._waiting = 0  # threads that wait for their turn
+        self._counting = threading.Lock()
+        self._taken: Reply | None = None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
+            for i in range(POLLERS)
+        ]
 
     def start(self) -> None:
         """Listen for answers and connect to the scheduler."""
@@ -80,7 +94,8 @@ class FrontService:
         if self._settings.hosts:
             port = self._current.front_port(self.model)
             self._hub.listen(f"tcp:{self._settings.gateway_host}:{port}")
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         self._ledger.start()
         self._watch.start()
 
@@ -92,7 +107,10 @@ class FrontService:
         self._stopping = True
         self._watch.stop()
         self._hub.wake()
-        self._thread.join(timeout=5)
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._outbound.close()
+        self._hub.close()
         self._ledger.stop()
         self._batches.close()
 
@@ -119,23 +137,41 @@ class FrontService:
         if scheduler is not None:
             scheduler.send(arrival_frame(request, self._settings))
 
-    # The polling thread
+    # The threads that poll, one at a time
 
     def _run(self) -> None:
-        next_tick_us = self._clock.now_us()
         while not self._stopping:
-            try:
-                now_us = self._clock.now_us()
-                self._hub.poll(max(next_tick_us - now_us, 0) / 1e6)
-                self._polled_us = now_us = self._clock.now_us()
-                self._batches.take_back(now_us)
-                if now_us >= next_tick_us:
-                    next_tick_us = now_us + TICK_US
-                    self._tick(now_us)
-            except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
-                _LOG.exception("the front of %s goes on", self.model)
-        self._outbound.close()
-        self._hub.close()
+            self._count(1)
+            with self._turn:
+                self._count(-1)
+                while self._taken is None and not self._stopping:
+                    self._round()
+                reply, self._taken = self._taken, None
+            if reply is not None:
+                self._ledger.send(reply)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._waiting += more
+
+    def _round(self) -> None:
+        try:
+            now_us = self._clock.now_us()
+            self._hub.poll(max(self._next_tick_us - now_us, 0) / 1e6)
+            self._polled_us = now_us = self._clock.now_us()
+            self._batches.take_back(now_us)
+            if now_us >= self._next_tick_us:
+                self._next_tick_us = now_us + TICK_US
+                self._tick(now_us)
+        except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
+            _LOG.exception("the front of %s goes on", self.model)
+
+    def _take(self, reply: Reply) -> bool:
+        """Keep a reply to send after this round, where another thread can poll meanwhile."""
+        if self._taken is not None or not self._waiting:
+            return False
+        self._taken = reply
+        return True
 
     def _tick(self, now_us: int) -> None:
         self._ledger.flush_log()
@@ -254,7 +290,7 @@ class FrontService:
             if self._batches.give_back(batch):
                 self._hub.wake()
 
-        self._ledger.answer(batch, idle=self._hub.idle, sent=sent)
+        self._ledger.answer(batch, take=self._take, sent=sent)
 
     def _failed(self, batch_id: int, data: dict[str, Any]) -> None:
         batch = self._batches.take(batch_id)

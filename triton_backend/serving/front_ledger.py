@@ -12,7 +12,7 @@ from pathlib import Path
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.front_batches import Batch
 from triton_backend.serving.front_counters import FrontCounters
-from triton_backend.serving.front_replies import Pending, Replies
+from triton_backend.serving.front_replies import Pending, Replies, Reply
 from triton_backend.serving.front_requests import (
     Refusal,
     Request,
@@ -24,7 +24,7 @@ from triton_backend.serving.front_requests import (
 from triton_backend.serving.memory import Arrays
 from triton_backend.serving.wire import DROP_REASONS, DropBody
 
-# A larger answer would keep the thread that polls for more than half a millisecond.
+# A larger answer takes long to send, and who sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16
 
 
@@ -88,15 +88,19 @@ class Ledger:
         result: Refusal | Arrays,
         pending: Pending | None = None,
         *,
-        here: bool = False,
+        take: Callable[[Reply], bool] | None = None,
     ) -> None:
-        """Answer a request that was taken out, in this thread (`here`) or another."""
+        """Have a request answered that was taken out: by who takes the reply, or a reply thread."""
         with self._asking:
             if request is self._asked:
                 self._put_off = result, pending
                 return
-        send = self._replies.send if here else self._replies.put
-        send(request, result, pending)
+        if take is None or not take((request, result, pending)):
+            self._replies.put(request, result, pending)
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply that was taken in `answer`, from the calling thread."""
+        self._replies.send(*reply)
 
     # What happens
 
@@ -135,12 +139,14 @@ class Ledger:
         self._log.note(request, reason)
         self._reply(request, dropped(self._model, request, body))
 
-    def answer(self, batch: Batch, *, idle: Callable[[], bool], sent: Callable[[], None]) -> None:
+    def answer(
+        self, batch: Batch, *, take: Callable[[Reply], bool], sent: Callable[[], None]
+    ) -> None:
         """Answer the requests of a batch with its outputs.
 
         Args:
             batch: its outputs are in its slot.
-            idle: whether the calling thread has nothing else to do, and may send a reply itself.
+            take: offered a small reply to the only request; True where the caller will `send` it.
             sent: called when the last reply has left the slot; from any thread.
         """
         now_us = self._clock.now_us()
@@ -152,11 +158,11 @@ class Ledger:
         if not live:
             sent()
             return
-        alone = len(live) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES and idle()
+        alone = len(live) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES
         pending = Pending(len(live), sent)
         for request, outputs in live:
             late = now_us > request.deadline_us
             self._counters.answered(now_us - request.arrival_us, late)
             if late or request.trace:
                 self._log.note(request, "late" if late else "served")
-            self._reply(request, outputs, pending, here=alone)
+            self._reply(request, outputs, pending, take=take if alone else None)

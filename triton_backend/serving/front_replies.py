@@ -10,6 +10,7 @@ from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.memory import Arrays
 
 REPLY_THREADS = 6
+Reply = tuple[Request, Arrays | Refusal, "Pending | None"]
 _LOG = logging.getLogger(__name__)
 
 
@@ -26,9 +27,7 @@ class Replies:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._queue: SimpleQueue[tuple[Request, Arrays | Refusal, Pending | None] | None] = (
-            SimpleQueue()
-        )
+        self._queue: SimpleQueue[Reply | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._run, name=f"reply-{i}", daemon=True)
@@ -52,7 +51,7 @@ class Replies:
         self._queue.put((request, result, of))
 
     def send(self, request: Request, result: Arrays | Refusal, of: Pending | None = None) -> None:
-        """Answer a request in the caller's own thread, which is sooner than waking another."""
+        """Answer a request in the caller's own thread."""
         try:
             request.reply(result)
         except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on

@@ -102,10 +102,6 @@ class Hub:
         with contextlib.suppress(OSError):  # full, or closed by now
             os.eventfd_write(self._wake, 1)
 
-    def idle(self) -> bool:
-        """Whether nothing waits for the next `poll`."""
-        return not self._epoll.poll(0)
-
     def poll(self, timeout_s: float | None = None) -> bool:
         """Wait for something, tell the owner all of it; True when the alarm rang."""
         rang = False

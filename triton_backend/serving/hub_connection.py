@@ -186,7 +186,8 @@ class Connection:
         finally:
             # Also when the owner raised: no frame is told twice.
             rest = self._filled - self._taken
-            self._buffer[:rest] = self._buffer[self._taken : self._filled]
+            if rest:
+                self._buffer[:rest] = self._buffer[self._taken : self._filled]
             self._filled = rest
 
     def _take_piece(self, owner: Owner) -> bool:
@@ -202,7 +203,7 @@ class Connection:
         if self._header is None:
             if ready < HEADER_BYTES:
                 return False
-            self._header = parse_header(self._buffer[self._taken : self._taken + HEADER_BYTES])
+            self._header = parse_header(self._buffer, self._taken)
             self._taken += HEADER_BYTES
             self._make_room(self._header.body_bytes)
             return True

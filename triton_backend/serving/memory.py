@@ -71,6 +71,9 @@ class Segment:
         self._memory = memory
         self._offsets = layout.offsets
         self._slot_bytes = layout.slot_bytes
+        # Made once per slot and number of samples: every batch asks for its own several times.
+        self._views: dict[tuple[int, int], Arrays] = {}
+        self._pieces: dict[tuple[int, int], list[memoryview]] = {}
 
     @classmethod
     def create(cls, name: str, layout: SlotLayout, slots: int) -> Self:
@@ -126,15 +129,20 @@ class Segment:
     def views(self, slot: int, samples: int) -> Arrays:
         """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.
 
+        The same dictionary for every caller, who does not change it.
+
         Raises:
             InvariantError: no such slot, or more samples than a slot holds.
         """
+        known = self._views.get((slot, samples))
+        if known is not None:
+            return known
         if not 0 <= slot < self.slots or not 1 <= samples <= self.layout.batch:
             raise InvariantError(
                 f"slot {slot} of {self.slots} with {samples} of {self.layout.batch} samples"
             )
         base = slot * self._slot_bytes
-        return {
+        views: Arrays = {
             spec.name: np.frombuffer(
                 self._memory,
                 dtype=NUMPY_DTYPES[spec.dtype],
@@ -143,13 +151,18 @@ class Segment:
             ).reshape(samples, *spec.shape[1:])
             for spec, offset in zip(self.layout.specs, self._offsets, strict=True)
         }
+        self._views[slot, samples] = views
+        return views
 
     def pieces(self, slot: int, samples: int) -> list[memoryview]:
         """The same tensors as bytes, in the order they cross a network."""
-        return [
-            memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
-            for array in self.views(slot, samples).values()
-        ]
+        known = self._pieces.get((slot, samples))
+        if known is None:
+            known = self._pieces[slot, samples] = [
+                memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
+                for array in self.views(slot, samples).values()
+            ]
+        return known
 
     def first_slots(self, slots: int) -> NDArray[np.uint8]:
         """The bytes of the first slots (of all, where there are fewer), on the memory itself."""
@@ -158,6 +171,8 @@ class Segment:
 
     def close(self) -> None:
         """Unmap, unless arrays on it are still alive (then with the last of them)."""
+        self._pieces.clear()
+        self._views.clear()
         with contextlib.suppress(BufferError):
             self._memory.close()
 

@@ -141,7 +141,7 @@ class SchedulerService:
             self.gateway.timer(now_us)
         self._post()
         self._hub.alarm.set(self.gateway.timer_us)
-        self._log.settle()
+        self._log.settle_some()
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
             self.gateway.look(now_us)
@@ -191,6 +191,7 @@ class SchedulerService:
             raise FrameError(str(error)) from error
         self.gateway.counters.decisions += 1
         self.gateway.counters.decision_us += self._clock.now_us() - now_us
+        self._post()  # now, because the decision on the next frame would keep them waiting
 
     def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:

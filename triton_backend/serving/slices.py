@@ -1,8 +1,12 @@
-"""Short time slices: on busy cores the kernel lets a process that asks for them run sooner.
+"""What is asked of the kernel so that wake-ups come sooner: short time slices, exact timers.
+
+Short slices: on busy cores the kernel lets a process that asks for them run sooner.
 
 Everything here works for microseconds at a time, so short slices cost nothing, and a wake-up need
 not wait for the whole slice of whoever has the core. Linux 6.12 and later (`sched_setattr`, the
 slice is `sched_runtime`); others refuse or ignore it, and all is as before.
+Exact timers: a sleeping thread is woken up to 50 µs late, so that the kernel may join wake-ups;
+one that asks for none of this is woken 20 to 30 µs after the instant.
 """
 
 import ctypes
@@ -11,6 +15,7 @@ import platform
 from pathlib import Path
 
 SLICE_NS = 100_000
+_PR_SET_TIMERSLACK = 29
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}
 _SCHED_OTHER = 0
 
@@ -48,3 +53,8 @@ def ask_for_short_slices() -> bool:
     for thread in Path("/proc/self/task").iterdir():
         refused += libc.syscall(number, int(thread.name), ctypes.byref(asked), 0) != 0
     return not refused
+
+
+def ask_for_exact_timers() -> None:
+    """Ask for the calling thread, and for those it starts from now on."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -35,7 +35,7 @@ from triton_backend.serving.metrics import (
 from triton_backend.serving.node import Node
 from triton_backend.serving.pulse import Pulse
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
-from triton_backend.serving.slices import ask_for_short_slices
+from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
 
 PUBLISH_SECONDS = 1.0
 TRACE_HEADER = "traceparent"
@@ -60,6 +60,7 @@ class _Model(ABC):
         # Threads here work for microseconds at a time; five milliseconds are too long to wait.
         sys.setswitchinterval(SWITCH_SECONDS)
         ask_for_short_slices()
+        ask_for_exact_timers()
         self.parameters = _parameters(args)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))

@@ -172,23 +172,25 @@ def frame(
     return header + body
 
 
-def parse_header(data: bytes | bytearray | memoryview) -> Header:
-    """The header in the first `HEADER_BYTES` of `data`.
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
+    """The header in the `HEADER_BYTES` of `data` from `at` on.
 
     Raises:
         FrameError: wrong magic, version, kind or a size above the limits.
     """
     magic, version, kind, stage, body_bytes, checksum, batch_id, tag, payload = _HEADER.unpack_from(
-        data
+        data, at
     )
     if magic != MAGIC or version != VERSION:
         raise FrameError(f"starts with {magic!r} version {version}, not {MAGIC!r} {VERSION}")
     if body_bytes > MAX_BODY_BYTES or payload > MAX_PAYLOAD_BYTES:
         raise FrameError(f"body of {body_bytes} and payload of {payload} bytes exceed the limits")
-    try:
-        known = Kind(kind)
-    except ValueError as error:
-        raise FrameError(f"unknown kind {kind}") from error
+    known = _KINDS.get(kind)
+    if known is None:
+        raise FrameError(f"unknown kind {kind}")
     return Header(known, stage, body_bytes, checksum, batch_id, tag, payload)
 
 

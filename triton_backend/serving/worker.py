@@ -30,7 +30,7 @@ from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import dry_run, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
-from triton_backend.serving.slices import ask_for_short_slices
+from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.wire import (
     FrameError,
     Header,
@@ -310,6 +310,7 @@ def main(arguments: list[str]) -> None:
     )
     end_with_parent(int(parent))
     ask_for_short_slices()
+    ask_for_exact_timers()
     try:
         deployment = Deployment.read(ServeSettings.read(Path(settings_path)), int(generation))
         serve(deployment, int(vgpu))
