@@ -6,6 +6,7 @@ back is plain data; the project's warehouse takes it in one piece.
 """
 
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -156,9 +157,18 @@ def device_limits(request: ClassRequest, gpu: Device | None) -> list[str]:
 
 
 def own_gpu(devices: Sequence[Device], gpu_class: str) -> Device | None:
-    """The GPU (or MIG slice) of this host that is of a class: by name, else the only one."""
+    """The GPU (or MIG slice) of this host that is of a class: by name, else the only one.
+
+    Every word of the class's name is one of the GPU's: `A100` is an `A100-SXM4-40GB`, but an `L4`
+    is no `L40S`.
+    """
     gpus = usable_gpus(devices)
-    named = [gpu for gpu in gpus if gpu_class.lower() in gpu.gpu_class.lower()]
+    wanted = _words(gpu_class)
+    named = [gpu for gpu in gpus if wanted <= _words(gpu.gpu_class)]
     if named:
         return named[0]
     return gpus[0] if len(gpus) == 1 else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))

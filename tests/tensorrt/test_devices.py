@@ -104,6 +104,22 @@ def test_slices_of_a_divided_gpu_are_classes_of_their_own() -> None:
     assert measured_on.uuid == "MIG-2"
 
 
+def test_a_gpu_is_of_a_class_by_whole_words_of_its_name() -> None:
+    other = replace(L4, index=1, name="NVIDIA L40S", uuid="GPU-b")
+    large = replace(L4, index=2, name="NVIDIA A100-SXM4-40GB", uuid="GPU-c")
+    here = [other, L4, large]
+    found = {name: own_gpu(here, name) for name in ("L4", "l40s", "A100", "A100-40GB", "T4")}
+    uuids = {name: None if gpu is None else gpu.uuid for name, gpu in found.items()}
+    assert uuids == {
+        "L4": "GPU-a",
+        "l40s": "GPU-b",
+        "A100": "GPU-c",
+        "A100-40GB": "GPU-c",
+        "T4": None,
+    }
+    assert own_gpu([other], "T4") == other
+
+
 def test_link_rate_is_never_missing() -> None:
     (node,) = propose_cluster([L4])["nodes"]
     assert node["nic_gbps"] > 0

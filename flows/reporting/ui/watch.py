@@ -19,6 +19,7 @@ from flows.reporting.ui.history import History, read_history
 from flows.reporting.ui.live import PREFIX, LiveView, Sample
 from flows.reporting.ui.prometheus import parse_metrics
 from flows.reporting.ui.vgpus import VGpuWatch
+from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
 
 INTERVAL_S = 2.0
@@ -79,7 +80,7 @@ class SystemWatch:
             vgpus = self._vgpus.read() if self._vgpus else []
         except FileNotFoundError:
             problem = f"No system is running: there is no {self._state_path}."
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, InputError) as error:
             reason = getattr(error, "reason", error)  # without urllib's wrapping
             problem = f"The system cannot be reached: {reason}"
         self._read_history(now)
