@@ -19,7 +19,7 @@ from flows.release.render import (
     render_repository,
     used_nodes,
 )
-from flows.release.running import read_state, status
+from flows.release.running import ServerError, read_state, status
 from tests.serving.plans import model, plan, stage, two_stage
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Plan
@@ -103,6 +103,15 @@ def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a settings file"):
         start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
     assert not (tmp_path / "state.json").exists()
+
+
+def test_a_triton_that_ends_is_a_failure_and_not_the_callers_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "serve"
+    render_repository(folder, plan(two_stage()), ServeOptions())
+    (folder / "repository" / CONTROL_MODEL / "config.pbtxt").write_text("no configuration")
+    with pytest.raises(ServerError, match=r"triton\.log: tritonserver ended with 1"):
+        start(folder, ServerPorts(http=18013, grpc=18014, metrics=18015))
+    assert not (folder / "state.json").exists()
 
 
 def test_a_policy_or_links_that_are_not_there_are_named_before_anything_starts() -> None:

@@ -46,7 +46,8 @@ STATE_NAME = "state.json"
 OWN_PREFIX = "poolpipe_"  # of scheduler and nodes; all others are fronts
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
-MOST_RESTARTS = 5
+MOST_RESTARTS = 5  # one after the other
+LASTING_US = 600_000_000  # a server that ran so long died for a new reason
 HTTP_OK = 200
 RETRY_SECONDS = 1.0
 _LOG = logging.getLogger(__name__)
@@ -60,8 +61,10 @@ class Supervisor:
         self._ports = ports
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
+        self._clock = SystemClock()
+        self._started_us = 0
         self._deaths = DeathWatch()
-        self._pulses = PulseReader(SystemClock())
+        self._pulses = PulseReader(self._clock)
         self._stopping = threading.Event()
         self._state_path = settings.folder / STATE_NAME
 
@@ -96,6 +99,7 @@ class Supervisor:
                 stderr=log,
                 env=server_environment(),
             )
+        self._started_us = self._clock.now_us()
         self._write_state(ready=False)
         self._wait_ready()
         self._write_state(ready=True)
@@ -105,12 +109,12 @@ class Supervisor:
         for _ in range(int(READY_SECONDS / WATCH_SECONDS)):
             if self._process.poll() is not None:
                 log = self._settings.folder / "logs" / "triton.log"
-                raise InputError(str(log), f"tritonserver ended with {self._process.returncode}")
+                raise PoolPipeError(f"{log}: tritonserver ended with {self._process.returncode}")
             if self._http("GET", "/v2/health/ready") == HTTP_OK:
                 return
             if self._stopping.wait(WATCH_SECONDS):
                 return
-        raise InputError("tritonserver", f"not ready after {READY_SECONDS} s")
+        raise PoolPipeError(f"tritonserver: not ready after {READY_SECONDS} s")
 
     def _http(self, method: str, path: str, body: bytes | None = None) -> int:
         request = urllib.request.Request(  # our own server
@@ -130,14 +134,15 @@ class Supervisor:
     def _watch(self) -> None:
         assert self._process is not None
         if self._process.poll() is not None:
-            self._restarts += 1
+            lasted = self._clock.now_us() - self._started_us > LASTING_US
+            self._restarts = 1 if lasted else self._restarts + 1
             if self._restarts > MOST_RESTARTS:
-                raise InputError("tritonserver", f"died {self._restarts} times, given up")
+                raise PoolPipeError(f"tritonserver: died {self._restarts} times, given up")
             _LOG.warning("tritonserver ended with %s, started anew", self._process.returncode)
             self._kill_group_members()
             try:
                 self._start()
-            except InputError as error:
+            except PoolPipeError as error:
                 _LOG.warning("%s", error)  # tried again
             return
         pids = self._settings.folder / "pids"
@@ -262,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         Supervisor(settings, ports).run()
     except PoolPipeError as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return 2 if isinstance(error, InputError) else 1
     return 0
 
 
