@@ -2,7 +2,8 @@
 
 Here: planned rates of configurations (what the objective is worth to every model, or the rates
 asked for), and widening of pools by GPUs that the optimum does not need.
-Not here: the optimum itself.
+Not here: the optimum itself; which of equally good plans has most slack (`ties`); free GPUs that
+no pool can use (`overflow`).
 
 GPUs are whole, so every model but the scarcest could serve a little more than its share, and often
 GPUs of one class stay unused because another class is exhausted. Both are worth more as slack than
@@ -20,7 +21,7 @@ from flows.planning.integer import delivered_rps, gpus_in_use
 from flows.planning.problem import Problem
 
 # Share by which a pool may exceed what it is planned for. Simulated load factors at 99 % attainment
-# (72 published problems) rise up to here and no further; GPUs beyond that stay free.
+# (72 published problems) rise up to here and no further.
 HEADROOM = 0.25
 # The same before GPUs go to overflow (`overflow`), so that no pool is tighter than the scarcest.
 BEFORE_OVERFLOW = 0.1

@@ -117,7 +117,8 @@ class Pipeline:
     """Stages that cover the model in order, one batch size for all.
 
     `throughput_rps` is its planned rate: what its slowest pool delivers, or less where the plan
-    promises its model less than all pipelines together deliver.
+    promises its model less than all pipelines together deliver. It is 0 for overflow: whole models
+    on GPUs that are free, which may use part of the SLO's margin and promise nothing.
     """
 
     batch: int
