@@ -15,6 +15,7 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.prefect_lease import lease
 from flows.state import project_state
@@ -32,7 +33,11 @@ def holding(*names: str) -> Generator[None]:
         httpx.HTTPError: the server cannot be reached, or refuses.
     """
     with ExitStack() as held:
-        with get_client(sync_client=True) as client:
+        # A server that is away is asked for a quarter of a minute, not for one: a rollout waits.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 3}),
+            get_client(sync_client=True) as client,
+        ):
             for name in names:
                 make_limit(client, name)
             held.enter_context(lease(client, names, project_state().limits))

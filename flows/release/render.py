@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 
 import model_repo_templates
+from flows.files import write_text
 from flows.names import RESERVED_PREFIX, check_name
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Plan
@@ -230,7 +231,9 @@ def _model(folder: Path, kind: str, name: str, *, generation: int, **variables: 
         "restart": 0,
     }
     for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
-        (place / target).write_text(render_template(f"{kind}/{template}.j2", **common, **variables))
+        # Whole or not at all: the supervisor of a system that runs may be loading it just now.
+        text = render_template(f"{kind}/{template}.j2", **common, **variables)
+        write_text(place / target, text)
 
 
 def render_template(template: str, **variables: Any) -> str:

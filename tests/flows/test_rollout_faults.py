@@ -72,16 +72,22 @@ class System:
     def in_force(self) -> str:
         return str(self.state.control("status")["plan_id"])
 
+    @property
+    def batch(self) -> int:
+        """Samples that every plan takes at once."""
+        (batch,) = {plan.models[0].pipelines[0].batch for plan in self.plans}
+        return batch
+
     def other(self) -> Plan:
         return next(plan for plan in self.plans if plan.plan_id != self.in_force)
 
     def infer(self, timeout_us: int = PATIENT_US) -> np.ndarray:
-        """The first output for one sample of zeros."""
+        """The first output for a batch of zeros; a smaller one would wait for company."""
         model = complete_tensors(self.plans[0]).models[0]
         client = http_client.InferenceServerClient(self.state.http_url)
         inputs: list[http_client.InferInput] = []
         for spec in model.inputs:
-            array = np.zeros((1, *spec.shape[1:]), triton_to_np_dtype(spec.dtype))
+            array = np.zeros((self.batch, *spec.shape[1:]), triton_to_np_dtype(spec.dtype))
             given = http_client.InferInput(spec.name, list(array.shape), spec.dtype)
             given.set_data_from_numpy(array)
             inputs.append(given)
@@ -94,7 +100,7 @@ class System:
     def answers(self) -> bool:
         """Whether a request is served; fronts need a moment to find a gateway that came back."""
         with contextlib.suppress(InferenceServerException):
-            return len(self.infer()) == 1
+            return len(self.infer()) == self.batch
         return False
 
     def check_serving(self, plan_id: str) -> None:
@@ -115,7 +121,7 @@ class System:
         nodes = [name for name in names if name.startswith("poolpipe_node_")]
         assert nodes
         assert all(name.endswith(suffix) for name in nodes)
-        assert len(self.infer()) == 1
+        assert len(self.infer()) == self.batch
         with self.work.open() as warehouse:
             assert unfinished_rollout(warehouse) is None
 

@@ -1,6 +1,7 @@
 import ast
 import json
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flows.release.render import (
     ServeOptions,
     node_model,
     remove_model,
+    render_control,
     render_repository,
     used_nodes,
 )
@@ -144,3 +146,23 @@ def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
             assert config.parameters["node"].string_value in used_nodes(odd)
         code = ast.parse((model_folder / "1" / "model.py").read_text())
         assert [type(line).__name__ for line in code.body] == ["Expr", "ImportFrom", "Assign"]
+
+
+def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path: Path) -> None:
+    """The supervisor reads it whenever a gateway dies, also in the middle of a rollout."""
+    render_repository(tmp_path, plan(two_stage()), ServeOptions())
+    config = tmp_path / "repository" / CONTROL_MODEL / "config.pbtxt"
+    whole = config.read_text()
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            render_control(tmp_path, 1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {config.read_text() for _ in range(5_000)} == {whole}
+    finally:
+        over.set()
+        writer.join()
