@@ -159,6 +159,26 @@ def write_plan(path: Path, plan: Plan) -> None:
     write_text(path, json.dumps(plan.to_dict(), indent=1) + "\n")
 
 
+def check_writable(path: Path | None, *, makes_folders: bool = False) -> None:
+    """Refuse a file that could not be written after a long run; None is none.
+
+    Raises:
+        InputError: it is a folder, or its own folder is not there (and is not made) or takes no
+            files.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(str(path), "cannot be written: Is a directory")
+    folder = path.parent
+    while makes_folders and not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(str(path), f"cannot be written: there is no folder {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(str(path), "cannot be written: Permission denied")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: what was there before stays until the new one is complete.
 

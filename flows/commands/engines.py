@@ -57,10 +57,11 @@ def engines(
     """
     from flows.building.tensorrt_requests import EngineSettings
     from flows.commands.stored import find_plan
-    from flows.files import write_plan
+    from flows.files import check_writable, write_plan
     from flows.steps.engines import attach_engines
     from flows.steps.workspace import workspace
 
+    check_writable(output)
     settings = EngineSettings(
         library=library, compute_capabilities=pairs("--capability", capability)
     )
@@ -91,11 +92,13 @@ def layer_times(
     So that it can be cut by them.
     """
     from flows.building.tensorrt_requests import EngineSettings
+    from flows.files import check_writable
     from flows.steps.engines import EngineOptions
     from flows.steps.gpu_layers import write_gpu_times
     from flows.steps.prepare import read_split
     from flows.steps.workspace import workspace
 
+    check_writable(output)
     work = workspace(warehouse)
     settings = EngineSettings(
         library=library, compute_capabilities=pairs("--capability", capability)

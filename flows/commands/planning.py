@@ -76,7 +76,7 @@ def plan(
     The plan is verified, stored and shown.
     """
     from flows.commands.stored import find_plan
-    from flows.files import read_cluster, read_workload, write_plan
+    from flows.files import check_writable, read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
     from flows.steps.workspace import workspace
 
@@ -93,6 +93,7 @@ def plan(
         previous=None if previous is None else find_plan(previous, warehouse),
         pinned_models=tuple(pin or ()),
     )
+    check_writable(output)
     files = (cluster, workload)
     contents = (read_cluster(cluster), read_workload(workload))
     with progress("planning"):

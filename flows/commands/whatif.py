@@ -63,9 +63,11 @@ def whatif(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Vary one input of a plan and draw the curve."""
+    from flows.files import check_writable
     from flows.planning import PlanOptions
     from flows.planning.whatif import what_if
 
+    check_writable(chart, makes_folders=True)
     numbers = parse_values(values)
     curves: dict[str, list[Point]] = {}
     with progress("planning") as report:

@@ -10,6 +10,11 @@ from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
 from warehouse.plans import list_plans
 
+WHATIF = (
+    *("whatif", "--cluster", "cluster.yaml", "--workload", "workload.yaml"),
+    *("--vary", "slo-scale", "--values", "1"),
+)
+
 
 def changed(path: Path, **fields: object) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **fields}))
@@ -230,3 +235,22 @@ def test_a_warehouse_of_an_older_schema_is_brought_up_to_date(
     found = poolpipe("warehouse", "check", "--json", "--warehouse", "old.duckdb")
     assert found.document["problems"] == []
     assert profiled.is_dir()
+
+
+@pytest.mark.usefixtures("profiled")
+@pytest.mark.parametrize(
+    ("command", "place", "why"),
+    [
+        ((*PLAN, "-o"), ".", "Is a directory"),
+        ((*PLAN, "-o"), "none/plan.json", "there is no folder none"),
+        ((*WHATIF, "--chart"), ".", "Is a directory"),
+        ((*WHATIF, "--chart"), "cluster.yaml/new/x.svg", "there is no folder cluster.yaml"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    command: tuple[str, ...], place: str, why: str, poolpipe: Command
+) -> None:
+    ran = poolpipe(*command, place)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"poolpipe: {place}: cannot be written: {why}\n"
+    assert poolpipe("warehouse", "plans", "--json").document == {"plans": []}
