@@ -33,6 +33,7 @@ from triton_backend.serving.load.record import LoadRun
 from triton_backend.serving.load.schedule import Offer, make_schedule, rates_of
 
 INTERRUPTED = 130
+STOPS = (signal.SIGINT, signal.SIGTERM)
 PAYLOAD_STREAM = 1_000_000  # keeps the draw of inputs apart from the draw of arrivals
 
 
@@ -91,13 +92,18 @@ async def _until_stopped(drive: Drive) -> tuple[LoadRun, bool]:
         stopped.append(number)
         drive.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         loop.add_signal_handler(number, stop, number)
     try:
         return await drive.run(), bool(stopped)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # A second one (a terminal's, and then our caller's) must not end us while we tell.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        for number in STOPS:
             loop.remove_signal_handler(number)
+            if stopped:
+                signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def _check_files(options: argparse.Namespace, plan: Plan) -> None:
