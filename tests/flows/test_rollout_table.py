@@ -41,9 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
     wanted = [f"--cell={step}:{fault}" for step, fault in CELLS]
     script = ROOT / "scripts/bench_rollout_faults.py"
     command = [sys.executable, str(script), *wanted, f"--port={low_port()}"]
-    done = subprocess.run(
-        [*command, f"--out={out}"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, f"--out={out}"], capture_output=True, text=True, check=False)
     assert out.exists(), done.stdout + done.stderr
     return {(row["step"], row["fault"]): row for row in json.loads(out.read_text())["rows"]}
 
