@@ -107,3 +107,30 @@ def test_errands_run_once_and_in_order_whoever_runs_them() -> None:
         thread.join()
     assert done == list(range(1000))
     assert not errands.waiting
+
+
+def test_who_runs_errands_waits_for_the_one_another_thread_has_begun() -> None:
+    errands, done = Errands(), list[str]()
+    begun, release = threading.Event(), threading.Event()
+
+    def send() -> None:
+        begun.set()
+        release.wait()
+        done.append("sent")
+
+    def run_then_write() -> None:
+        errands.run()
+        done.append("next batch written")
+
+    errands.leave(send)
+    polls = threading.Thread(target=errands.run_unless_begun)
+    polls.start()
+    begun.wait()
+    runs = threading.Thread(target=run_then_write)
+    runs.start()
+    errands.leave(lambda: done.append("said later"))
+    errands.run_unless_begun()  # returns at once: the other thread sees to it
+    release.set()
+    polls.join()
+    runs.join()
+    assert done == ["sent", "said later", "next batch written"]

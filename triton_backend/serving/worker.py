@@ -139,7 +139,7 @@ class StageWorker:
     def _await_job(self) -> Job | None:
         """The batch to run now; None when stopped. For the thread whose turn it is to poll."""
         while not self._stopping:
-            self._errands.run()
+            self._errands.run_unless_begun()
             self._report()
             job = self._jobs.begin()
             if job is not None:
@@ -276,12 +276,14 @@ class StageWorker:
             self._leave(self._onward.tell_failure, job, reason)
         else:
             self._leave(self._onward.tell_end, job, way, start_us, end_us)
-        following = self._jobs.follow()
-        if following is not None:
-            self._note_arrival(following)
-        # Another host's road has one buffer, which the next batch would write into.
-        if following is None or way is None or not way.road.shared:
+        if way is None or not way.road.shared:
+            # Another host's road has one buffer: no batch may begin before it has been sent.
             self._errands.run()
+        following = self._jobs.follow()
+        if following is None:
+            self._errands.run()
+        else:
+            self._note_arrival(following)
         return following
 
     def _note_arrival(self, job: Job) -> None:

@@ -31,8 +31,18 @@ class Errands:
         self._waiting.append(errand)
 
     def run(self) -> None:
-        """Run all that were left; from any thread."""
+        """Run all that were left; what another thread has begun has ended then, too."""
+        with self._one_at_a_time:
+            self._run_waiting()
+
+    def run_unless_begun(self) -> None:
+        """Run all that were left, unless another thread does so just now."""
+        if self._waiting and self._one_at_a_time.acquire(blocking=False):
+            try:
+                self._run_waiting()
+            finally:
+                self._one_at_a_time.release()
+
+    def _run_waiting(self) -> None:
         while self._waiting:
-            with self._one_at_a_time:
-                if self._waiting:
-                    self._waiting.popleft()()
+            self._waiting.popleft()()
