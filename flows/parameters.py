@@ -91,6 +91,9 @@ class PlanParameters(Parameters):
     slo_margin: float = Field(default=0.4, ge=0, lt=1)
     solver: Literal["highs", "gurobi"] = "highs"
     time_limit_s: float | None = Field(default=None, gt=0)
+    overflow: bool = Field(
+        default=False, description="Free GPUs run whole models beside the plan and promise nothing."
+    )
     previous: str | None = Field(default=None, description="Id of the plan in force.")
 
 

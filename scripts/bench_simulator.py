@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmark import Figure, add_destinations, exit_code, keep, show
-from paper_cells import PLANNERS, Cell, PaperData, ideal_load
+from paper_cells import OVERFLOW, PLANNERS, Cell, PaperData, ideal_load
 from paper_runs import Run, Runner, attainment, highest_load
 
 from flows.planning import PlanOptions
@@ -91,6 +91,8 @@ def poisson(bench: Bench) -> Iterator[Figure]:
     """Mean highest load factor of every model alone, NICs isolated as published."""
     for policy, least in ((PLAIN, 0.965), (BEST, 0.98)):
         yield mean_figure(f"pool, {policy}", bench.cells("pool", policy), least)
+    for policy in (PLAIN, BEST):
+        yield mean_figure(f"{OVERFLOW}, {policy}", bench.cells(OVERFLOW, policy))
     yield ideal(bench, 1.0)
     for planner, least in BASELINE_TARGETS.items():
         for policy in (PLAIN, BEST):
@@ -111,17 +113,19 @@ def shared(bench: Bench) -> Iterator[Figure]:
         yield mean_figure(f"pool, {policy}, shared, each model alone", found, 0.95)
         for nic in ("shared", "isolated"):
             options = SimOptions(policy=policy, nic=nic)
-            plans = {id(c.plan): c.plan for c in bench.data.cells("pool")}.values()
-            found = bench.loads([Run(plan=plan, options=options) for plan in plans])
-            least = 0.95 if nic == "shared" else None
-            yield mean_figure(f"pool, {policy}, {nic}, all models at once", found, least)
+            for planner in ("pool", OVERFLOW):
+                plans = {id(c.plan): c.plan for c in bench.data.cells(planner)}.values()
+                found = bench.loads([Run(plan=plan, options=options) for plan in plans])
+                least = 0.95 if nic == "shared" else None
+                yield mean_figure(f"{planner}, {policy}, {nic}, all models at once", found, least)
 
 
 def gamma(bench: Bench) -> Iterator[Figure]:
     """Gamma gaps of shape 0.3."""
     for policy in (PLAIN, BEST):
-        found = bench.cells("pool", policy, "gamma 0.3")
-        yield mean_figure(f"pool, {policy}, gamma 0.3", found, 0.90)
+        for planner in ("pool", OVERFLOW):
+            found = bench.cells(planner, policy, "gamma 0.3")
+            yield mean_figure(f"{planner}, {policy}, gamma 0.3", found, 0.90)
     yield ideal(bench, 0.3)
 
 

@@ -30,6 +30,7 @@ from triton_backend.sim.options import SimOptions, rates_of
 GROUPS = tuple(f"G{i}" for i in range(1, 7))
 CLUSTERS = tuple(f"HC{i}-L" for i in range(1, 5))
 PLANNERS = ("pool", "dart-r", "no-partitioning")
+OVERFLOW = "pool --overflow"  # a plan of `pool` whose free GPUs run whole models beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,9 @@ class PaperData:
         key = (group, cluster, planner)
         if key not in self.plans:
             workload = self.workload(f"{group}-{cluster}")
-            options = PlanOptions(planner=planner)
+            options = (
+                PlanOptions(overflow=True) if planner == OVERFLOW else PlanOptions(planner=planner)
+            )
             self.plans[key] = make_plan(self.profiles, self.cluster(cluster), workload, options)
         return self.plans[key]
 

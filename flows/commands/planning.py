@@ -65,6 +65,12 @@ def plan(
         list[str] | None,
         typer.Option(metavar="MODEL", help="It keeps the pools it has under --previous."),
     ] = None,
+    overflow: Annotated[
+        bool,
+        typer.Option(
+            help="Let free GPUs run whole models beside the plan, within part of the margin."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan here.")
     ] = None,
@@ -92,6 +98,7 @@ def plan(
         minimum_rps=options.rates("--keep", keep),
         previous=None if previous is None else find_plan(previous, warehouse),
         pinned_models=tuple(pin or ()),
+        overflow=overflow,
     )
     check_writable(output)
     files = (cluster, workload)

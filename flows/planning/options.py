@@ -36,6 +36,8 @@ class PlanOptions:
         minimum_rps: rate that a model must keep at least (requests/s), by model.
         previous: the plan in force; among plans as good, the one that moves fewer GPUs is taken.
         pinned_models: models that keep their pipelines and pools as in `previous`.
+        overflow: let GPUs that the plan leaves free run whole models beside it, within the SLO less
+            a quarter of the margin; they promise nothing (`overflow`).
 
     Raises:
         InputError: a value is out of range.
@@ -60,6 +62,7 @@ class PlanOptions:
     minimum_rps: Mapping[str, float] = field(default_factory=dict[str, float])
     previous: Plan | None = None
     pinned_models: tuple[str, ...] = ()
+    overflow: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("planner", PLANNERS), ("objective", OBJECTIVES), ("solver", SOLVERS)):
@@ -108,6 +111,8 @@ class PlanOptions:
             table: Mapping[str, tuple[str, ...]] = getattr(self, name)
             if table:
                 out[name] = {key: list(value) for key, value in sorted(table.items())}
+        if self.overflow:
+            out["overflow"] = True
         if self.pinned_models:
             out["pinned_models"] = sorted(self.pinned_models)
         if self.previous is not None:

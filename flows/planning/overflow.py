@@ -6,7 +6,9 @@ GPU that waits for work needs no waiting time. Models therefore get free GPUs th
 within the SLO less *a quarter* of the margin, the model with the least to spare first, until all that a model
 can serve exceeds its planned rate by `MOST`. Schedulers use such a pipeline when the others wait.
 
-Its planned rate is 0: objective, promises and bound are those of the plan without it.
+Its planned rate is 0: objective, promises and bound are those of the plan without it. It is made
+where it is asked for (`PlanOptions.overflow`): it uses GPUs that others might, and latencies that
+the margin forbids the plan itself.
 
 What was tried, seed 0 of `scripts/bench_simulator.py`, mean highest load factor of 72 cells with
 `reservation-ahead`, Poisson arrivals | gamma arrivals of shape 0.3:

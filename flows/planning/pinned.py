@@ -25,7 +25,7 @@ _REACHED = 1e-9
 class Pinned:
     """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left.
 
-    `overflow` is what pinned models have of it.
+    `overflow` is what pinned models have of it, where overflow is still wanted.
     """
 
     problem: Problem
@@ -103,7 +103,8 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     for name, pipelines in before.items():
         for pipeline in pipelines:
             if not pipeline.throughput_rps:
-                forms.append(_overflow_form(problem, names.index(name), pipeline))
+                if options.overflow:
+                    forms.append(_overflow_form(problem, names.index(name), pipeline))
                 continue
             rows.append(_row(problem, every, names.index(name), pipeline))
             row = [stage.vgpus for stage in pipeline.stages]

@@ -59,6 +59,8 @@ def make_plan(
     )
     if options.planner != "pool" and options.objective != "throughput":
         raise InputError("option objective", f"{options.planner} is defined for throughput alone")
+    if options.overflow and (options.planner != "pool" or options.objective != "throughput"):
+        raise InputError("option overflow", "is defined for planner pool and throughput alone")
     if options.planner != "pool" and options.pinned_models:
         raise InputError("option pinned_models", f"{options.planner} plans every model anew")
     if options.planner == "no-partitioning":
@@ -108,9 +110,11 @@ def _with_free(
     used: tuple[Columns, NDArray[np.int64]],
     promised: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], Overflow | None]:
-    """Pools widened by free GPUs, and overflow on others that are free."""
+    """Pools widened by free GPUs, and overflow, where wanted, on others that are free."""
     columns, vgpus = used
     planned = planned_rps(columns, vgpus, promised)
+    if not inputs.options.overflow:
+        return widen(problem, columns, vgpus, planned), None
     vgpus = widen(problem, columns, vgpus, planned, BEFORE_OVERFLOW)
     limits_us = limits_of(problem, inputs.workload, inputs.options)
     beside = overflow(problem, limits_us, (columns, vgpus), promised)

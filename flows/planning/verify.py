@@ -90,10 +90,8 @@ def _pipeline(
     demand = next(m for m in plan.workload.models if m.name == model.name)
     gathering = demand.gathering_us(pipeline.batch)
     share = _margin(plan, model.name)
-    if (
-        not pipeline.throughput_rps
-    ):  # overflow promises nothing and leaves a quarter of the margin free
-        share /= 4
+    if plan.options.get("overflow") and not pipeline.throughput_rps:
+        share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     allowed = (1 - share) * model.slo_us
     if latency + gathering > allowed * (1 + _RELATIVE):
         yield (

@@ -9,6 +9,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.overflow import MARGIN_SHARE, MOST
 from flows.planning.verify import verify_plan
 from tests.planning.small import cluster, profile, workload
+from triton_backend.core.errors import InputError
 from triton_backend.core.plan import Pipeline, Plan
 from triton_backend.core.workload import ModelDemand
 from triton_backend.sim.options import SimOptions
@@ -24,7 +25,8 @@ DEMANDS = tuple(
 
 def planned(slow: int = 200, slo_us: int = 12_000, **options: Any) -> Plan:
     demands = (replace(demand, slo_us=slo_us) for demand in DEMANDS)
-    plan = make_plan(PROFILES, cluster(4, slow), workload(*demands), PlanOptions(**options))
+    asked = PlanOptions(**{"overflow": True, **options})
+    plan = make_plan(PROFILES, cluster(4, slow), workload(*demands), asked)
     assert verify_plan(plan, PROFILES) == []
     return plan
 
@@ -48,6 +50,18 @@ def test_free_gpus_raise_what_every_model_can_serve_and_change_no_promise() -> N
     assert any("promise nothing" in note for note in plan.certificate["notes"])
 
 
+def test_without_being_asked_for_every_pipeline_keeps_the_margin() -> None:
+    assert not overflow(planned(overflow=False))
+
+
+@pytest.mark.parametrize(
+    "other", [{"objective": "cost"}, {"planner": "no-partitioning"}, {"planner": "dart-r"}]
+)
+def test_overflow_where_it_has_no_meaning_is_refused(other: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="option overflow"):
+        planned(**other)
+
+
 def test_overflow_leaves_a_quarter_of_the_margin() -> None:
     least_us = round(9_000 / (1 - MARGIN_SHARE * 0.4))
     assert overflow(planned(slo_us=least_us))
@@ -66,6 +80,18 @@ def test_a_pinned_model_keeps_its_overflow() -> None:
     plan = planned(previous=before, pinned_models=("net",))
     assert plan.model("net").pipelines[-1].stages == before.model("net").pipelines[-1].stages
     assert plan.model("net").pipelines[-1].throughput_rps == 0.0
+
+
+def test_a_pinned_model_gives_its_overflow_back_where_none_is_wanted() -> None:
+    plan = planned(previous=planned(), pinned_models=("net",), overflow=False)
+    assert not overflow(plan)
+
+
+def test_a_pipeline_beyond_the_margin_is_found_where_none_was_wanted() -> None:
+    plan = planned()
+    options = {name: value for name, value in plan.options.items() if name != "overflow"}
+    found = verify_plan(replace(plan, options=options))
+    assert any("SLO less margin" in line for line in found)
 
 
 def test_a_pipeline_beyond_the_margin_that_promises_something_is_found() -> None:
