@@ -4,8 +4,9 @@ A batch starts when its tensors are here and its reserved start has come, so tha
 earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
 stage. Two threads take turns: one polls sockets; when a batch's instant has come it runs that batch
 itself, which costs no hand-over, and the other polls on. So batches that come, and what is to be
-said about those that ran, are seen to while the next one runs, and the vGPU does not wait. A third
-thread only writes the heartbeat. The process ends with the node process that started it.
+said about those that ran, are seen to while the next one runs, and the vGPU does not wait. A short
+run keeps its thread's turn: it is over before the other would be of use. A third thread only writes
+the heartbeat. The process ends with the node process that started it.
 
 Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PARENT_PID`.
 """
@@ -50,6 +51,9 @@ from triton_backend.serving.worker_onward import Onward, WayOn
 
 RECONNECT_SECONDS = 0.1
 SOON_US = 150
+# Waking the other thread costs a tenth of a millisecond of two cores; shorter runs are over before
+# it is of use.
+GIVE_TURN_US = 3_000
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
 _LOG = logging.getLogger(__name__)
 
@@ -131,8 +135,12 @@ class StageWorker:
             while not self._stopping:
                 with self._polling:
                     job = self._await_job()
+                    while job is not None and self._is_short(job):
+                        self._execute(job)
+                        self._jobs.end()
+                        job = self._await_job()
                 while job is not None:
-                    job = self._execute(job)
+                    job = self._execute_and_follow(job)
         finally:
             self.stop()  # a thread that ends takes the other with it
 
@@ -263,8 +271,12 @@ class StageWorker:
         if self._node in self._settings.hosts:
             self._gateway_time.hear(int(data["now_us"]))
 
-    def _execute(self, job: Job) -> Job | None:
-        """Run a batch; the one that follows at once, or None."""
+    def _is_short(self, job: Job) -> bool:
+        """Whether its thread runs a batch without giving its turn to poll away."""
+        return self._device.expected_us(job.body.samples) < GIVE_TURN_US
+
+    def _execute(self, job: Job) -> None:
+        """Run a batch, and leave what is to be said of it."""
         way, stage = self._onward.way_of(job), self._place.stage
         try:
             if way is None:
@@ -279,6 +291,10 @@ class StageWorker:
         if way is None or not way.road.shared:
             # Another host's road has one buffer: no batch may begin before it has been sent.
             self._errands.run()
+
+    def _execute_and_follow(self, job: Job) -> Job | None:
+        """Run a batch while the other thread polls; the one that follows at once, or None."""
+        self._execute(job)
         following = self._jobs.follow()
         if following is None:
             self._errands.run()
@@ -298,7 +314,8 @@ class StageWorker:
         samples = job.body.samples
         with self._device.taken(samples):
             start_us = self._gateway_time.now_us()
-            self._set_alarm()
+            if not self._is_short(job):
+                self._set_alarm()
             inputs = self._segment.views(job.hop.slot, samples)
             self._compute.run(inputs, way.road.views(way.slot, samples), samples)
             return start_us, self._gateway_time.now_us()

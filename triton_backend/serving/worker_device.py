@@ -28,12 +28,15 @@ class Device:
         self._clock = clock
         self._lock = threading.Lock()
 
+    def expected_us(self, samples: int) -> int:
+        """What a run of so many samples takes by its profile."""
+        return self._latency_us_by_batch[samples - 1]
+
     @contextmanager
     def taken(self, samples: int) -> Generator[None]:
         """For one run of so many samples."""
         with self._lock:
-            expected_us = self._latency_us_by_batch[samples - 1]
-            self._board.busy(self._vgpu, self._clock.now_us(), expected_us)
+            self._board.busy(self._vgpu, self._clock.now_us(), self.expected_us(samples))
             try:
                 yield
             finally:

@@ -104,6 +104,11 @@ class Jobs:
         with self._lock:
             return None if self._running else self._next()
 
+    def end(self) -> None:
+        """What ran has ended, and nothing runs."""
+        with self._lock:
+            self._running = False
+
     def follow(self) -> Job | None:
         """What ran has ended: the batch whose turn it is, or None, and nothing runs."""
         with self._lock:
