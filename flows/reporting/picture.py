@@ -145,7 +145,7 @@ def _lane(
     parts = [
         text(16, centre - 12, f"pipeline {pipeline.number + 1}", size=12, font_weight=600),
         text(16, centre + 4, f"batch {pipeline.batch}", size=11.5, fill=SOFT),
-        text(16, centre + 20, words.rate(pipeline.rate_rps), size=11.5, fill=SOFT),
+        text(16, centre + 20, words.promise(pipeline.rate_rps), size=11.5, fill=SOFT),
         _arrow(LABEL - 30, LABEL - 3, centre, thickness, model_colour(model.number)),
     ]
     for stage in pipeline.stages:

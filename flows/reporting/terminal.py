@@ -56,7 +56,7 @@ def _pools(model: ModelView, styles: dict[str, str]) -> Table:
 
 def _row(pipeline: PipelineView, stage: StageView, style: str) -> tuple[str | Text, ...]:
     first = stage.number == 0
-    label = f"{pipeline.number + 1}: batch {pipeline.batch}, {words.rate(pipeline.rate_rps)}"
+    label = f"{pipeline.number + 1}: batch {pipeline.batch}, {words.promise(pipeline.rate_rps)}"
     last = stage.number + 1 == len(pipeline.stages)
     name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
     return (

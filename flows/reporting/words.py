@@ -27,6 +27,11 @@ def rate(value_rps: float | None) -> str:
     return f"{number(value_rps)}{NARROW}rps"
 
 
+def promise(planned_rps: float) -> str:
+    """What a pipeline promises; overflow promises nothing."""
+    return rate(planned_rps) if planned_rps else "overflow"
+
+
 def milliseconds(value_ms: float | None) -> str:
     """A duration given in milliseconds."""
     return f"{number(value_ms)}{NARROW}ms"

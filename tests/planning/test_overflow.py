@@ -25,7 +25,8 @@ DEMANDS = tuple(
 
 def planned(slow: int = 200, slo_us: int = 12_000, **options: Any) -> Plan:
     demands = (replace(demand, slo_us=slo_us) for demand in DEMANDS)
-    asked = PlanOptions(**{"overflow": True, **options})
+    given: dict[str, Any] = {"overflow": True, **options}
+    asked = PlanOptions(**given)
     plan = make_plan(PROFILES, cluster(4, slow), workload(*demands), asked)
     assert verify_plan(plan, PROFILES) == []
     return plan
@@ -57,7 +58,7 @@ def test_without_being_asked_for_every_pipeline_keeps_the_margin() -> None:
 @pytest.mark.parametrize(
     "other", [{"objective": "cost"}, {"planner": "no-partitioning"}, {"planner": "dart-r"}]
 )
-def test_overflow_where_it_has_no_meaning_is_refused(other: dict[str, str]) -> None:
+def test_overflow_where_it_has_no_meaning_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="option overflow"):
         planned(**other)
 

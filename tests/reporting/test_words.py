@@ -50,6 +50,11 @@ def test_sizes_pools_and_blocks() -> None:
     assert words.blocks(0, 3) == "blocks 0–2"
 
 
+def test_a_pipeline_without_a_promise_is_overflow() -> None:
+    assert plain(words.promise(12.5)) == "12.5 rps"
+    assert words.promise(0.0) == "overflow"
+
+
 @pytest.mark.parametrize("width", [1, 2, 5, 30])
 def test_shortened_texts_keep_to_the_width(width: int) -> None:
     short = words.shorten("a_rather_long_name_of_a_model", width)

@@ -70,4 +70,4 @@ class EmulatedRuntime:
 def _mark(sample: NDArray[np.generic]) -> int:
     """A small number made from the first bytes of a sample."""
     start = np.ascontiguousarray(sample).reshape(-1).view(np.uint8)[:CHECKED_BYTES]
-    return zlib.crc32(start) % LARGEST_VALUE
+    return zlib.crc32(start.data) % LARGEST_VALUE
