@@ -186,7 +186,8 @@ def goodput_windows(loaded: Loaded, seconds: float) -> list[float]:
 
 def simulated_goodput(plan: Plan, load_factor: float) -> float:
     """What the simulator serves of that load."""
-    result = simulate(plan, SimOptions(load_factor=load_factor, duration_s=20, keep_uses=False))
+    options = SimOptions(load_factor=load_factor, duration_s=20, admission=True, keep_uses=False)
+    result = simulate(plan, options)
     return sum(model.served for model in result.models) / 20
 
 

@@ -51,7 +51,7 @@ from flows.planning.sustain import BURSTS, Sustained
 
 # Configurations looked at, those with the least loss, and branch-and-bound nodes × stages of
 # configurations that each solve may take: a look, or more where a plan is in force.
-_LOOK = (80, 600)
+_LOOK = (48, 600)
 _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
 _GIVE = 1e-3  # what stages and moves may cost of the value sustained: a hair
