@@ -7,6 +7,7 @@ plan in force is no error and changes nothing.
 """
 
 import getpass
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -176,12 +177,20 @@ def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:
         plan_id=plan_id,
         former_plan_id=former,
         state="begun",
-        requested_by=getpass.getuser(),
+        requested_by=_user(),
         reason=options.reason,
         outcome=None,
         started_at=now,
         changed_at=now,
     )
+
+
+def _user() -> str:
+    """Who asks, by name; by number in a container whose user has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def record_step(

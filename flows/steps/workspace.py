@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.state import ProjectState, project_state, warehouse_path
+from flows.steps.progress import say_on_stderr
 from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
 from warehouse.migrate import OlderSchemaError
 
 RETRY_SECONDS = 0.25
+UNNOTICED = 8  # attempts before anybody is told of waiting
 Turn = Callable[[], AbstractContextManager[None]]
 
 
@@ -41,10 +43,12 @@ class Workspace:
             yield warehouse
 
     def _patiently(self, *, read_only: bool) -> Warehouse:
-        for _ in range(int(self.patience_seconds / RETRY_SECONDS)):
+        for attempt in range(int(self.patience_seconds / RETRY_SECONDS)):
             try:
                 return self._open(read_only=read_only)
-            except WarehouseInUseError:
+            except WarehouseInUseError as error:
+                if attempt == UNNOTICED:
+                    say_on_stderr(f"{error}; waiting up to {self.patience_seconds:.0f} s")
                 time.sleep(RETRY_SECONDS)
         return self._open(read_only=read_only)
 
