@@ -76,6 +76,17 @@ def test_nothing_begins_beside_a_run_and_what_came_meanwhile_follows_it(turns: T
     assert turns.jobs.idle
 
 
+def test_a_run_that_nothing_may_follow_ends_and_what_waits_begins_by_itself(turns: Turns) -> None:
+    turns.take(1, start_us=0)
+    turns.take(2, start_us=0)
+    assert turns.begin() == 1
+    turns.jobs.end()
+    assert not turns.jobs.idle  # the other still waits
+    assert turns.begin() == 2
+    turns.jobs.end()
+    assert turns.jobs.idle
+
+
 def test_a_batch_that_becomes_due_after_a_run_is_looked_for(turns: Turns) -> None:
     turns.take(1, start_us=0)
     assert turns.begin() == 1

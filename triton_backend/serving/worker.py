@@ -279,8 +279,6 @@ class StageWorker:
         """Run a batch, and leave what is to be said of it."""
         way, stage = self._onward.way_of(job), self._place.stage
         try:
-            if way is None:
-                raise InputError(f"stage {stage}", "the way on is gone")  # noqa: TRY301
             start_us, end_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
@@ -294,6 +292,7 @@ class StageWorker:
 
     def _execute_and_follow(self, job: Job) -> Job | None:
         """Run a batch while the other thread polls; the one that follows at once, or None."""
+        self._set_alarm()  # the other thread may be polling since before errands were left
         self._execute(job)
         following = self._jobs.follow()
         if following is None:
@@ -309,13 +308,17 @@ class StageWorker:
     def _leave(self, tell: Callable[..., None], *what: object) -> None:
         self._errands.leave(partial(tell, self._scheduler, *what))
 
-    def _run_batch(self, job: Job, way: WayOn) -> tuple[int, int]:
-        """When it began and ended."""
+    def _run_batch(self, job: Job, way: WayOn | None) -> tuple[int, int]:
+        """When it began and ended.
+
+        Raises:
+            InputError: there is nobody to hand its results to; or whatever the runtime raises.
+        """
+        if way is None:
+            raise InputError(f"stage {self._place.stage}", "the way on is gone")
         samples = job.body.samples
         with self._device.taken(samples):
             start_us = self._gateway_time.now_us()
-            if not self._is_short(job):
-                self._set_alarm()
             inputs = self._segment.views(job.hop.slot, samples)
             self._compute.run(inputs, way.road.views(way.slot, samples), samples)
             return start_us, self._gateway_time.now_us()
