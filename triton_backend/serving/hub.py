@@ -18,7 +18,7 @@ from triton_backend.serving.hub_connection import Connection, Owner
 from triton_backend.serving.wire import FrameError
 
 _CONNECT_SECONDS = 2.0
-_GONE = select.EPOLLHUP | select.EPOLLERR
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
 def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
@@ -45,8 +45,9 @@ class Hub:
         self._connections: dict[int, Connection] = {}
         self._paths: list[str] = []
         self.alarm = Alarm()
+        self._alarm_fd = self.alarm.fileno()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self.alarm.fileno(), select.EPOLLIN)
+        self._epoll.register(self._alarm_fd, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
     @property
@@ -106,15 +107,16 @@ class Hub:
         """Wait for something, tell the owner all of it; True when the alarm rang."""
         rang = False
         for fd, mask in self._epoll.poll(timeout_s):
-            if fd == self.alarm.fileno():
+            connection = self._connections.get(fd)
+            if connection is not None:
+                self._serve(connection, mask)
+            elif fd == self._alarm_fd:
                 self.alarm.acknowledge()
                 rang = True
             elif fd == self._wake:
                 os.eventfd_read(self._wake)
             elif fd in self._listeners:
                 self._accept(self._listeners[fd])
-            elif fd in self._connections:
-                self._serve(self._connections[fd], mask)
         return rang
 
     def _accept(self, listener: socket.socket) -> None:
@@ -127,7 +129,7 @@ class Hub:
     def _serve(self, connection: Connection, mask: int) -> None:
         if mask & select.EPOLLOUT:
             connection.flush()
-        if not mask & (select.EPOLLIN | _GONE):
+        if not mask & _READABLE:
             return
         try:
             if not connection.receive(self._owner):

@@ -70,7 +70,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, epoll: select.epoll, name: str) -> None:
         self.name = name
-        self.trusted = sock.family == socket.AF_UNIX
+        self._local = sock.family == socket.AF_UNIX
+        self.trusted = self._local
         self.role: str = ""
         self._socket = sock
         self._epoll = epoll
@@ -86,7 +87,7 @@ class Connection:
         self._payload: deque[memoryview] = deque()
         self.closed = False
         sock.settimeout(0)
-        if sock.family == socket.AF_UNIX:  # a size set by hand would end TCP's own tuning
+        if self._local:  # a size set by hand would end TCP's own tuning
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         else:
             _notice_silence(sock)
@@ -169,19 +170,22 @@ class Connection:
                     _advance(self._payload, got)
                     self._finish_payload(owner)
                 return got > 0
-            got = self._socket.recv_into(memoryview(self._buffer)[self._filled :])
+            room = memoryview(self._buffer)[self._filled :] if self._filled else self._buffer
+            got = self._socket.recv_into(room)
         except BlockingIOError:
             return True
         except OSError:
             return False
+        if not got:
+            return False
         self._filled += got
         self._parse(owner)
-        return got > 0
+        return True
 
     def _parse(self, owner: Owner) -> None:
         self._taken = 0
         try:
-            while not self.closed and self._take_piece(owner):
+            while self._filled > self._taken and not self.closed and self._take_piece(owner):
                 pass
         finally:
             # Also when the owner raised: no frame is told twice.
@@ -191,48 +195,40 @@ class Connection:
             self._filled = rest
 
     def _take_piece(self, owner: Owner) -> bool:
-        """Take one header, body or part of a payload out of the buffer; False: more is needed."""
-        ready = self._filled - self._taken
+        """Take one frame or part of a payload out of the buffer; False: more is needed."""
+        at, ready = self._taken, self._filled - self._taken
         if self._payload:
             count = min(len(self._payload[0]), ready)
-            self._payload[0][:count] = self._buffer[self._taken : self._taken + count]
+            self._payload[0][:count] = self._buffer[at : at + count]
             self._taken += count
             _advance(self._payload, count)
             self._finish_payload(owner)
-            return count > 0
-        if self._header is None:
-            if ready < HEADER_BYTES:
-                return False
-            self._header = parse_header(self._buffer, self._taken)
-            self._taken += HEADER_BYTES
-            self._make_room(self._header.body_bytes)
             return True
-        size = self._header.body_bytes
-        if ready < size:
+        if ready < HEADER_BYTES:
             return False
-        body = bytes(self._buffer[self._taken : self._taken + size])
+        header = parse_header(self._buffer, at)
+        size = HEADER_BYTES + header.body_bytes
+        if ready < size:
+            if size > len(self._buffer):  # a plan; `parse_header` knows the largest body
+                self._buffer.extend(bytes(size - len(self._buffer)))
+            return False
+        body = bytes(self._buffer[at + HEADER_BYTES : at + size])
         self._taken += size
-        self._take_body(owner, self._header, body)
-        return True
-
-    def _make_room(self, body_bytes: int) -> None:
-        """A body larger than the buffer (a plan) makes it grow, up to the largest body."""
-        if body_bytes + HEADER_BYTES > len(self._buffer):
-            self._buffer.extend(bytes(body_bytes + HEADER_BYTES - len(self._buffer)))
-
-    def _take_body(self, owner: Owner, header: Header, body: bytes) -> None:
         check_body(header, body)
         # On one host the tensors lie in shared memory; only TCP carries them behind the frame.
-        if header.payload_bytes and self._socket.family != socket.AF_UNIX:
-            target = owner.payload_target(self, header, body)
-            if sum(len(piece) for piece in target) != header.payload_bytes:
-                raise FrameError(f"payload of {header.payload_bytes} bytes does not fit")
-            self._body = body
-            self._payload = deque(piece for piece in target if len(piece))
-            self._wake_at(header.payload_bytes)
-            return
-        self._header = None
-        owner.on_frame(self, header, body)
+        if header.payload_bytes and not self._local:
+            self._await_payload(owner, header, body)
+        else:
+            owner.on_frame(self, header, body)
+        return True
+
+    def _await_payload(self, owner: Owner, header: Header, body: bytes) -> None:
+        target = owner.payload_target(self, header, body)
+        if sum(len(piece) for piece in target) != header.payload_bytes:
+            raise FrameError(f"payload of {header.payload_bytes} bytes does not fit")
+        self._header, self._body = header, body
+        self._payload = deque(piece for piece in target if len(piece))
+        self._wake_at(header.payload_bytes)
 
     def _finish_payload(self, owner: Owner) -> None:
         if self._payload:
