@@ -2,10 +2,11 @@
 
 A real Triton server on this machine serves one emulated stage with 4 KB requests. `wrk` over HTTP
 (where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; then 500
-requests/s with batches of one, whose stage time is known, show the latency added. Beside it, in
-turns and at the same rate, run two trivial models of Triton's Python backend that do nothing: one
-that answers at once, and one that answers from a thread of its own as the gateway must. They show
-how much of the added latency is Triton, gRPC and the load generator on the same cores.
+requests/s with batches of one, whose stage time is known, show the latency added, over HTTP and over
+gRPC. Beside it, in turns and at the same rate, run two trivial models of Triton's Python backend that
+do nothing: one that answers at once, and one that answers from a thread of its own as the gateway
+must. They show how much of the added latency is Triton, its protocol and the load generator on the
+same cores.
 
     .venv/bin/python scripts/bench_gateway.py [--port 18040] [--seconds 10] [--rounds 3]
 """
@@ -39,6 +40,7 @@ HTTP_TARGET_RPS = 2_000.0
 GRPC_TARGET_RPS = 1_500.0
 ATTAINMENT_TARGET = 0.99
 ADDED_LATENCY_MS = {"p50": 1.5, "p99": 5.0}
+PROTOCOLS = ("http", "grpc")
 SINK = "sink"
 FLOOR_CONFIG = """name: "{name}"
 backend: "python"
@@ -210,15 +212,18 @@ def wrk(state: ServerState, seconds: int) -> dict[str, Any] | None:
     return {"rps": requests / duration_us * 1e6, "not_2xx": failed, "requests": requests}
 
 
-def load(state: ServerState, plan_file: Path, rate: float, seconds: int) -> dict[str, Any]:
-    """`poolpipe load` over gRPC at a rate, Poisson arrivals."""
+def load(
+    state: ServerState, plan_file: Path, rate: float, seconds: int, protocol: str = "grpc"
+) -> dict[str, Any]:
+    """`poolpipe load` at a rate, Poisson arrivals."""
     text = subprocess.run(
         [
             sys.executable,
             "-m",
             "triton_backend.serving.load",
             f"--plan={plan_file}",
-            f"--url={state.grpc_url}",
+            f"--url={state.grpc_url if protocol == 'grpc' else state.http_url}",
+            f"--protocol={protocol}",
             f"--rate={rate}",
             f"--duration={seconds}",
             "--arrivals=poisson",
@@ -259,33 +264,41 @@ def throughput(port: int, seconds: int) -> tuple[list[Figure], dict[str, Any]]:
 def added_latency(port: int, seconds: int, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
     """Latency beyond the stage's at a quiet rate; median over rounds that take turns."""
     single = Served(one_stage_plan(batch=1, vgpus=4, rate_rps=RATE_QUIET), port)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (SINK, *FLOORS)}
+    turns = [(name, protocol) for name in (SINK, *FLOORS) for protocol in PROTOCOLS]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {turn: [] for turn in turns}
     with single as state:
         for _ in range(rounds):
-            for name, taken in runs.items():
-                row = load(state, single.plan_file(name), RATE_QUIET, seconds)
-                taken.append(row["latency_ms"])
+            for name, protocol in turns:
+                plan_file = single.plan_file(name)
+                row = load(state, plan_file, RATE_QUIET, seconds, protocol)
+                runs[name, protocol].append(row["latency_ms"])
 
-    def typical(model: str, quantile: str) -> float:
-        return median(run[quantile] for run in runs[model])
+    def typical(model: str, protocol: str, quantile: str) -> float:
+        return median(run[quantile] for run in runs[model, protocol])
 
     at = f"at {RATE_QUIET:.0f} requests/s"
     figures = [
         Figure(
-            name=f"added latency {q} {at} (all but the stage itself)",
-            value=typical(SINK, q) - STAGE_US / 1000,
+            name=f"added latency {q} {at} over {protocol} (all but the stage itself)",
+            value=typical(SINK, protocol, q) - STAGE_US / 1000,
             unit="ms",
             most=limit,
         )
+        for protocol in PROTOCOLS
         for q, limit in ADDED_LATENCY_MS.items()
     ]
     figures += [
-        Figure(name=f"  {q} of a trivial Python model, answering {how}", value=value, unit="ms")
+        Figure(
+            name=f"  {q} of a trivial Python model over {protocol}, answering {how}",
+            value=typical(model, protocol, q),
+            unit="ms",
+        )
         for model, how in (("at_once", "at once"), ("from_thread", "from a thread"))
+        for protocol in PROTOCOLS
         for q in ADDED_LATENCY_MS
-        for value in [typical(model, q)]
     ]
-    return figures, {"latency_ms": runs}
+    taken = {f"{name}, {protocol}": row for (name, protocol), row in runs.items()}
+    return figures, {"latency_ms": taken}
 
 
 def main() -> int:
