@@ -12,8 +12,13 @@ import numpy as np
 
 from flows.commands.output import Report, note
 from flows.commands.stored import check_known
-from flows.files import read_cluster, read_workload
-from flows.reporting.backtest import BacktestPicture, ModelCurve, draw_backtest
+from flows.files import check_writable, read_cluster, read_workload
+from flows.reporting.backtest import (
+    BacktestPicture,
+    ModelCurve,
+    check_drawable,
+    draw_backtest,
+)
 from flows.steps.backtest import Backtested, BacktestOptions, run_backtest
 from flows.steps.planning import load_profiles
 from flows.steps.workspace import workspace
@@ -38,6 +43,16 @@ def replay(parameters: Mapping[str, Any], asked: BacktestOptions, report: Report
     if any(c.hourly_cost is None for c in cluster.gpu_classes):
         note("no hourly_cost for every class: GPUs are counted, not their cost")
     return run_backtest(profiles, cluster, workload, asked, report)
+
+
+def check_chart(path: Path) -> None:
+    """Refuse a file that could not be drawn after a long run.
+
+    Raises:
+        InputError: it cannot be written, or nothing draws its type.
+    """
+    check_writable(path, makes_folders=True)
+    check_drawable(path)
 
 
 def draw(done: Backtested, path: Path) -> Path:

@@ -193,13 +193,13 @@ def replan(
     if backtest is None:
         _replan_now(parameters, as_json=as_json)
         return
-    from flows.commands.backtesting import draw, replay
-    from flows.files import check_writable
+    from flows.commands.backtesting import check_chart, draw, replay
     from flows.planning import PlanOptions
     from flows.replanning.forecast import ForecastOptions
     from flows.steps.backtest import BacktestOptions
 
-    check_writable(chart, makes_folders=True)
+    if chart is not None:
+        check_chart(chart)
     asked = BacktestOptions(
         table=backtest,
         interval_s=round(trace_interval or 60),

@@ -7,19 +7,16 @@ Files are written by a node that runs there already (`triton_backend.serving.ado
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from flows.release.render import node_model, used_nodes
+from flows.release.render import node_generation, node_model, used_nodes
 from flows.release.running import ServerError, ServerState
 from flows.release.supply import Lack, artifacts_on, find_lack, send
 from triton_backend.core.errors import InputError, PoolPipeError
 from triton_backend.core.plan import Plan
-
-_NODE_MODEL = re.compile(r"poolpipe_node_.+_g(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +156,7 @@ class OtherHosts:
             with contextlib.suppress(PoolPipeError):
                 index = cast("Any", self.at(address).post("/v2/repository/index", {}))
                 names = [entry["name"] for entry in index]
-                old = [
-                    n for n in names if (m := _NODE_MODEL.fullmatch(n)) and int(m[1]) != generation
-                ]
+                old = [n for n in names if node_generation(n) not in {None, generation}]
                 if old:
                     speaker = in_force.get(address)
                     by = old[0] if speaker is None else node_model(speaker[0], generation)

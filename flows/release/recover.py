@@ -6,7 +6,6 @@ What belongs to another generation is unloaded and removed. Doing it twice chang
 
 import contextlib
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.names import RESERVED_PREFIX
 from flows.release.hosts import OtherHosts
-from flows.release.render import remove_model, render_control, render_front
+from flows.release.render import node_generation, remove_model, render_control, render_front
 from flows.release.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.core.plan import Plan
 
 # A gateway that was killed is loaded again within seconds; meanwhile nobody knows what is served.
 GATEWAY_SECONDS = 60.0
 POLL_SECONDS = 0.1
-_NODE_MODEL = re.compile(r"poolpipe_node_.+_g(\d+)")
 
 
 def recover(folder: Path) -> str:
@@ -55,9 +53,9 @@ def recover(folder: Path) -> str:
 
 def _left_over(name: str, generation: int, served: set[str]) -> bool:
     """Whether a model of the repository belongs to a plan that is not in force."""
-    node = _NODE_MODEL.fullmatch(name)
-    if node:
-        return int(node[1]) != generation
+    of_node = node_generation(name)
+    if of_node is not None:
+        return of_node != generation
     return not name.startswith(RESERVED_PREFIX) and name not in served
 
 

@@ -221,6 +221,12 @@ def node_model(node: str, generation: int) -> str:
     return f"{RESERVED_PREFIX}node_{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}_g{generation}"
 
 
+def node_generation(name: str) -> int | None:
+    """The generation in a name that `node_model` made; None for any other name."""
+    found = re.fullmatch(rf"{RESERVED_PREFIX}node_.+_g(\d+)", name)
+    return None if found is None else int(found[1])
+
+
 def _model(folder: Path, kind: str, name: str, *, generation: int, **variables: Any) -> None:
     place = folder / "repository" / name
     (place / "1").mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from flows.reporting.svg import BAD, LINE, SOFT, model_colour
+from triton_backend.core.errors import InputError
 
 INK, GPUS = "#111827", "#0f766e"
 HOURS_PER_TICK = 12
@@ -38,6 +39,17 @@ class BacktestPicture:
     static_gpus: int
     mean_gpus: float
     served_percent: Sequence[float]
+
+
+def check_drawable(path: Path) -> None:
+    """Refuse a file whose type matplotlib does not know, before the work.
+
+    Raises:
+        InputError: it is none of those types.
+    """
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix[1:].lower() not in known:
+        raise InputError(str(path), f"cannot be drawn: its type is none of {', '.join(known)}")
 
 
 def draw_backtest(picture: BacktestPicture, path: Path) -> Path:

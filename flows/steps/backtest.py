@@ -19,7 +19,7 @@ from flows.replanning.forecast import ForecastOptions
 from flows.replanning.rates import RateHistory, read_counts
 from flows.steps.replan import priced, with_rates
 from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InfeasibleError
+from triton_backend.core.errors import InfeasibleError, InputError
 from triton_backend.core.plan import Plan
 from triton_backend.core.profiles import ModelProfile
 from triton_backend.core.units import US_PER_S
@@ -103,9 +103,13 @@ def run_backtest(
     """Replay a table.
 
     Raises:
-        InputError: the table cannot be used, or the inputs do not fit together.
+        InputError: the table cannot be used, an option names a model that the workload does not
+            have, or the inputs do not fit together.
     """
     names = [model.name for model in workload.models]
+    for option, given in (("--map", asked.series), ("--peak", asked.peak_rps)):
+        for unknown in sorted(set(given) - set(names)):
+            raise InputError(option, f"{unknown!r} is not a model of the workload")
     history = read_counts(
         asked.table,
         interval_s=asked.interval_s,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.ports import free_ports
 
 
 @contextmanager
@@ -18,16 +19,6 @@ def taken_port() -> Generator[str]:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         yield str(busy.getsockname()[1])
-
-
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.mark.usefixtures("profiled")
@@ -82,7 +73,7 @@ def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
 
 @pytest.mark.usefixtures("project")
 def test_quickstart_names_a_port_in_use_before_it_starts_to_profile(poolpipe: Command) -> None:
-    http, metrics = free_ports(2)
+    http, metrics = map(str, free_ports(2))
     with taken_port() as busy:
         ports = (f"--http-port={http}", f"--grpc-port={busy}", f"--metrics-port={metrics}")
         ran = poolpipe("quickstart", *ports)
@@ -93,7 +84,7 @@ def test_quickstart_names_a_port_in_use_before_it_starts_to_profile(poolpipe: Co
 
 @pytest.mark.usefixtures("planned")
 def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> None:
-    http, metrics = free_ports(2)
+    http, metrics = map(str, free_ports(2))
     with taken_port() as busy:
         ran = poolpipe(
             "serve",
@@ -224,6 +215,17 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
     )  # fmt: skip
     assert refused.code == 2
     assert "no column 'net'; it has minute, f1" in refused.err
+    for option, value, reason in (
+        ("--peak", "moon=5", "'moon' is not a model of the workload"),
+        ("--map", "f1=moon", "'moon' is not a model of the workload"),
+        ("--chart", "chart.moon", "cannot be drawn: its type is none of"),
+    ):
+        refused = poolpipe(
+            "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml",
+            "--backtest", "counts.csv", option, value,
+        )  # fmt: skip
+        assert refused.code == 2
+        assert reason in refused.err
 
 
 @pytest.mark.usefixtures("planned")

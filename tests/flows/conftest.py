@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.flows.test_quickstart import free_ports
+from tests.ports import free_ports
 
 START_SECONDS = 120
 

@@ -12,21 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ports import free_ports
 from tests.splitting.tiny_models import residual_net
 
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Project:

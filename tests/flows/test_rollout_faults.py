@@ -32,7 +32,7 @@ from flows.steps.rollout import (
 from flows.steps.workspace import Workspace
 from tests.flows.crashing import STEPS, Moment, crash
 from tests.planning.small import profile
-from tests.release.test_running import free_ports
+from tests.release.test_running import server_ports
 from tests.serving.system import wait_for
 from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.core.plan import Plan
@@ -134,7 +134,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with work.open() as warehouse:
         add_plan(warehouse, plans[0], now_utc())
     render_repository(work.state.serve, plans[0], ServeOptions())
-    state = start(work.state.serve, free_ports())
+    state = start(work.state.serve, server_ports())
     yield System(work, state, plans)
     stop(work.state.serve)
 

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows import whatif as module
 from flows.parameters import WhatIfParameters
 from flows.whatif import task_runner
-from tests.flows.test_quickstart import free_ports
+from tests.ports import free_ports
 from tests.splitting.tiny_models import residual_net
 from triton_backend.core.errors import InputError
 from warehouse.db import open_warehouse

@@ -15,6 +15,7 @@ from flows.release.access import Tls, cautions, is_loopback
 from flows.release.admin import ServerPorts, start, stop
 from flows.release.render import CONTROL_MODEL, ServeOptions, node_model, render_repository
 from flows.release.running import ServerState, read_state
+from tests.ports import free_ports
 from tests.release.certificates import Authority, Pair
 from tests.serving.plans import model, plan, stage
 from triton_backend.core.errors import InputError
@@ -30,12 +31,9 @@ def emulated() -> Plan:
     return plan(model(MODEL, (stage((0, 10), "FAST", 0),)))
 
 
-def free_ports(**fields: Any) -> ServerPorts:
-    with socket.socket() as one, socket.socket() as two, socket.socket() as three:
-        for probe in (one, two, three):
-            probe.bind(("127.0.0.1", 0))
-        numbers = [int(probe.getsockname()[1]) for probe in (one, two, three)]
-    return ServerPorts(http=numbers[0], grpc=numbers[1], metrics=numbers[2], **fields)
+def server_ports(**fields: Any) -> ServerPorts:
+    http, grpc, metrics = free_ports(3)
+    return ServerPorts(http=http, grpc=grpc, metrics=metrics, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def state(
         key=pair.key,
         client_authority=clients_authority.certificate,
     )
-    yield start(folder, free_ports(address="0.0.0.0", tls=tls))
+    yield start(folder, server_ports(address="0.0.0.0", tls=tls))
     stop(folder)
 
 
@@ -218,7 +216,7 @@ def test_files_that_are_no_pair_are_named_before_anything_starts(tmp_path: Path)
         ),
     ):
         with pytest.raises(InputError, match=told):
-            start(folder, free_ports(tls=tls))
+            start(folder, server_ports(tls=tls))
     with pytest.raises(InputError, match="nothing is being served"):
         read_state(folder)
 

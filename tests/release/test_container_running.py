@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from flows.release.container import render_container
 from flows.release.container_options import ContainerOptions
 from flows.release.running import ServerError, ServerState
+from tests.ports import free_ports
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan
 from tests.serving.system import wait_for
@@ -41,16 +41,6 @@ class Started:
     process: subprocess.Popen[bytes]
     http: int
     grpc: int
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("127.0.0.1", 0))
-    numbers = [int(probe.getsockname()[1]) for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return numbers
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from flows.release.migrate import StepDone, migrate
 from flows.release.recover import recover
 from flows.release.render import ServeOptions, node_model, render_host, render_repository
 from flows.release.running import ServerError
-from tests.release.test_running import free_ports
+from tests.release.test_running import server_ports
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan
 from tests.serving.system import wait_for
@@ -41,7 +41,7 @@ class TwoHosts:
         self.gateway, self.node = folder / "gateway", folder / "node"
         self.artifacts_there = folder / "artifacts of the node"
         shutil.copytree(artifacts, self.artifacts_there)
-        there = replace(free_ports(), address=ELSEWHERE)
+        there = replace(server_ports(), address=ELSEWHERE)
         options = ServeOptions(
             artifacts=artifacts,
             hosts={"SLOW": ELSEWHERE},
@@ -51,7 +51,7 @@ class TwoHosts:
         render_repository(self.gateway, served, options)
         settings = json.loads((self.gateway / "settings.json").read_text())
         render_host(self.node, settings, served, ELSEWHERE, self.artifacts_there)
-        self.state = start(self.gateway, free_ports(), wait_for_workers=False)
+        self.state = start(self.gateway, server_ports(), wait_for_workers=False)
         self.there = start(self.node, there, wait_for_workers=False)
         wait_for(lambda: self.workers() == (2, 2))
         self._client = grpc_client.InferenceServerClient(self.state.grpc_url)

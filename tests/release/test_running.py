@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from flows.release.admin import ServerPorts, start, stop
 from flows.release.migrate import Step, StepDone, migrate
 from flows.release.render import CONTROL_MODEL, ServeOptions, node_model, render_repository
 from flows.release.running import ServerError, ServerState, read_state
+from tests.ports import free_ports
 from tests.serving.artifacts import FACTOR, OFFSET, affine
 from tests.serving.plans import plan, two_stage
 from tests.serving.system import wait_for
@@ -32,14 +32,9 @@ CLIENTS = {"grpc": grpc_client, "http": http_client}
 PATIENT_US = 1_000_000
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_ports() -> ServerPorts:
-    return ServerPorts(http=free_port(), grpc=free_port(), metrics=free_port())
+def server_ports() -> ServerPorts:
+    http, grpc, metrics = free_ports(3)
+    return ServerPorts(http=http, grpc=grpc, metrics=metrics)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def state(
 ) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
     render_repository(folder, first_plan, ServeOptions(artifacts=artifacts))
-    running = start(folder, free_ports())
+    running = start(folder, server_ports())
     yield running
     stop(folder)
     prefix = f"poolpipe-{running.data['instance']}"
@@ -185,9 +180,9 @@ def test_a_second_start_and_a_taken_port_are_refused_by_name(
     state: ServerState, tmp_path: Path, first_plan: Plan
 ) -> None:
     with pytest.raises(InputError, match="is being served already"):
-        start(state.folder, free_ports())
+        start(state.folder, server_ports())
     render_repository(tmp_path, first_plan, ServeOptions())
-    taken = replace(free_ports(), http=state.data["ports"]["http"])
+    taken = replace(server_ports(), http=state.data["ports"]["http"])
     with pytest.raises(InputError, match=f"http-port {taken.http}"):
         start(tmp_path, taken)
 
@@ -267,7 +262,7 @@ def test_a_rollout_that_fails_leaves_the_old_plan_serving(
 def test_stop_clears_up_after_the_supervisor_was_killed(tmp_path: Path, first_plan: Plan) -> None:
     alone = replace(first_plan, models=first_plan.models[:1])
     render_repository(tmp_path, alone, ServeOptions())
-    running = start(tmp_path, free_ports())
+    running = start(tmp_path, server_ports())
     group = int(running.data["process_group"])
     os.kill(int(running.data["pid"]), signal.SIGKILL)
     assert stop(tmp_path)
