@@ -12,9 +12,11 @@ import pytest
 from tests.fakes.kserve import RefusedError, Reply, doubled, grpc_sink, http_sink
 from triton_backend.core.errors import InputError
 from triton_backend.core.tensors import TensorSpec
+from triton_backend.serving.load.client import Answer, Client
 from triton_backend.serving.load.client_grpc import GrpcClient
 from triton_backend.serving.load.client_http import HttpClient
 from triton_backend.serving.load.drive import Drive, ModelLoad, run_precisely
+from triton_backend.serving.load.http_pool import MAX_CONNECTIONS
 from triton_backend.serving.load.payload import Request
 from triton_backend.serving.load.record import LoadRun
 from triton_backend.serving.load.schedule import Offer, make_schedule
@@ -170,11 +172,44 @@ def test_a_server_that_breaks_http_fails_requests_one_by_one(answer: bytes) -> N
         async with server:
             client = HttpClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
             request = client.encode("a", {"x": np.zeros((1, 4), np.float32)}, deadline_us=None)
-            answers = [await client.send(request, give_up_s=5) for _ in range(2)]
+            answers = [await ask(client, request, give_up_s=5) for _ in range(2)]
             await client.close()
         return [answer.message for answer in answers]
 
     assert all(text.startswith("connection:") for text in run_precisely(run()))
+
+
+async def ask(client: Client, request: bytes, *, give_up_s: float) -> Answer:
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    client.send(request, give_up_s=give_up_s, done=answered.set_result)
+    return await answered
+
+
+def test_requests_above_the_limit_of_connections_wait_and_those_never_answered_are_given_up() -> (
+    None
+):
+    held: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        held.append(writer)
+
+    async def run() -> list[Answer]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            client = HttpClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            request = client.encode("a", {"x": np.zeros((1, 4), np.float32)}, deadline_us=None)
+            calls = [ask(client, request, give_up_s=0.5) for _ in range(MAX_CONNECTIONS + 5)]
+            answers = await asyncio.gather(*calls)
+            await client.close()
+            for writer in held:
+                writer.close()
+        return answers
+
+    answers = run_precisely(run())
+    assert len(answers) == MAX_CONNECTIONS + 5
+    assert {answer.message for answer in answers} == {"no answer within 0.5 s"}
+    assert len(held) <= MAX_CONNECTIONS
 
 
 def test_the_command_line_prints_one_object_and_writes_records(tmp_path: Path) -> None:

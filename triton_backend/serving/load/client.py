@@ -4,7 +4,7 @@ Here: what a client of the KServe v2 protocol does for the load generator. Not h
 (`client_grpc`, `client_http`), when, and what it means (`drive`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -67,8 +67,8 @@ class Client(Protocol):
         """
         ...
 
-    async def send(self, request: bytes, *, give_up_s: float) -> Answer:
-        """Send and wait; an answer that does not come in `give_up_s` is an error."""
+    def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
+        """Send at once; `done` is called once, with an error where no answer comes in `give_up_s`."""
         ...
 
     def decode(self, answer: Answer) -> Arrays:

@@ -5,6 +5,7 @@ it, so a call costs the event loop little more than gRPC's own work.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class GrpcClient:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
             self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
+        self._calls: set[asyncio.Task[Answer]] = set()
         self._infer = self._channel.unary_unary(f"{SERVICE}/ModelInfer")
         self._metadata = self._channel.unary_unary(
             f"{SERVICE}/ModelMetadata",
@@ -118,8 +120,14 @@ class GrpcClient:
             request.raw_input_contents.append(np.ascontiguousarray(array).tobytes())
         return request.SerializeToString()
 
-    async def send(self, request: bytes, *, give_up_s: float) -> Answer:
+    def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
         """See `Client`."""
+        call = asyncio.get_running_loop().create_task(self._ask(request, give_up_s))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda ended: done(ended.result()))
+
+    async def _ask(self, request: bytes, give_up_s: float) -> Answer:
         try:
             return Answer(Status.OK, await self._infer(request, timeout=give_up_s))
         except grpc.aio.AioRpcError as error:

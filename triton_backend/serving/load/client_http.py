@@ -1,13 +1,12 @@
 """KServe v2 over HTTP with the binary tensor extension and persistent connections.
 
-A request takes an idle connection or opens a new one, up to a limit; above it, requests wait
-their turn (which counts as latency, because latency runs from the intended send time).
+Here: requests and answers as bytes. Not here: connections (`http_pool`, `http_connection`).
 """
 
 import asyncio
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from triton_backend.serving.load.client import (
     spec_from_metadata,
 )
 from triton_backend.serving.load.client_grpc import DATATYPES
-from triton_backend.serving.load.http_connection import HttpAnswer, HttpConnection
+from triton_backend.serving.load.http_connection import HttpAnswer
+from triton_backend.serving.load.http_pool import HttpPool
 from triton_backend.serving.load.payload import NUMPY_TYPES, Arrays
 
-MAX_CONNECTIONS = 512
 OK, UNAVAILABLE = 200, 503
 JSON_BYTES = "inference-header-content-length"
 
@@ -37,11 +36,8 @@ class HttpClient:
         if not host or not port.isdecimal():
             raise InputError("--url", f"{address!r} is not host:port")
         self._address = address
-        self._host, self._port = host.strip("[]"), int(port)
+        self._pool = HttpPool(host.strip("[]"), int(port))
         self._connect_s = connect_s
-        self._idle: list[HttpConnection] = []
-        self._all: set[HttpConnection] = set()
-        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def connect(self) -> None:
         """See `Client`."""
@@ -91,20 +87,9 @@ class HttpClient:
         }
         return self._request("POST", f"/v2/models/{model}/infer", headers) + body
 
-    async def send(self, request: bytes, *, give_up_s: float) -> Answer:
+    def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
         """See `Client`."""
-        try:
-            async with asyncio.timeout(give_up_s):
-                answer = await self._ask(request)
-        except TimeoutError:
-            return Answer(Status.ERROR, message=f"no answer within {give_up_s:g} s")
-        except OSError as error:
-            return Answer(Status.ERROR, message=f"connection: {error}")
-        if answer.code == OK:
-            length = int(answer.headers.get(JSON_BYTES, len(answer.body)))
-            return Answer(Status.OK, answer.body, json_bytes=length)
-        message = f"HTTP {answer.code}: {_error_text(answer.body)}"
-        return refused_or_error(unavailable=answer.code == UNAVAILABLE, message=message)
+        self._pool.ask(request, give_up_s=give_up_s, done=lambda reply: done(_answer(reply)))
 
     def decode(self, answer: Answer) -> Arrays:
         """See `Client`."""
@@ -121,32 +106,17 @@ class HttpClient:
 
     async def close(self) -> None:
         """See `Client`."""
-        for connection in self._all:
-            connection.close()
-        self._all.clear()
+        self._pool.close()
         await asyncio.sleep(0)  # lets the transports say that they are closed
 
     async def _ask(self, request: bytes) -> HttpAnswer:
-        async with self._places:
-            connection = await self._take()
-            try:
-                return await connection.ask(request)
-            finally:
-                if connection.usable:
-                    self._idle.append(connection)
-                else:
-                    self._all.discard(connection)
-
-    async def _take(self) -> HttpConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-            self._all.discard(connection)
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(HttpConnection, self._host, self._port)
-        self._all.add(connection)
-        return connection
+        replied: asyncio.Future[HttpAnswer | OSError]
+        replied = asyncio.get_running_loop().create_future()
+        self._pool.ask(request, give_up_s=self._connect_s, done=replied.set_result)
+        reply = await asyncio.shield(replied)
+        if isinstance(reply, OSError):
+            raise reply
+        return reply
 
     def _get(self, path: str) -> bytes:
         return self._request("GET", path, {})
@@ -155,6 +125,18 @@ class HttpClient:
         lines = [f"{verb} {path} HTTP/1.1", f"Host: {self._address}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def _answer(reply: HttpAnswer | OSError) -> Answer:
+    if isinstance(reply, TimeoutError):
+        return Answer(Status.ERROR, message=str(reply))
+    if isinstance(reply, OSError):
+        return Answer(Status.ERROR, message=f"connection: {reply}")
+    if reply.code == OK:
+        length = int(reply.headers.get(JSON_BYTES, len(reply.body)))
+        return Answer(Status.OK, reply.body, json_bytes=length)
+    message = f"HTTP {reply.code}: {_error_text(reply.body)}"
+    return refused_or_error(unavailable=reply.code == UNAVAILABLE, message=message)
 
 
 def _error_text(body: bytes) -> str:

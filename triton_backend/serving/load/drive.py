@@ -64,6 +64,10 @@ class Drive:
     _answered: int = field(default=0, init=False)
     _start_s: float = field(default=0.0, init=False)
     _stop: bool = field(default=False, init=False)
+    _sent_us: list[int] = field(default_factory=list[int], init=False)
+    _done_us: list[int] = field(default_factory=list[int], init=False)
+    _outcomes: list[int] = field(default_factory=list[int], init=False)
+    _all_sent: asyncio.Future[None] | None = field(default=None, init=False)
 
     def stop(self) -> None:
         """Send nothing more; `run` returns when what is under way is answered."""
@@ -83,14 +87,17 @@ class Drive:
         self._start_s = loop.time() + LEAD_S
         reporter = asyncio.create_task(self._report(rows))
         try:
-            sent = await self._send_all(wire, rows)
+            sent = await self._send_all(wire)
         finally:
             reporter.cancel()
             gc.unfreeze()
+        rows = rows[:sent]
+        rows["sent_us"], rows["done_us"] = self._sent_us, self._done_us[:sent]
+        rows["outcome"] = self._outcomes[:sent]
         return LoadRun(
             models=self.schedule.models,
             deadline_us=tuple(load.deadline_us for load in self.loads),
-            records=rows[:sent],
+            records=rows,
             started_monotonic_us=s_to_us(self._start_s),
             duration_us=self.duration_us,
             messages=self._messages,
@@ -104,39 +111,47 @@ class Drive:
             for request in load.requests
         ]
 
-    async def _send_all(self, wire: list[list[bytes]], rows: Any) -> int:
-        """Requests of a model are taken in turn. Returns how many were sent."""
+    async def _send_all(self, wire: list[list[bytes]]) -> int:
+        """Requests of a model are taken in turn. Returns how many were sent, all answered."""
         loop = asyncio.get_running_loop()
-        under_way: set[asyncio.Task[None]] = set()
         turn = [0] * len(wire)
         sent = 0
-        instants = (self.schedule.intended_us / US_PER_S + self._start_s).tolist()
-        for model, at_s in zip(self.schedule.model.tolist(), instants, strict=True):
-            ahead_s = at_s - loop.time()
+        intended_us = self.schedule.intended_us.tolist()
+        self._done_us, self._outcomes = [0] * len(intended_us), [0] * len(intended_us)
+        for model, at_us in zip(self.schedule.model.tolist(), intended_us, strict=True):
+            ahead_s = at_us / US_PER_S + self._start_s - loop.time()
             if ahead_s > 0 or sent % BURST == 0:
                 await asyncio.sleep(max(ahead_s, 0))
             if self._stop:
                 break
             choice = turn[model] % len(wire[model])
             turn[model] += 1
-            task = asyncio.create_task(self._one(rows, sent, wire[model][choice], choice))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
+            self._send(sent, model, choice, wire[model][choice], at_us)
             sent += 1
-        await asyncio.gather(*under_way)
+        self._all_sent = loop.create_future()
+        self._end_if_all_answered(sent)
+        await self._all_sent
         return sent
 
-    async def _one(self, rows: Any, row: int, request: bytes, choice: int) -> None:
-        load = self.loads[int(rows["model"][row])]
-        intended_us = int(rows["intended_us"][row])
-        rows["sent_us"][row] = self._now_us()
+    def _send(self, row: int, model: int, choice: int, request: bytes, intended_us: int) -> None:
+        load = self.loads[model]
+
+        def done(answer: Answer) -> None:
+            done_us = self._now_us()
+            self._done_us[row] = done_us
+            in_time = done_us - intended_us <= load.deadline_us
+            self._outcomes[row] = self._outcome(load, answer, choice, in_time=in_time)
+            self._answered += 1
+            self._end_if_all_answered(len(self._sent_us))
+
+        self._sent_us.append(self._now_us())
         give_up_s = us_to_s(load.deadline_us) + self.give_up_s
-        answer = await self.client.send(request, give_up_s=give_up_s)
-        done_us = self._now_us()
-        rows["done_us"][row] = done_us
-        in_time = done_us - intended_us <= load.deadline_us
-        rows["outcome"][row] = self._outcome(load, answer, choice, in_time=in_time)
-        self._answered += 1
+        self.client.send(request, give_up_s=give_up_s, done=done)
+
+    def _end_if_all_answered(self, sent: int) -> None:
+        end = self._all_sent
+        if end is not None and self._answered == sent and not end.done():
+            end.set_result(None)
 
     def _now_us(self) -> int:
         return s_to_us(asyncio.get_running_loop().time() - self._start_s)

@@ -6,6 +6,7 @@ client costs several times as much per request as the call itself.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 HEAD_END = b"\r\n\r\n"
@@ -20,12 +21,15 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
 
+Done = Callable[[HttpAnswer | OSError], None]
+
+
 class HttpConnection(asyncio.Protocol):
     """At most one request at a time; unusable after an error or once the server closed it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[HttpAnswer] | None = None
+        self._waiting: Done | None = None
         self._received = bytearray()
         self._head: tuple[int, dict[str, str]] | None = None
         self._body_bytes = 0
@@ -36,26 +40,19 @@ class HttpConnection(asyncio.Protocol):
         """Whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a whole request and wait for its answer.
-
-        Raises:
-            ConnectionError: the server closed the connection or did not speak HTTP.
-        """
+    def ask(self, request: bytes, done: Done) -> None:
+        """Send a whole request; `done` is told its answer, or why none came, once."""
         if self._transport is None:
-            raise ConnectionError("the connection is closed")
-        self._waiting = asyncio.get_running_loop().create_future()
+            done(ConnectionError("the connection is closed"))
+            return
+        self._waiting = done
         self._transport.write(request)
-        try:
-            return await self._waiting
-        except asyncio.CancelledError:
-            self._transport.abort()  # the answer may still come: nobody else must read it
-            raise
 
-    def close(self) -> None:
-        """Close at once."""
+    def close(self, error: OSError | None = None) -> None:
+        """Close at once, as an answer that still comes must not be read by anybody else."""
         if self._transport is not None:
             self._transport.abort()
+        self._tell(error or ConnectionError("connection closed"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Told by the event loop: open."""
@@ -65,7 +62,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Told by the event loop: gone."""
         self._transport = None
-        self._fail(f"connection closed by the server ({exc})" if exc else "connection closed")
+        reason = f"connection closed by the server ({exc})" if exc else "connection closed"
+        self._tell(ConnectionError(reason))
 
     def data_received(self, data: bytes) -> None:
         """Told by the event loop: bytes came."""
@@ -74,8 +72,7 @@ class HttpConnection(asyncio.Protocol):
             if self._head is None and not self._read_head():
                 return
         except ValueError as error:
-            self._fail(f"not an HTTP answer: {error}")
-            self.close()
+            self.close(ConnectionError(f"not an HTTP answer: {error}"))
             return
         if len(self._received) >= self._body_bytes:
             self._deliver()
@@ -106,13 +103,11 @@ class HttpConnection(asyncio.Protocol):
         body = bytes(self._received[: self._body_bytes])
         self._received.clear()
         self._head, self._searched = None, 0
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(HttpAnswer(code, headers, body))
-        if headers.get("connection", "").lower() == "close":
-            self.close()
+        if headers.get("connection", "").lower() == "close" and self._transport is not None:
+            self._transport.abort()
+        self._tell(HttpAnswer(code, headers, body))
 
-    def _fail(self, reason: str) -> None:
+    def _tell(self, answer: HttpAnswer | OSError) -> None:
         waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(ConnectionError(reason))
+        if waiting is not None:
+            waiting(answer)
