@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.core.errors import InputError, InvariantError
-from triton_backend.core.tensors import TensorSpec
+from triton_backend.core.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.engines.base import NUMPY_DTYPES
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
@@ -27,7 +28,7 @@ _ALIGNMENT = 64
 Arrays = dict[str, NDArray[np.generic]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlotLayout:
     """Tensors of one batch inside a slot; each begins on a cache line."""
 
@@ -50,9 +51,14 @@ class SlotLayout:
             sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs), _ALIGNMENT
         )
 
+    @cached_property
+    def bytes_per_sample(self) -> int:
+        """Bytes of the tensors of one sample."""
+        return total_bytes_per_sample(self.specs)
+
     def payload_bytes(self, samples: int) -> int:
         """Bytes of the tensors of a batch of `samples`."""
-        return samples * sum(spec.bytes_per_sample for spec in self.specs)
+        return samples * self.bytes_per_sample
 
 
 def _aligned(size: int) -> int:
@@ -189,6 +195,7 @@ class SlotPool:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = list(range(slots - 1, -1, -1))
+        self._taken: set[int] = set()
 
     @property
     def free(self) -> int:
@@ -197,7 +204,11 @@ class SlotPool:
 
     def take(self) -> int | None:
         """A free slot, or None."""
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        self._taken.add(slot)
+        return slot
 
     def give(self, slot: int) -> None:
         """Back into the pool.
@@ -205,8 +216,9 @@ class SlotPool:
         Raises:
             InvariantError: the slot is not one of the pool or free already.
         """
-        if not 0 <= slot < self.slots or slot in self._free:
+        if slot not in self._taken:
             raise InvariantError(f"slot {slot} of {self.slots} is not taken")
+        self._taken.remove(slot)
         self._free.append(slot)
 
 
