@@ -142,6 +142,7 @@ _DROP = struct.Struct("<qiqqi")
 _DISPATCH = struct.Struct("<iiHH")
 _BATCH = struct.Struct("<iiiiIqqH")
 _HOP = struct.Struct("<iiqqq")
+_HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _ANSWER = struct.Struct("<iiI")
 _TIMES = struct.Struct("<iqq")
 
@@ -259,12 +260,15 @@ def unpack_drop(body: bytes) -> DropBody:
 
 def pack_dispatch(message: DispatchBody) -> bytes:
     """Body of DISPATCH."""
-    parts = [
-        _DISPATCH.pack(message.pipeline, message.samples, len(message.hops), len(message.requests))
-    ]
-    parts += [_HOP.pack(*hop) for hop in message.hops]
-    parts.append(struct.pack(f"<{len(message.requests)}q", *message.requests))
-    return b"".join(parts)
+    path = [number for hop in message.hops for number in hop]
+    return pack_path(message.pipeline, message.samples, path, message.requests)
+
+
+def pack_path(pipeline: int, samples: int, path: list[int], requests: tuple[int, ...]) -> bytes:
+    """Body of DISPATCH from the fields of its `HopGrant`s one after the other."""
+    hops = len(path) // len(HopGrant._fields)
+    layout = f"{_DISPATCH.format}{hops * _HOP_FIELDS}{len(requests)}q"
+    return struct.pack(layout, pipeline, samples, hops, len(requests), *path, *requests)
 
 
 def unpack_dispatch(body: bytes) -> DispatchBody:
