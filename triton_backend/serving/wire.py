@@ -12,6 +12,7 @@ import json
 import struct
 import zlib
 from enum import IntEnum
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from triton_backend.core.decisions import DropReason
@@ -318,7 +319,7 @@ def unpack_times(body: bytes) -> TimesBody:
 
 
 def _hops(body: bytes, at: int, count: int) -> tuple[HopGrant, ...]:
-    return tuple(HopGrant(*_HOP.unpack_from(body, at + i * _HOP.size)) for i in range(count))
+    return tuple(starmap(HopGrant, _HOP.iter_unpack(body[at : at + count * _HOP.size])))
 
 
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
