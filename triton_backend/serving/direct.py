@@ -10,7 +10,7 @@ JSON in KServe's own form: `{"name", "datatype", "shape", "data"}`.
 
 import contextlib
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from triton_backend.serving.wire import (
     parse_header,
     unpack_json,
 )
-from triton_backend.serving.worker_compute import StageCompute
 
 ANSWER_SECONDS = 20.0
 
@@ -107,9 +106,9 @@ def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -
 
 
 def answer_try(
-    deployment: Deployment, vgpu: int, compute: StageCompute, body: bytes
+    deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], body: bytes
 ) -> dict[str, str]:
-    """The worker's side: run what the node put there; the body of its TRIED.
+    """The worker's side: `run` the stage on what the node put there; the body of its TRIED.
 
     Raises:
         FrameError: no such number of samples.
@@ -122,7 +121,7 @@ def answer_try(
     names, layouts = _names(deployment, vgpu), _layouts(deployment, vgpu)
     given, made = (Segment.attach(n, x) for n, x in zip(names, layouts, strict=True))
     try:
-        compute.run(given.views(0, samples), made.views(0, samples), samples)
+        run(given.views(0, samples), made.views(0, samples), samples)
     except Exception as error:  # noqa: BLE001  # a runtime may raise anything
         return {"error": f"{type(error).__name__}: {error}"}
     finally:

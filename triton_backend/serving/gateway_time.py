@@ -39,6 +39,10 @@ class GatewayTime:
         """The instant, as the gateway counts."""
         return self._clock.now_us() - self._ahead_us
 
+    def gateway_us(self, local_us: int) -> int:
+        """An instant of this host as the gateway counts."""
+        return local_us - self._ahead_us
+
     def local_us(self, gateway_us: int) -> int:
         """An instant of the gateway as this host counts."""
         return gateway_us + self._ahead_us

@@ -1,7 +1,5 @@
 """The runtime of a vGPU's stage: from its artifact, or emulated where the plan names none."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from triton_backend.core.errors import InputError
@@ -9,6 +7,7 @@ from triton_backend.engines.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.engines.clock import Clock
 from triton_backend.engines.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.engines.load import load_runtime
+from triton_backend.serving.memory import Arrays
 from triton_backend.serving.settings import Deployment
 
 WARM_UP_RUNS = 2
@@ -34,8 +33,9 @@ def open_runtime(deployment: Deployment, vgpu: int, clock: Clock) -> Runtime:
         raise InputError(
             str(settings.artifacts / stage.artifact), f"takes {sorted(missing)}, not in the plan"
         )
+    inputs, outputs = nothing_for(runtime, deployment.pipeline_of(vgpu).batch)
     for _ in range(WARM_UP_RUNS):
-        dry_run(runtime, deployment.pipeline_of(vgpu).batch, clock.now_us)
+        runtime.run(inputs, outputs)
     return runtime
 
 
@@ -55,14 +55,12 @@ def _emulated(deployment: Deployment, vgpu: int) -> Artifact:
     )
 
 
-def dry_run(runtime: Runtime, batch: int, now_us: Callable[[], int]) -> tuple[int, int]:
-    """Run a stage on zeros that go nowhere; when the run began and ended."""
+def nothing_for(runtime: Runtime, batch: int) -> tuple[Arrays, Arrays]:
+    """Zeros for a stage to run on, and room for results that go nowhere."""
     inputs = {
         s.name: np.zeros((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.inputs
     }
     outputs = {
         s.name: np.empty((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.outputs
     }
-    start_us = now_us()
-    runtime.run(inputs, outputs)
-    return start_us, now_us()
+    return inputs, outputs

@@ -15,7 +15,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
-from triton_backend.serving.memory import Segment
-from triton_backend.serving.runtimes import dry_run, open_runtime
+from triton_backend.serving.memory import Arrays, Segment
+from triton_backend.serving.runtimes import nothing_for, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.wire import (
@@ -83,7 +82,8 @@ class StageWorker:
         )
         self._let_runtime_pin()
         name = f"stage {stage.blocks}"
-        self._compute = StageCompute(runtime, self._segment.layout.batch, name)
+        given, wanted = deployment.inputs_of(vgpu), deployment.outputs_of(vgpu)
+        self._compute = StageCompute(runtime, given, wanted, self._segment.layout.batch, name)
         self._hub = Hub(self)
         self._onward = Onward(self._hub, deployment, vgpu)
         self._scheduler: Connection | None = None
@@ -148,7 +148,8 @@ class StageWorker:
         """The batch to run now; None when stopped. For the thread whose turn it is to poll."""
         while not self._stopping:
             self._errands.run_unless_begun()
-            self._report()
+            if not self._reported and self._jobs.idle:
+                self._report()
             job = self._jobs.begin()
             if job is not None:
                 self._note_arrival(job)
@@ -172,13 +173,10 @@ class StageWorker:
             self._hub.alarm.set(at_us)
 
     def _report(self) -> None:
-        """Say HELLO to the scheduler.
+        """Say HELLO to the scheduler, when idle: it takes a reporter for idle.
 
-        Only when idle, because it takes a reporter for idle; from another host, only when its beats
-        have told what time it is there.
+        From another host, only when its beats have told what time it is there.
         """
-        if self._reported or not self._jobs.idle:
-            return
         if self._scheduler is None:
             self._scheduler = self._hub.connect(self._settings.scheduler_address_from(self._node))
         if self._scheduler is None:
@@ -198,13 +196,13 @@ class StageWorker:
         """Show how fast this process is, while it is drained or others of its pool are slow."""
         batch = self._segment.layout.batch
         try:
-            with self._device.taken(batch):
-                start_us, end_us = dry_run(self._runtime, batch, self._gateway_time.now_us)
+            inputs, outputs = nothing_for(self._runtime, batch)
+            times = self._timed(batch, self._runtime.run, inputs, outputs)
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a trial failed")  # without an answer the process is soon renewed
             return
-        times = TimesBody(self._vgpu, start_us, end_us)
-        scheduler.send(frame(Kind.TRIAL_DONE, pack_times(times), plan_tag=self._deployment.tag))
+        body = pack_times(TimesBody(self._vgpu, *times))
+        scheduler.send(frame(Kind.TRIAL_DONE, body, plan_tag=self._deployment.tag))
 
     # Owner of the hub
 
@@ -227,8 +225,7 @@ class StageWorker:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
             case Kind.TRY:
-                with self._device.taken(self._segment.layout.batch):
-                    done = answer_try(self._deployment, self._vgpu, self._compute, body)
+                done = answer_try(self._deployment, self._vgpu, self._run_stage, body)
                 connection.send(frame(Kind.TRIED, pack_json(done)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
@@ -279,13 +276,13 @@ class StageWorker:
         """Run a batch, and leave what is to be said of it."""
         way, stage = self._onward.way_of(job), self._place.stage
         try:
-            start_us, end_us = self._run_batch(job, way)
+            span_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {stage} failed: {type(error).__name__}: {error}"
-            self._leave(self._onward.tell_failure, job, reason)
+            self._errands.leave(self._onward.tell_failure, self._scheduler, job, reason)
         else:
-            self._leave(self._onward.tell_end, job, way, start_us, end_us)
+            self._errands.leave(self._onward.tell_end, self._scheduler, job, way, span_us)
         if way is None or not way.road.shared:
             # Another host's road has one buffer: no batch may begin before it has been sent.
             self._errands.run()
@@ -303,10 +300,7 @@ class StageWorker:
 
     def _note_arrival(self, job: Job) -> None:
         if self._place.stage:
-            self._leave(self._onward.tell_arrival, job)
-
-    def _leave(self, tell: Callable[..., None], *what: object) -> None:
-        self._errands.leave(partial(tell, self._scheduler, *what))
+            self._errands.leave(self._onward.tell_arrival, self._scheduler, job)
 
     def _run_batch(self, job: Job, way: WayOn | None) -> tuple[int, int]:
         """When it began and ended.
@@ -317,11 +311,16 @@ class StageWorker:
         if way is None:
             raise InputError(f"stage {self._place.stage}", "the way on is gone")
         samples = job.body.samples
-        with self._device.taken(samples):
-            start_us = self._gateway_time.now_us()
-            inputs = self._segment.views(job.hop.slot, samples)
-            self._compute.run(inputs, way.road.views(way.slot, samples), samples)
-            return start_us, self._gateway_time.now_us()
+        inputs = self._segment.views(job.hop.slot, samples)
+        return self._run_stage(inputs, way.road.views(way.slot, samples), samples)
+
+    def _run_stage(self, inputs: Arrays, outputs: Arrays, samples: int) -> tuple[int, int]:
+        return self._timed(samples, self._compute.run, inputs, outputs, samples)
+
+    def _timed(self, samples: int, run: Callable[..., None], *arguments: object) -> tuple[int, int]:
+        """Run something on the vGPU; when it began and ended (gateway's time)."""
+        start_us, end_us = self._device.run(samples, run, *arguments)
+        return self._gateway_time.gateway_us(start_us), self._gateway_time.gateway_us(end_us)
 
 
 def main(arguments: list[str]) -> None:

@@ -12,17 +12,26 @@ from triton_backend.core.tensors import TensorSpec
 from triton_backend.engines.base import NUMPY_DTYPES, Runtime
 from triton_backend.serving.memory import Arrays
 
+Specs = tuple[TensorSpec, ...]
+
 
 class StageCompute:
     """A loaded stage between arrays of the plan's types.
 
     Args:
+        given, wanted: the tensors that come in and go out.
         batch: the most samples of one run.
         name: of the stage, for errors.
     """
 
-    def __init__(self, runtime: Runtime, batch: int, name: str) -> None:
+    def __init__(
+        self, runtime: Runtime, given: Specs, wanted: Specs, batch: int, name: str
+    ) -> None:
         self._runtime = runtime
+        # Nearly always: the stage then reads and writes the arrays that it is handed.
+        self._fits = _types(given) == _types(runtime.inputs) and (
+            _types(wanted) == _types(runtime.outputs)
+        )
         self._batch = batch
         self._name = name
         self._scratch: Arrays = {}
@@ -33,6 +42,9 @@ class StageCompute:
         Raises:
             InputError: an output is asked for that the stage neither makes nor hands on.
         """
+        if self._fits:
+            self._runtime.run(inputs, outputs)
+            return
         given = {
             spec.name: inputs[spec.name].astype(NUMPY_DTYPES[spec.dtype], copy=False)
             for spec in self._runtime.inputs
@@ -58,3 +70,7 @@ class StageCompute:
             shape = (self._batch, *spec.shape[1:])
             self._scratch[spec.name] = np.empty(shape, NUMPY_DTYPES[spec.dtype])
         return self._scratch[spec.name][:samples]
+
+
+def _types(specs: Specs) -> dict[str, str]:
+    return {spec.name: spec.dtype for spec in specs}

@@ -4,15 +4,14 @@ Not here: which run is next (`worker_jobs`), what is run (`worker_compute`, `dir
 """
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.health import HealthBoard
 
 
 class Device:
-    """Taken by whoever runs something on it.
+    """Whatever runs on it runs through here.
 
     Args:
         latency_us_by_batch: of its stage, at batch 1, 2, …
@@ -32,12 +31,13 @@ class Device:
         """What a run of so many samples takes by its profile."""
         return self._latency_us_by_batch[samples - 1]
 
-    @contextmanager
-    def taken(self, samples: int) -> Generator[None]:
-        """For one run of so many samples."""
+    def run(self, samples: int, stage: Callable[..., None], *arguments: object) -> tuple[int, int]:
+        """Run a stage once on so many samples; when it began and ended (this host's time)."""
         with self._lock:
-            self._board.busy(self._vgpu, self._clock.now_us(), self.expected_us(samples))
+            start_us = self._clock.now_us()
+            self._board.busy(self._vgpu, start_us, self.expected_us(samples))
             try:
-                yield
+                stage(*arguments)
+                return start_us, self._clock.now_us()
             finally:
                 self._board.idle(self._vgpu)

@@ -11,14 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-Errand = Callable[[], object]
-
 
 class Errands:
     """Run once each, in the order in which they were left."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Errand] = deque()
+        self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -26,9 +24,9 @@ class Errands:
         """Whether any is left."""
         return bool(self._waiting)
 
-    def leave(self, errand: Errand) -> None:
+    def leave(self, errand: Callable[..., object], *arguments: object) -> None:
         """For the next `run`; from any thread."""
-        self._waiting.append(errand)
+        self._waiting.append((errand, arguments))
 
     def run(self) -> None:
         """Run all that were left; what another thread has begun has ended then, too."""
@@ -45,4 +43,5 @@ class Errands:
 
     def _run_waiting(self) -> None:
         while self._waiting:
-            self._waiting.popleft()()
+            errand, arguments = self._waiting.popleft()
+            errand(*arguments)

@@ -6,7 +6,7 @@ takes batches while another runs one. Not here: sockets, the runtime.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.outbound import checksum_of
@@ -14,18 +14,18 @@ from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import BatchBody, FrameError, Header, HopGrant
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A batch whose tensors are in this worker's slot, or on their way there over a link."""
+class Job(NamedTuple):
+    """A batch whose tensors are in this worker's slot, or on their way there over a link.
 
+    Jobs compare by their reserved start, then by their number. `due_us`: when it may start, that
+    is, when its tensors are here and its reserved start has come.
+    """
+
+    start_us: int
     batch_id: int
-    body: BatchBody
+    due_us: int
     hop: HopGrant
-
-    @property
-    def due_us(self) -> int:
-        """When it may start: its tensors are here and its reserved start has come."""
-        return max(self.hop.start_us, self.body.available_us)
+    body: BatchBody
 
 
 class Jobs:
@@ -43,7 +43,7 @@ class Jobs:
         self._now_us = now_us
         self._tag = deployment.tag
         self._vgpu = vgpu
-        self._place = deployment.vgpus[vgpu]
+        self._model, self._stage = deployment.vgpus[vgpu].model, deployment.vgpus[vgpu].stage
         self._segment = segment
         self._jobs: dict[int, Job] = {}
         self._running = False
@@ -62,11 +62,11 @@ class Jobs:
         """
         if header.plan_tag != self._tag:
             raise FrameError(f"a batch of plan {header.plan_tag:016x}, not {self._tag:016x}")
-        stage = self._place.stage
+        stage = self._stage
         if header.stage != stage or len(batch.hops) <= stage:
             raise FrameError(f"a batch for stage {header.stage} at a worker of stage {stage}")
         hop = batch.hops[stage]
-        if hop.vgpu != self._vgpu or batch.model != self._place.model:
+        if hop.vgpu != self._vgpu or batch.model != self._model:
             raise FrameError(f"a batch for vGPU {hop.vgpu} at vGPU {self._vgpu}")
         if not 0 <= hop.slot < self._segment.slots:
             raise FrameError(f"slot {hop.slot} of {self._segment.slots}")
@@ -89,10 +89,11 @@ class Jobs:
             self._segment, hop.slot, batch.samples
         ):
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
+        due_us = max(hop.start_us, batch.available_us)
         with self._lock:
             if len(self._jobs) >= self._segment.slots:
                 raise FrameError(f"more than {self._segment.slots} batches")
-            self._jobs[header.batch_id] = Job(header.batch_id, batch, hop)
+            self._jobs[header.batch_id] = Job(hop.start_us, header.batch_id, due_us, hop, batch)
 
     def drop(self, batch_id: int) -> None:
         """It shall have no turn."""
@@ -116,14 +117,19 @@ class Jobs:
 
     def _next(self) -> Job | None:
         """Of those due, the batch reserved first."""
-        now_us = self._now_us()
-        due = [job for job in self._jobs.values() if job.due_us <= now_us]
-        job = min(due, key=lambda job: (job.hop.start_us, job.batch_id), default=None)
-        self._running = job is not None
-        return None if job is None else self._jobs.pop(job.batch_id)
+        first = None
+        if self._jobs:
+            now_us = self._now_us()
+            for job in self._jobs.values():
+                if job.due_us <= now_us and (first is None or job < first):
+                    first = job
+        self._running = first is not None
+        return None if first is None else self._jobs.pop(first.batch_id)
 
     def next_due_us(self) -> int | None:
         """When somebody must look again; what is due while a batch runs, follows it."""
+        if not self._jobs:
+            return None
         with self._lock:
             now_us = self._now_us()
             dues = (job.due_us for job in self._jobs.values())

@@ -3,7 +3,7 @@
 Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from triton_backend.core.units import transfer_us
 from triton_backend.serving.hub import Hub
@@ -25,8 +25,7 @@ from triton_backend.serving.wire import (
 from triton_backend.serving.worker_jobs import Job
 
 
-@dataclass(frozen=True, slots=True)
-class WayOn:
+class WayOn(NamedTuple):
     """Where a stage's results go: the memory of the next worker, or of the front."""
 
     road: Road
@@ -80,14 +79,14 @@ class Onward:
         self._tell(scheduler, Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
 
     def tell_end(
-        self, scheduler: Connection | None, job: Job, way: WayOn, start_us: int, end_us: int
+        self, scheduler: Connection | None, job: Job, way: WayOn, span_us: tuple[int, int]
     ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
         if way.last:  # the client waits for the answer, nobody for the report
-            self._send(job, way, end_us)
-        self._tell(scheduler, Kind.STAGE_DONE, job, (start_us, end_us))
+            self._send(job, way, span_us[1])
+        self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
         if not way.last:  # told before the next worker can tell of its transfer
-            self._send(job, way, end_us)
+            self._send(job, way, span_us[1])
 
     def _tell(
         self, scheduler: Connection | None, kind: Kind, job: Job, span_us: tuple[int, int]
