@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.release.render import ServeOptions
+from tests.serving.gateway import HeldGateway
 from tests.serving.plans import BATCH, plan, two_stage
 from tests.serving.system import LocalSystem, deploy, wait_for
 from tests.serving.test_driver import kinds, run_full_batch
@@ -19,7 +20,6 @@ from triton_backend.serving.drained import (
     TRIAL_EVERY_US,
     DrainedWorkers,
 )
-from triton_backend.serving.driver import Gateway
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.front import Refusal
 from triton_backend.serving.health import HealthBoard
@@ -33,10 +33,10 @@ PLANNED_US = 5_000
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Gateway:
+def gateway(tmp_path: Path) -> HeldGateway:
     """One worker of the second pool has just been drained."""
     deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
-    made = Gateway(deployment, epoch=1, now_us=0, watch=lambda _: None)
+    made = HeldGateway(deployment)
     for vgpu in range(3):
         made.worker_up(Worker(1, vgpu), 0)
     number = 1
@@ -47,11 +47,11 @@ def gateway(tmp_path: Path) -> Gateway:
     return made
 
 
-def up(gateway: Gateway) -> int:
+def up(gateway: HeldGateway) -> int:
     return int(gateway.status()["workers"]["up"])
 
 
-def try_for(gateway: Gateway, begin_us: int, trials: int, took_us: int) -> list[Kind]:
+def try_for(gateway: HeldGateway, begin_us: int, trials: int, took_us: int) -> list[Kind]:
     """Look as often as trials are due, answer each; what was told."""
     told: list[Kind] = []
     for number in range(trials):
@@ -67,13 +67,13 @@ def try_for(gateway: Gateway, begin_us: int, trials: int, took_us: int) -> list[
 LATER_US = 10**9
 
 
-def test_a_worker_that_is_well_again_is_back_with_the_same_process(gateway: Gateway) -> None:
+def test_a_worker_that_is_well_again_is_back_with_the_same_process(gateway: HeldGateway) -> None:
     told = try_for(gateway, LATER_US, FEWEST_TRIALS, PLANNED_US)
     assert told == [Kind.TRIAL] * FEWEST_TRIALS
     assert up(gateway) == 3
 
 
-def test_a_worker_that_is_still_slow_is_tried_on_and_then_renewed(gateway: Gateway) -> None:
+def test_a_worker_that_is_still_slow_is_tried_on_and_then_renewed(gateway: HeldGateway) -> None:
     trials = RENEW_AFTER_US // TRIAL_EVERY_US + 1
     told = try_for(gateway, LATER_US, trials + 1, 4 * PLANNED_US)
     assert told == [Kind.TRIAL] * trials + [Kind.RETIRE]
@@ -95,13 +95,13 @@ def test_bounds_are_those_of_its_peers(peers: int, *, well: bool) -> None:
     assert watch.is_well(0, (1,)) == well
 
 
-def test_a_drained_worker_is_back_when_its_pool_has_nobody_else(gateway: Gateway) -> None:
+def test_a_drained_worker_is_back_when_its_pool_has_nobody_else(gateway: HeldGateway) -> None:
     gateway.worker_lost(Worker(1, PEER), LATER_US)
     gateway.look(LATER_US)
     assert up(gateway) == 2
 
 
-def test_a_process_that_ended_is_not_tried(gateway: Gateway) -> None:
+def test_a_process_that_ended_is_not_tried(gateway: HeldGateway) -> None:
     gateway.worker_lost(Worker(1, SLOW), LATER_US)
     assert try_for(gateway, LATER_US, 3, PLANNED_US) == []
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from flows.release.render import ServeOptions
+from tests.serving.gateway import HeldGateway, Letter
 from tests.serving.plans import BATCH, SLO_US, plan, two_stage
 from tests.serving.system import deploy
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
-from triton_backend.serving.driver import WAKE_US, Gateway
-from triton_backend.serving.driver_letters import Front, Letter, Worker
+from triton_backend.serving.driver import WAKE_US
+from triton_backend.serving.driver_letters import Front, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import (
@@ -39,15 +40,15 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 @pytest.fixture
-def gateway(deployment: Deployment) -> Gateway:
-    made = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+def gateway(deployment: Deployment) -> HeldGateway:
+    made = HeldGateway(deployment, epoch=EPOCH)
     for vgpu in range(3):
         made.worker_up(Worker(1, vgpu), 0)
     made.letters()
     return made
 
 
-def arrive(gateway: Gateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
+def arrive(gateway: HeldGateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
     for number in numbers:
         gateway.intake.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
 
@@ -72,14 +73,14 @@ def drops(letters: list[Letter]) -> list[DropBody]:
     ]
 
 
-def finish(gateway: Gateway, batch: int, body: DispatchBody, now_us: int) -> None:
+def finish(gateway: HeldGateway, batch: int, body: DispatchBody, now_us: int) -> None:
     for stage, hop in enumerate(body.hops):
         if stage:
-            gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
-        gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+            gateway.reports.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+        gateway.reports.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
 
 
-def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: Gateway) -> None:
+def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
     assert batch >> 32 == EPOCH
@@ -91,7 +92,7 @@ def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: Gateway) 
     assert gateway.status()["counters"]["stage_runs"] == {"pair/0/FAST/0": 1, "pair/0/SLOW/1": 1}
 
 
-def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: Gateway) -> None:
+def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: HeldGateway) -> None:
     arrive(gateway, 1)
     assert not gateway.letters()
     ring_us = gateway.timer_us
@@ -102,13 +103,13 @@ def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: G
     assert body.requests == (1,)
 
 
-def test_the_same_request_told_twice_counts_once(gateway: Gateway) -> None:
+def test_the_same_request_told_twice_counts_once(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 1, 2, 3)
     assert not gateway.letters()
     assert dict(gateway.waiting()) == {"pair": 3}
 
 
-def test_a_model_that_is_not_planned_is_refused(gateway: Gateway) -> None:
+def test_a_model_that_is_not_planned_is_refused(gateway: HeldGateway) -> None:
     gateway.intake.arrival(Front("other"), ArrivalBody(1, SLO_US, 1), 10)
     (letter,) = gateway.letters()
     (drop,) = drops([letter])
@@ -116,7 +117,7 @@ def test_a_model_that_is_not_planned_is_refused(gateway: Gateway) -> None:
     assert DROP_REASONS[drop.reason] is DropReason.MODEL_REMOVED
 
 
-def test_a_lost_front_takes_its_queue_along(gateway: Gateway) -> None:
+def test_a_lost_front_takes_its_queue_along(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2)
     gateway.intake.front_lost(PAIR, 20)
     assert dict(gateway.waiting()) == {"pair": 0}
@@ -124,7 +125,9 @@ def test_a_lost_front_takes_its_queue_along(gateway: Gateway) -> None:
     assert reasons == {DropReason.CANCELLED}
 
 
-def test_a_lost_worker_aborts_its_batch_and_the_requests_run_elsewhere(gateway: Gateway) -> None:
+def test_a_lost_worker_aborts_its_batch_and_the_requests_run_elsewhere(
+    gateway: HeldGateway,
+) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
     lost = body.hops[1].vgpu
@@ -142,12 +145,12 @@ def test_a_lost_worker_aborts_its_batch_and_the_requests_run_elsewhere(gateway: 
     assert gateway.in_flight == 0
 
 
-def test_a_batch_that_cannot_be_run_frees_all_it_reserved(gateway: Gateway) -> None:
+def test_a_batch_that_cannot_be_run_frees_all_it_reserved(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, _),) = dispatches(gateway.letters())
-    gateway.batch_failed(batch, 1, 30)
+    gateway.reports.batch_failed(batch, 1, 30)
     assert gateway.in_flight == 1
-    gateway.batch_failed(batch, 0, 30)
+    gateway.reports.batch_failed(batch, 0, 30)
     assert gateway.in_flight == 0
     assert gateway.status()["counters"]["batches_failed"] == 1
 
@@ -155,48 +158,50 @@ def test_a_batch_that_cannot_be_run_frees_all_it_reserved(gateway: Gateway) -> N
 @pytest.mark.parametrize("stage", [-1, 0, 1, 2, 99])
 @pytest.mark.parametrize("batch", [0, (EPOCH << 32) + 5, -1])
 def test_reports_about_unknown_batches_change_nothing(
-    gateway: Gateway, stage: int, batch: int
+    gateway: HeldGateway, stage: int, batch: int
 ) -> None:
     before = gateway.status()
-    for told in (gateway.stage_done, gateway.transfer_done):
+    for told in (gateway.reports.stage_done, gateway.reports.transfer_done):
         told(batch, stage, TimesBody(0, 0, 0), 20)
-    gateway.batch_failed(batch, stage, 20)
+    gateway.reports.batch_failed(batch, stage, 20)
     gateway.worker_lost(Worker(9, 0), 20)
     gateway.intake.cancel(PAIR, 99, 20)
     assert gateway.status() == before
 
 
-def test_a_stage_told_by_another_worker_changes_nothing(gateway: Gateway) -> None:
+def test_a_stage_told_by_another_worker_changes_nothing(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
-    gateway.stage_done(batch, 0, TimesBody(2, 20, 20), 20)
-    gateway.stage_done(batch, 1, TimesBody(3 - body.hops[1].vgpu, 20, 20), 20)
+    gateway.reports.stage_done(batch, 0, TimesBody(2, 20, 20), 20)
+    gateway.reports.stage_done(batch, 1, TimesBody(3 - body.hops[1].vgpu, 20, 20), 20)
     assert not gateway.status()["counters"]["stage_runs"]
     finish(gateway, batch, body, 50_000)
     assert gateway.in_flight == 0
 
 
-def test_reports_read_in_the_wrong_order_end_their_batch(gateway: Gateway) -> None:
+def test_reports_read_in_the_wrong_order_end_their_batch(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
-    gateway.transfer_done(batch, 1, TimesBody(body.hops[1].vgpu, 21, 22), 50_000)
-    gateway.stage_done(batch, 1, TimesBody(body.hops[1].vgpu, 22, 30), 50_000)
+    gateway.reports.transfer_done(batch, 1, TimesBody(body.hops[1].vgpu, 21, 22), 50_000)
+    gateway.reports.stage_done(batch, 1, TimesBody(body.hops[1].vgpu, 22, 30), 50_000)
     assert gateway.in_flight == 1
-    gateway.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
+    gateway.reports.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
     assert gateway.in_flight == 0
     assert sum(gateway.status()["counters"]["stage_runs"].values()) == 2
 
 
-def test_a_failure_read_before_the_stage_that_went_well_ends_its_batch(gateway: Gateway) -> None:
+def test_a_failure_read_before_the_stage_that_went_well_ends_its_batch(
+    gateway: HeldGateway,
+) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
-    gateway.batch_failed(batch, 1, 50_000)
-    gateway.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
+    gateway.reports.batch_failed(batch, 1, 50_000)
+    gateway.reports.stage_done(batch, 0, TimesBody(body.hops[0].vgpu, 10, 20), 50_000)
     assert gateway.in_flight == 0
     assert gateway.status()["counters"]["batches_failed"] == 1
 
 
-def rollout(gateway: Gateway, tmp_path: Path, *, up: bool = True) -> Deployment:
+def rollout(gateway: HeldGateway, tmp_path: Path, *, up: bool = True) -> Deployment:
     new = deploy(tmp_path, replace(gateway.deployment.plan, plan_id="next"), generation=2)
     gateway.prepare(new)
     if up:
@@ -206,7 +211,7 @@ def rollout(gateway: Gateway, tmp_path: Path, *, up: bool = True) -> Deployment:
 
 
 def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
-    gateway: Gateway, tmp_path: Path
+    gateway: HeldGateway, tmp_path: Path
 ) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
@@ -228,7 +233,7 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
     assert gateway.status()["generation"] == new.generation
 
 
-def _ups(gateway: Gateway) -> Callable[[], None]:
+def _ups(gateway: HeldGateway) -> Callable[[], None]:
     def told() -> None:
         for vgpu in range(3):
             gateway.worker_up(Worker(2, vgpu), 20)
@@ -237,7 +242,7 @@ def _ups(gateway: Gateway) -> Callable[[], None]:
 
 
 def test_an_abort_dispatches_what_waited_under_the_old_plan(
-    gateway: Gateway, tmp_path: Path
+    gateway: HeldGateway, tmp_path: Path
 ) -> None:
     rollout(gateway, tmp_path)
     gateway.flush(30)
@@ -250,7 +255,7 @@ def test_an_abort_dispatches_what_waited_under_the_old_plan(
 
 
 def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
-    gateway: Gateway, tmp_path: Path
+    gateway: HeldGateway, tmp_path: Path
 ) -> None:
     rollout(gateway, tmp_path)
     slo_us = gateway.deployment.plan.models[0].slo_us
@@ -266,13 +271,13 @@ def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
     assert (gateway.state, gateway.status()["prepared"]) == (State.SERVING, None)
 
 
-def test_instants_that_go_back_are_told_as_the_last_one(gateway: Gateway) -> None:
+def test_instants_that_go_back_are_told_as_the_last_one(gateway: HeldGateway) -> None:
     arrive(gateway, 1, now_us=1000)
     arrive(gateway, 2, now_us=500)
     assert dict(gateway.waiting()) == {"pair": 2}
 
 
-def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None:
+def test_batches_wait_for_slots_rather_than_share_them(gateway: HeldGateway) -> None:
     slots = gateway.deployment.worker_slots(0)
     for number in range(BATCH * (slots + 2)):
         gateway.intake.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
@@ -285,7 +290,7 @@ def test_batches_wait_for_slots_rather_than_share_them(gateway: Gateway) -> None
     assert len(dispatches(gateway.letters())) == 1
 
 
-def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) -> list[Letter]:
+def run_full_batch(gateway: HeldGateway, first: int, slow_vgpu: int, factor: int) -> list[Letter]:
     """Serve a batch and answer trials; a stage takes 5 ms, on one vGPU `factor` times as long."""
     now_us = first * 10**6
     arrive(gateway, *range(first, first + BATCH), now_us=now_us)
@@ -294,9 +299,13 @@ def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) ->
         for stage, hop in enumerate(body.hops):
             took_us = 5_000 * (factor if hop.vgpu == slow_vgpu else 1)
             if stage:
-                gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+                gateway.reports.transfer_done(
+                    batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us
+                )
             now_us += took_us
-            gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us)
+            gateway.reports.stage_done(
+                batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us
+            )
     gateway.look(now_us)
     letters = gateway.letters()
     for letter in letters:
@@ -309,7 +318,7 @@ def run_full_batch(gateway: Gateway, first: int, slow_vgpu: int, factor: int) ->
 
 @pytest.mark.parametrize(("slow_vgpu", "drained"), [(1, True), (0, False)])
 def test_a_worker_that_stays_slow_is_drained_where_its_pool_has_another(
-    gateway: Gateway, slow_vgpu: int, *, drained: bool
+    gateway: HeldGateway, slow_vgpu: int, *, drained: bool
 ) -> None:
     for number in range(1, 30):
         run_full_batch(gateway, number * BATCH, slow_vgpu, 4)
@@ -347,10 +356,10 @@ def test_where_all_reports_are_late_more_patience_is_had() -> None:
     assert watch.overdue_after_us(1_000) > 5 * OVERDUE_AT_LEAST_US
 
 
-def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:
+def test_a_batch_long_overdue_runs_again_elsewhere(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.letters())
-    gateway.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
+    gateway.reports.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
     gateway.look(10_000 + OVERDUE_AT_LEAST_US)
     assert not gateway.letters()
     gateway.look(11_000 + OVERDUE_AT_LEAST_US)
@@ -361,7 +370,7 @@ def test_a_batch_long_overdue_runs_again_elsewhere(gateway: Gateway) -> None:
     assert again.hops[1].vgpu == 2
 
 
-def test_the_only_worker_of_a_pool_is_waited_for(gateway: Gateway) -> None:
+def test_the_only_worker_of_a_pool_is_waited_for(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     gateway.letters()
     gateway.look(10 * OVERDUE_AT_LEAST_US)
@@ -370,7 +379,7 @@ def test_the_only_worker_of_a_pool_is_waited_for(gateway: Gateway) -> None:
 
 
 def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deployment) -> None:
-    gateway = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+    gateway = HeldGateway(deployment, epoch=EPOCH)
     arrive(gateway, 1, 2, 3, 4)
     gateway.worker_up(Worker(1, 0), 20)
     gateway.worker_up(Worker(1, 1), 30)
@@ -380,7 +389,7 @@ def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deploy
 
 
 def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
-    gateway = Gateway(deployment, epoch=EPOCH, now_us=0, watch=lambda _: None)
+    gateway = HeldGateway(deployment, epoch=EPOCH)
     gateway.worker_up(Worker(1, 0), 20)
     gateway.worker_up(Worker(1, 1), 30)
     arrive(gateway, 1, 2, 3, 4, now_us=WAKE_US - 100)

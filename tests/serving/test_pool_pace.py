@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from flows.release.render import ServeOptions
+from tests.serving.gateway import HeldGateway
 from tests.serving.plans import BATCH, plan, two_stage
 from tests.serving.system import deploy
 from tests.serving.test_driver import arrive, dispatches
 from triton_backend.core.events import PaceChanged
-from triton_backend.serving.driver import Gateway
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.pool_pace import QUIET_US, PoolPaces
 from triton_backend.serving.slow import FEWEST_RUNS, PaceWatch
@@ -77,7 +77,7 @@ def test_without_runs_a_correction_fades() -> None:
 def test_the_scheduler_is_told_and_promises_what_can_be_kept(tmp_path: Path) -> None:
     told: list[object] = []
     deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
-    gateway = Gateway(deployment, epoch=1, now_us=0, watch=told.append)
+    gateway = HeldGateway(deployment, watch=lambda event, _: told.append(event))
     for vgpu in range(3):
         gateway.worker_up(Worker(1, vgpu), 0)
     gateway.letters()
@@ -90,8 +90,12 @@ def test_the_scheduler_is_told_and_promises_what_can_be_kept(tmp_path: Path) -> 
             for stage, hop in enumerate(body.hops):
                 end_us = now_us + 15_000
                 if stage:
-                    gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
-                gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, end_us), end_us)
+                    gateway.reports.transfer_done(
+                        batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us
+                    )
+                gateway.reports.stage_done(
+                    batch, stage, TimesBody(hop.vgpu, now_us, end_us), end_us
+                )
                 now_us = end_us
         gateway.look(now_us)
         for letter in gateway.letters():

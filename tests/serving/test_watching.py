@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flows.release.render import ServeOptions
+from tests.serving.gateway import HeldGateway
 from tests.serving.plans import plan, two_stage
 from tests.serving.system import deploy, wait_for
 from triton_backend.core.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
@@ -30,7 +31,6 @@ from triton_backend.engines.clock import SystemClock
 from triton_backend.serving import rolling, server, server_command
 from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.deaths import DeathWatch
-from triton_backend.serving.driver import Gateway
 from triton_backend.serving.event_log import EventLog, read_events, to_line
 from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
@@ -93,7 +93,7 @@ def test_event_files_roll_and_the_oldest_go(
     log = EventLog(tmp_path / "events", SystemClock())
     log.header(deployment, 1, rollout=False)
     for item in ITEMS:
-        log.write(item)
+        log.write([item])
         log.flush()
     log.close()
     files = sorted((tmp_path / "events").iterdir())
@@ -105,7 +105,7 @@ def test_a_log_that_cannot_be_written_ends_and_harms_nobody(tmp_path: Path) -> N
     log = EventLog(tmp_path / "events", SystemClock())
     (tmp_path / "events").rmdir()
     for item in ITEMS:
-        log.write(item)
+        log.write([item])
         log.flush()
     log.close()
 
@@ -267,9 +267,9 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     model = two_stage()
     twice = replace(model, pipelines=(model.pipelines[0], model.pipelines[0]))
     deployment = deploy(tmp_path, plan(twice, gpus=2), ServeOptions())
-    gateway = Gateway(deployment, epoch=1, now_us=0, watch=lambda _: None)
+    gateway = HeldGateway(deployment)
     for vgpu in (0, 3):
-        gateway.counters.busy(deployment, vgpu, 1_000 * (vgpu + 1))
+        gateway.counters.busy(vgpu, 1_000 * (vgpu + 1))
     values = gateway_values(gateway)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value

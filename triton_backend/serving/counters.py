@@ -26,6 +26,15 @@ class Pool(NamedTuple):
 
 
 @dataclass(slots=True)
+class _VGpuUse:
+    """What one vGPU of the generation served did."""
+
+    pool: Pool
+    stages: int = 0
+    busy_us: int = 0
+
+
+@dataclass(slots=True)
 class GatewayCounters:
     """Running totals since the scheduler started. Keys are model names, pools, drop reasons."""
 
@@ -33,26 +42,59 @@ class GatewayCounters:
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
-    busy_us: Counter[Pool] = field(default_factory=Counter[Pool])
-    stages: Counter[Pool] = field(default_factory=Counter[Pool])
     batches_failed: int = 0
     workers_lost: int = 0
     workers_drained: int = 0
     frames_refused: int = 0
     decisions: int = 0
     decision_us: int = 0
+    _vgpus: list[_VGpuUse] = field(default_factory=list[_VGpuUse])
+    _former_vgpus: list[_VGpuUse] = field(default_factory=list[_VGpuUse])
+
+    def use(self, deployment: Deployment) -> None:
+        """From now on vGPUs are those of this generation."""
+        stages, busy_us = self.stages, self.busy_us
+        self._former_vgpus = [_VGpuUse(pool, n, busy_us[pool]) for pool, n in stages.items()]
+        self._vgpus = [
+            _VGpuUse(
+                Pool(
+                    deployment.model_of(vgpu.index).name,
+                    vgpu.pipeline,
+                    deployment.stage_of(vgpu.index).gpu_class,
+                    vgpu.stage,
+                )
+            )
+            for vgpu in deployment.vgpus
+        ]
 
     def dispatched(self, model: str, samples: int) -> None:
         """A batch of `samples` left the queue of a model."""
         self.batches[model] += 1
         self.samples[model] += samples
 
-    def busy(self, deployment: Deployment, vgpu: int, stage_us: int) -> None:
-        """A vGPU was busy for `stage_us`; summed per pool."""
-        place, gpu_class = deployment.vgpus[vgpu], deployment.stage_of(vgpu).gpu_class
-        pool = Pool(deployment.model_of(vgpu).name, place.pipeline, gpu_class, place.stage)
-        self.busy_us[pool] += stage_us
-        self.stages[pool] += 1
+    def busy(self, vgpu: int, stage_us: int) -> None:
+        """A vGPU was busy for `stage_us` with a stage."""
+        use = self._vgpus[vgpu]
+        use.stages += 1
+        use.busy_us += stage_us
+
+    @property
+    def stages(self) -> Counter[Pool]:
+        """Runs by pool, of the pools that ran at all."""
+        total = Counter[Pool]()
+        for use in self._former_vgpus + self._vgpus:
+            if use.stages:
+                total[use.pool] += use.stages
+        return total
+
+    @property
+    def busy_us(self) -> Counter[Pool]:
+        """Time the vGPUs of a pool were busy, by pool."""
+        total = Counter[Pool]()
+        for use in self._former_vgpus + self._vgpus:
+            if use.stages:
+                total[use.pool] += use.busy_us
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, for the status answer."""

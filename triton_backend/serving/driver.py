@@ -1,10 +1,9 @@
 """The gateway without sockets: frames in, frames out, around the shared scheduler core.
 
-Here: what workers say, turned into events of the core; which workers are up; the states of a
-rollout. It is told everything including the time, and answers with letters to post, so it is tested
-without a socket.
-Not here: sockets and timers (`scheduler_service`), what fronts say (`driver_intake`), requests and
-batches by number (`driver_books`), decisions on batches (`core.scheduler`).
+Here: which workers are up, time, the states of a rollout. It is told everything including the time, and posts frames through a function it is given,
+so it is tested without a socket.
+Not here: sockets and timers (`scheduler_service`), what fronts say (`driver_intake`), what workers report of
+batches (`driver_reports`), requests and batches by number (`driver_books`), decisions on batches (`core.scheduler`).
 
 States of a rollout: *serving* -> *flushing* (nothing more is dispatched) -> *flushed* (nothing in
 flight) -> swap -> *serving* under the new generation. Abort returns to *serving* at any point, and a
@@ -15,21 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from triton_backend.core.errors import InputError
-from triton_backend.core.events import (
-    Pause,
-    PlanChanged,
-    Resume,
-    StageDone,
-    Timer,
-    TransferDone,
-    WorkerBack,
-    WorkerLost,
-)
+from triton_backend.core.events import Pause, PlanChanged, Resume, Timer, WorkerBack, WorkerLost
 from triton_backend.serving.counters import GatewayCounters, State
-from triton_backend.serving.driver_books import Batch, Books, Watcher
+from triton_backend.serving.driver_books import Books, Watcher
 from triton_backend.serving.driver_care import WorkerCare
 from triton_backend.serving.driver_intake import Intake
-from triton_backend.serving.driver_letters import Front, Letter, Worker, plan_frame
+from triton_backend.serving.driver_letters import Front, Post, Worker, plan_frame
+from triton_backend.serving.driver_reports import Reports
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import TimesBody
 
@@ -44,17 +35,22 @@ class Gateway:
     Args:
         deployment: the generation served first; its workers count as lost until they report.
         epoch: number of this life of the scheduler; batch ids of different lives never meet.
-        watch: told every event and decision of the core, in order (the event log).
+        watch: told every event and what the core decided on it, in order (the event log).
+        post: sends a frame to a front or worker.
     """
 
-    def __init__(self, deployment: Deployment, *, epoch: int, now_us: int, watch: Watcher) -> None:
+    def __init__(
+        self, deployment: Deployment, *, epoch: int, now_us: int, watch: Watcher, post: Post
+    ) -> None:
         self.deployment = deployment
-        self.state = State.SERVING
+        self._flushing = False
         self.counters = GatewayCounters()
-        self._epoch = epoch << 32
-        self._books = Books(deployment, epoch=self._epoch, watch=watch, counters=self.counters)
+        self.counters.use(deployment)
+        epoch <<= 32
+        self._books = Books(deployment, epoch=epoch, watch=watch, post=post, counters=self.counters)
         self.intake = Intake(deployment.plan, self._books, self.counters)
         self._care = WorkerCare(deployment, self._books, self.counters, self, now_us)
+        self.reports = Reports(self._books, self.counters, self._care, epoch)
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._prepared: Deployment | None = None
         self._flushed_us: int | None = None  # when that was seen first
@@ -66,14 +62,17 @@ class Gateway:
 
     # What the shell asks
 
-    def letters(self) -> list[Letter]:
-        """Take what is to be posted."""
-        return self._books.letters()
-
     @property
     def timer_us(self) -> int | None:
         """When `timer` wants to be called."""
         return self._books.timer_us
+
+    @property
+    def state(self) -> State:
+        """Where a rollout stands."""
+        if not self._flushing:
+            return State.SERVING
+        return State.FLUSHING if self.in_flight else State.FLUSHED
 
     @property
     def in_flight(self) -> int:
@@ -118,7 +117,7 @@ class Gateway:
             frames.append(plan_frame(self._prepared, prepared=True))
         return frames
 
-    # What workers say
+    # Workers that come and go
 
     def worker_up(self, worker: Worker, now_us: int) -> None:
         """A worker is ready and idle."""
@@ -145,73 +144,6 @@ class Gateway:
         self.counters.workers_lost += 1
         if worker.generation == self.deployment.generation:
             self._books.tell(WorkerLost(now_us=self._books.at(now_us), vgpu=worker.vgpu))
-            self._flushed_yet()
-
-    def transfer_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
-        """A boundary arrived at a worker."""
-        number = batch - self._epoch
-        known = self._books.batches.get(number)
-        if known is not None and 0 < stage < len(known.path) and stage >= known.done:
-            now_us = self._books.at(now_us)
-            start_us, end_us = _past(times, now_us)
-            self._books.tell(
-                TransferDone(
-                    now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us
-                )
-            )
-
-    def stage_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
-        """A batch left a stage: its slot there is free again."""
-        number, vgpu = batch - self._epoch, times.vgpu
-        known = self._books.batches.get(number)
-        if known is None or not known.expects(stage) or known.path[stage][0] != vgpu:
-            return  # aborted, or of another life of the scheduler
-        if stage > known.done:
-            # Two workers' sockets are read in any order where this process was kept waiting.
-            known.early[stage] = times
-            return
-        known.done = stage + 1
-        self._care.watch.heard(vgpu, now_us)
-        self._books.slots.give(*known.path[stage])
-        self.counters.busy(self.deployment, vgpu, times.end_us - times.start_us)
-        now_us = self._books.at(now_us)
-        start_us, end_us = _past(times, now_us)
-        self._books.tell(
-            StageDone(now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us)
-        )
-        if known.ended:
-            self._books.end(number)
-        times = TimesBody(vgpu, start_us, end_us)
-        self._care.stage_ended(known, times, now_us)
-        self._books.send_held()
-        self._flushed_yet()
-        self._catch_up(batch, known, now_us)
-
-    def _catch_up(self, batch: int, known: Batch, now_us: int) -> None:
-        """Hear what the next stage said before its turn."""
-        if known.done not in known.early:
-            return
-        times = known.early.pop(known.done)
-        if times is None:
-            self.batch_failed(batch, known.done, now_us)
-        else:
-            self.stage_done(batch, known.done, times, now_us)
-
-    def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
-        """A runtime could not run a batch: its requests are answered by the front as failed."""
-        known = self._books.batches.get(batch - self._epoch)
-        if known is None or not known.expects(stage):
-            return
-        if stage > known.done:
-            known.early[stage] = None
-            return
-        known.early.clear()
-        self.counters.batches_failed += 1
-        for later in range(stage, len(known.path)):
-            # As if every stage that is left had taken no time: all that was reserved is free.
-            times = TimesBody(known.path[later][0], now_us, now_us)
-            self.transfer_done(batch, later, times, now_us)
-            self.stage_done(batch, later, times, now_us)
 
     # Time
 
@@ -237,7 +169,7 @@ class Gateway:
         """Dispatch from now on: all workers have reported, or had the time to."""
         if self._wake_us is not None:
             self._wake_us = None
-            if self.state is State.SERVING:
+            if not self._flushing:
                 self._books.tell(Resume(now_us=self._books.at(now_us)))
 
     def trial_done(self, worker: Worker, times: TimesBody, now_us: int) -> None:
@@ -256,14 +188,9 @@ class Gateway:
 
     def flush(self, now_us: int) -> None:
         """Dispatch nothing more; the state becomes *flushed* when nothing is in flight."""
-        if self.state is State.SERVING:
-            self.state = State.FLUSHING
+        if not self._flushing:
+            self._flushing = True
             self._books.tell(Pause(now_us=self._books.at(now_us)))
-        self._flushed_yet()
-
-    def _flushed_yet(self) -> None:
-        if self.state is State.FLUSHING and not self.in_flight:
-            self.state = State.FLUSHED
 
     def _end_lonely_flush(self, now_us: int) -> None:
         """Go on where the swap does not come: it follows a flush within milliseconds."""
@@ -289,19 +216,21 @@ class Gateway:
         if self.state is not State.FLUSHED:
             raise InputError("swap", f"the gateway is {self.state}, not flushed")
         self.deployment, self._prepared = prepared, None
-        self.state = State.SERVING
+        self._flushing = False
         for model in prepared.plan.models:
             self._books.post(Front(model.name), plan_frame(prepared, prepared=False))
+        self.counters.use(prepared)
         self._books.use(prepared)
         self.intake.use(prepared.plan)
         self._care = WorkerCare(prepared, self._books, self.counters, self, now_us)
+        self.reports.use(self._care)
         self._books.tell(PlanChanged(now_us=self._books.at(now_us), plan=prepared.plan))
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
         self._prepared = None
-        if self.state is not State.SERVING:
-            self.state = State.SERVING
+        if self._flushing:
+            self._flushing = False
             self._books.tell(Resume(now_us=self._books.at(now_us)))
 
 
@@ -309,9 +238,3 @@ def _flush_lease_us(deployment: Deployment) -> int:
     """A third of the shortest SLO: what waited can still be served in time."""
     shortest_us = min(model.slo_us for model in deployment.plan.models)
     return max(shortest_us // 3, LEAST_FLUSH_LEASE_US)
-
-
-def _past(times: TimesBody, now_us: int) -> tuple[int, int]:
-    """Times of another host may be a little ahead of ours; nothing ended after it was told."""
-    end_us = min(times.end_us, now_us)
-    return min(times.start_us, end_us), end_us

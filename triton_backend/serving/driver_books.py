@@ -1,25 +1,27 @@
 """The books of the gateway: which requests and batches the core's numbers stand for.
 
-Every event goes to the core through `Books.tell`, which turns the decisions into letters: a batch
+Every event goes to the core through `Books.tell`, which turns the decisions into frames: a batch
 dispatched waits here for its slots, a request dropped is told to its front, a batch aborted to
 its front and workers. Not here: what frames and workers' reports mean (`driver`).
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from triton_backend.core.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from triton_backend.core.errors import InputError
 from triton_backend.core.events import Event
 from triton_backend.core.scheduler import Scheduler
 from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.driver_letters import (
+    LOCAL_BITS,
+    LOCALS,
     Front,
-    Letter,
+    Post,
     Worker,
     dispatch_frame,
     drop_frame,
-    granted_hops,
 )
 from triton_backend.serving.driver_slots import WorkerSlots
 from triton_backend.serving.overload import Refused
@@ -29,13 +31,8 @@ from triton_backend.serving.wire import Kind, TimesBody, frame
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2
 
-Watcher = Callable[[Event | Decision | Refused], None]
-
-
-@dataclass(slots=True)
-class _Request:
-    front: Front
-    local: int
+Watcher = Callable[[Event | Refused, Sequence[Decision]], None]
+"""Told every event and what the core decided on it."""
 
 
 @dataclass(slots=True)
@@ -43,88 +40,96 @@ class Batch:
     """A batch in flight.
 
     Attributes:
-        requests: their numbers in the core.
-        path: (vGPU, slot) of every stage.
-        ends_us: reserved end of every stage.
-        done: stages that have reported.
+        slots: granted at every stage.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
+        done: stages that have reported.
     """
 
-    front: Front
-    requests: tuple[int, ...]
-    samples: int
-    path: tuple[tuple[int, int], ...]
-    ends_us: tuple[int, ...]
+    dispatch: Dispatch
+    slots: list[int]
+    early: dict[int, TimesBody | None]
     done: int = 0
-    early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
 
     @property
     def ended(self) -> bool:
         """Whether all stages have reported."""
-        return self.done == len(self.path)
+        return self.done == len(self.slots)
 
     def expects(self, stage: int) -> bool:
         """Whether a stage exists and has not reported."""
-        return self.done <= stage < len(self.path)
+        return self.done <= stage < len(self.slots)
 
 
 class Books:
     """Requests, batches and slots around the core.
 
+    Attributes:
+        batches: sent and not ended, by the core's number.
+        requests: the core's numbers of those it has, queued or in flight.
+        timer_us: when the core wants to be told `Timer`, a little before `expiry_us`.
+
     Args:
         epoch: added to batch numbers, so that those of two lives of the scheduler never meet.
-        watch: told every event and decision of the core, in order.
     """
 
     def __init__(
-        self, deployment: Deployment, *, epoch: int, watch: Watcher, counters: GatewayCounters
+        self,
+        deployment: Deployment,
+        *,
+        epoch: int,
+        watch: Watcher,
+        post: Post,
+        counters: GatewayCounters,
     ) -> None:
         self.timer_us: int | None = None
         self.expiry_us = 0
         self.watch = watch
+        self.post = post
+        self.batches: dict[int, Batch] = {}
+        self.requests: set[int] = set()
         self._epoch = epoch
         self._counters = counters
         self._last_us = 0
         settings = deployment.settings
         self._core = Scheduler(deployment.plan, policy=settings.policy, nic=settings.nic)
-        self._requests: dict[int, _Request] = {}
-        self._numbers: dict[tuple[Front, int], int] = {}
-        self._batches: dict[int, Batch] = {}
+        self._fronts: list[Front] = []  # of every plan of this life
         self._held: deque[Dispatch] = deque()
-        self._outbox: list[Letter] = []
         self.use(deployment)
 
     def use(self, deployment: Deployment) -> None:
         """From now on batches are of this generation; nothing is in flight."""
         self._deployment = deployment
         self.slots = WorkerSlots(deployment)
-        self._slack_us = min(
-            deployment.settings.guard_us(model.slo_us) for model in deployment.plan.models
-        )
+        models = deployment.plan.models
+        self._slack_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
+        planned = dict.fromkeys(Front(model.name) for model in models)
+        self._fronts += [front for front in planned if front not in self._fronts]
+        self._first_numbers = {front: n << LOCAL_BITS for n, front in enumerate(self._fronts)}
 
     # What is known
 
     @property
     def in_flight(self) -> int:
         """Batches dispatched and not ended, those that wait for a slot included."""
-        return len(self._batches) + len(self._held)
-
-    @property
-    def batches(self) -> Mapping[int, Batch]:
-        """Batches sent and not ended, by the core's number."""
-        return self._batches
+        return len(self.batches) + len(self._held)
 
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests waiting, by model."""
         return self._core.queue_lengths()
 
-    def number_of(self, front: Front, local: int) -> int | None:
-        """The core's number of a front's request."""
-        return self._numbers.get((front, local))
+    def number_of(self, front: Front, local: int) -> int:
+        """The core's number of a front's request; negative for a front that no plan has had.
+
+        Raises:
+            InputError: fronts do not count so far.
+        """
+        if not 0 <= local < LOCALS:
+            raise InputError(f"request {local}", f"fronts count from 0 to {LOCALS - 1}")
+        return self._first_numbers.get(front, -LOCALS) + local
 
     def numbers_of(self, front: Front) -> list[int]:
         """The core's numbers of all that a front has."""
-        return [number for number, r in self._requests.items() if r.front == front]
+        return sorted(n for n in self.requests if self._fronts[n >> LOCAL_BITS] == front)
 
     def at(self, now_us: int) -> int:
         """The instant as the core may be told it: instants never go back."""
@@ -133,96 +138,68 @@ class Books:
 
     # What happens
 
-    def enter(self, number: int, front: Front, local: int) -> None:
-        """A request that the core is about to be told."""
-        self._requests[number] = _Request(front, local)
-        self._numbers[front, local] = number
-
-    def post(self, to: Front | Worker, data: bytes) -> None:
-        """Leave a letter."""
-        self._outbox.append(Letter(to, data))
-
-    def letters(self) -> list[Letter]:
-        """Take what is to be posted."""
-        outbox, self._outbox = self._outbox, []
-        return outbox
-
     def tell(self, event: Event) -> None:
         """Tell the core, and carry out what it decides."""
-        self.watch(event)
-        for decision in self._core.handle(event):
-            self.watch(decision)
+        decisions = self._core.handle(event)
+        self.watch(event, decisions)
+        for decision in decisions:
             match decision:
                 case Dispatch():
                     self._held.append(decision)
+                case SetTimer():
+                    self.expiry_us = decision.at_us
+                    self.timer_us = decision.at_us - self._slack_us
                 case Drop():
                     self._drop(decision)
                 case Abort():
                     self._abort(decision.batch_id, event.now_us)
-                case SetTimer():
-                    self.expiry_us = decision.at_us
-                    self.timer_us = decision.at_us - self._slack_us
-        self.send_held()
+        if self._held:
+            self._send_held()
 
-    def send_held(self) -> None:
+    def _send_held(self) -> None:
         """Send what was dispatched, first come first served, as far as slots are free."""
         self.slots.release(self._last_us)
         while self._held:
-            slots = self.slots.grant([hop.vgpu for hop in self._held[0].hops])
+            slots = self.slots.grant(self._held[0].hops)
             if slots is None:
                 return
-            self._send(self._held.popleft(), slots)
+            dispatch = self._held.popleft()
+            self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
+            front = self._front_of(dispatch)
+            self._counters.dispatched(front.model, dispatch.samples)
+            self.post(front, dispatch_frame(dispatch, slots, self._deployment.tag, self._epoch))
 
-    def _send(self, dispatch: Dispatch, slots: list[int]) -> None:
-        hops = granted_hops(dispatch, slots)
-        requests = [self._requests[number] for number in dispatch.request_ids]
-        front = requests[0].front
-        self._batches[dispatch.batch_id] = Batch(
-            front,
-            dispatch.request_ids,
-            dispatch.samples,
-            tuple((hop.vgpu, hop.slot) for hop in hops),
-            tuple(hop.end_us for hop in hops),
-        )
-        self._counters.dispatched(front.model, dispatch.samples)
-        locals_ = tuple(r.local for r in requests)
-        tag = self._deployment.tag
-        self.post(front, dispatch_frame(dispatch, hops, locals_, tag, self._epoch))
+    def _front_of(self, dispatch: Dispatch) -> Front:
+        return self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
 
     def end(self, number: int) -> None:
         """A batch has left its last stage; its front answers its requests."""
-        for request_id in self._batches.pop(number).requests:
-            self._forget(request_id)
-
-    def _forget(self, number: int) -> _Request | None:
-        request = self._requests.pop(number, None)
-        if request is not None:
-            del self._numbers[request.front, request.local]
-        return request
+        self.requests.difference_update(self.batches.pop(number).dispatch.request_ids)
 
     def _drop(self, decision: Drop) -> None:
-        request = self._forget(decision.request_id)
-        if request is None:
-            return
-        self._counters.dropped[request.front.model, decision.reason] += 1
+        number = decision.request_id
+        self.requests.discard(number)
+        front = self._fronts[number >> LOCAL_BITS]
+        self._counters.dropped[front.model, decision.reason] += 1
         dropped = drop_frame(
-            request.local,
+            number % LOCALS,
             decision.reason,
             decision.deadline_us,
             best_finish_us=decision.best_finish_us or 0,
             queue_position=decision.queue_position,
         )
-        self.post(request.front, dropped)
+        self.post(front, dropped)
 
     def _abort(self, batch_id: int, now_us: int) -> None:
-        known = self._batches.pop(batch_id, None)
+        known = self.batches.pop(batch_id, None)
         if known is None:
             self._held = deque(d for d in self._held if d.batch_id != batch_id)
             return
-        deployment, left = self._deployment, known.path[known.done :]
+        deployment, hops = self._deployment, known.dispatch.hops[known.done :]
         notice = frame(Kind.ABORT, batch_id=self._epoch + batch_id, plan_tag=deployment.tag)
-        self.post(known.front, notice)
-        for vgpu, _ in left:
-            self.post(Worker(deployment.generation, vgpu), notice)
-        slo_us = deployment.model_of(known.path[0][0]).slo_us
+        self.post(self._front_of(known.dispatch), notice)
+        for hop in hops:
+            self.post(Worker(deployment.generation, hop.vgpu), notice)
+        left = [(hop.vgpu, slot) for hop, slot in zip(hops, known.slots[known.done :], strict=True)]
+        slo_us = deployment.plan.models[known.dispatch.model].slo_us
         self.slots.hold_back(left, now_us + HELD_BACK_SLOS * slo_us)

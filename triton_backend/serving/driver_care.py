@@ -59,12 +59,14 @@ class WorkerCare:
         for change in self.watch.paces(self._books.at(now_us), self._up()):
             self._books.tell(change)
 
-    def stage_ended(self, batch: Batch, times: TimesBody, now_us: int) -> None:
+    def stage_ended(self, batch: Batch, vgpu: int, took_us: int, now_us: int) -> None:
         """A worker ended a stage: one that stays slow gets no more batches until its trials are well."""
-        if self.watch.stays_slow(batch, times, now_us, self._up()) and self._take_out(
-            times.vgpu, now_us
+        if (
+            self.watch.ended(batch, vgpu, took_us, now_us)
+            and self.watch.stays_slow(vgpu, self._up())
+            and self._take_out(vgpu, now_us)
         ):
-            self.watch.drain(times.vgpu, now_us)
+            self.watch.drain(vgpu, now_us)
 
     def trial_done(self, vgpu: int, times: TimesBody, now_us: int) -> None:
         """A worker ran its stage on nothing."""

@@ -11,12 +11,11 @@ from triton_backend.serving.wire import ArrivalBody
 
 
 class Intake:
-    """The door of the gateway: numbers requests, and keeps out what overload would spoil."""
+    """The door of the gateway: keeps out what is known already and what overload would spoil."""
 
     def __init__(self, plan: Plan, books: Books, counters: GatewayCounters) -> None:
         self._books = books
         self._counters = counters
-        self._next_request = 0
         self.use(plan)
 
     def use(self, plan: Plan) -> None:
@@ -25,55 +24,59 @@ class Intake:
         self._admissions = [Admission(model) for model in plan.models]
 
     def arrival(self, front: Front, message: ArrivalBody, now_us: int) -> None:
-        """A request; one the plan has no model for is dropped."""
+        """A request; one the plan has no model for is dropped.
+
+        Raises:
+            InputError: its number is none that a front counts to.
+        """
+        books = self._books
+        local, deadline_us, samples = message
         model = self._models.get(front.model)
         self._counters.offered[front.model] += 1
         if model is None:
-            removed = drop_frame(message.request, DropReason.MODEL_REMOVED, message.deadline_us)
-            self._books.post(front, removed)
+            books.post(front, drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
             return
-        if self._books.number_of(front, message.request) is not None:
+        number = books.number_of(front, local)
+        if number in books.requests:
             return  # told again after a reconnection
-        now_us = self._books.at(now_us)
-        if not self._admissions[model].admits(message.samples, message.deadline_us, now_us):
+        now_us = books.at(now_us)
+        if not self._admissions[model].admits(samples, deadline_us, now_us):
             self._refuse(front, message, model, now_us)
             return
-        number, self._next_request = self._next_request, self._next_request + 1
-        self._books.enter(number, front, message.request)
-        self._books.tell(
+        books.requests.add(number)
+        books.tell(
             Arrival(
                 now_us=now_us,
                 request_id=number,
                 model=model,
-                deadline_us=message.deadline_us,
-                samples=message.samples,
+                deadline_us=deadline_us,
+                samples=samples,
             )
         )
 
     def _refuse(self, front: Front, message: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core is not told of what not even an ideal server could answer in time."""
         self._counters.dropped[front.model, OVERLOAD] += 1
-        self._books.watch(
-            Refused(
-                now_us=now_us,
-                model=model,
-                deadline_us=message.deadline_us,
-                samples=message.samples,
-            )
-        )
-        refused = drop_frame(
-            message.request,
+        local, deadline_us, samples = message
+        refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
+        self._books.watch(refused, ())
+        dropped = drop_frame(
+            local,
             DropReason.DEADLINE,
-            message.deadline_us,
+            deadline_us,
             best_finish_us=self._admissions[model].best_finish_us(now_us),
             queue_position=self._books.queue_lengths()[model],
         )
-        self._books.post(front, refused)
+        self._books.post(front, dropped)
 
     def cancel(self, front: Front, local: int, now_us: int) -> None:
-        """The client of a request gave up."""
+        """The client of a request gave up.
+
+        Raises:
+            InputError: its number is none that a front counts to.
+        """
         number = self._books.number_of(front, local)
-        if number is not None:
+        if number in self._books.requests:
             self._books.tell(Cancel(now_us=self._books.at(now_us), request_id=number))
 
     def front_lost(self, front: Front, now_us: int) -> None:

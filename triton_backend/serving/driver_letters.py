@@ -1,20 +1,23 @@
-"""What the gateway sends and to whom: recipients, letters, and the frames made of its own state."""
+"""What the gateway sends and to whom: recipients, and the frames made of its own state."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from triton_backend.core.decisions import Dispatch, DropReason
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import (
     DROP_REASONS,
-    DispatchBody,
     DropBody,
-    HopGrant,
     Kind,
     frame,
-    pack_dispatch,
     pack_drop,
     pack_json,
+    pack_path,
 )
+
+# A request's number in the core: the number of its front, then its number there in so many bits.
+LOCAL_BITS = 40
+LOCALS = 1 << LOCAL_BITS
 
 
 class Front(NamedTuple):
@@ -30,11 +33,8 @@ class Worker(NamedTuple):
     vgpu: int
 
 
-class Letter(NamedTuple):
-    """A frame for somebody."""
-
-    to: Front | Worker
-    data: bytes
+Post = Callable[[Front | Worker, bytes], None]
+"""Sends somebody a frame; who is not there gets none."""
 
 
 def plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:
@@ -62,18 +62,11 @@ def drop_frame(
     )
 
 
-def granted_hops(dispatch: Dispatch, slots: list[int]) -> tuple[HopGrant, ...]:
-    """The path of a batch with the slot granted at every stage."""
-    return tuple(
-        HopGrant(hop.vgpu, slot, hop.transfer_start_us, hop.start_us, hop.end_us)
-        for hop, slot in zip(dispatch.hops, slots, strict=True)
-    )
-
-
-def dispatch_frame(
-    dispatch: Dispatch, hops: tuple[HopGrant, ...], requests: tuple[int, ...], tag: int, epoch: int
-) -> bytes:
-    """DISPATCH of a batch, its requests by their front's numbers, under the plan of `tag`."""
-    body = DispatchBody(dispatch.pipeline, dispatch.samples, hops, requests)
-    batch_id = epoch + dispatch.batch_id
-    return frame(Kind.DISPATCH, pack_dispatch(body), batch_id=batch_id, plan_tag=tag)
+def dispatch_frame(dispatch: Dispatch, slots: Sequence[int], tag: int, epoch: int) -> bytes:
+    """DISPATCH of a batch with the slot granted at every stage, under the plan of `tag`."""
+    path: list[int] = []
+    for hop, slot in zip(dispatch.hops, slots, strict=True):
+        path += (hop.vgpu, slot, hop.transfer_start_us, hop.start_us, hop.end_us)
+    requests = tuple([number % LOCALS for number in dispatch.request_ids])
+    body = pack_path(dispatch.pipeline, dispatch.samples, path, requests)
+    return frame(Kind.DISPATCH, body, batch_id=epoch + dispatch.batch_id, plan_tag=tag)

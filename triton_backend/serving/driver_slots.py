@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from triton_backend.core.decisions import Hop
 from triton_backend.serving.memory import SlotPool
 from triton_backend.serving.settings import Deployment
 
@@ -24,12 +25,17 @@ class WorkerSlots:
         self._pools = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
         self._held_back: deque[_HeldBack] = deque()
 
-    def grant(self, vgpus: Sequence[int]) -> list[int] | None:
+    def grant(self, hops: Sequence[Hop]) -> list[int] | None:
         """A slot of every vGPU of a path, or None where one has none free."""
-        pools = [self._pools[vgpu] for vgpu in vgpus]
-        if not all(pool.free for pool in pools):
-            return None
-        return [pool.take() or 0 for pool in pools]
+        slots: list[int] = []
+        for hop in hops:
+            slot = self._pools[hop.vgpu].take()
+            if slot is None:
+                for taken, other in zip(hops, slots, strict=False):
+                    self._pools[taken.vgpu].give(other)
+                return None
+            slots.append(slot)
+        return slots
 
     def give(self, vgpu: int, slot: int) -> None:
         """A slot is free again."""

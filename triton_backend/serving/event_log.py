@@ -52,9 +52,9 @@ class EventLog:
             )
         )
 
-    def write(self, item: Event | Decision | Refused) -> None:
-        """Note one event or decision; nobody waits for its line."""
-        self._items.append(item)
+    def write(self, items: Iterable[Event | Decision | Refused]) -> None:
+        """Note events and decisions; nobody waits for their lines."""
+        self._items += items
 
     def settle_some(self) -> None:
         """Make lines of what was noted, if it is much: for the time after the letters are posted."""

@@ -130,9 +130,10 @@ def gateway_values(gateway: "Gateway") -> Values:
     for model in counters.batches:
         values["poolpipe_batches", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples", (("model", model),)] = counters.samples[model]
+    busy_us = counters.busy_us
     for pool, count in counters.stages.items():
         values["poolpipe_stage_runs", _labels(pool)] = count
-        values["poolpipe_stage_busy_us", _labels(pool)] = counters.busy_us[pool]
+        values["poolpipe_stage_busy_us", _labels(pool)] = busy_us[pool]
     return values | _pool_sizes(gateway)
 
 

@@ -34,8 +34,8 @@ class PoolPaces:
         self._heard_us = dict.fromkeys(planned_us, now_us)
 
     def heard(self, pool: Pool, now_us: int) -> None:
-        """A worker of the pool reported a run."""
-        self._heard_us[pool] = now_us
+        """A worker of the pool reported a run, its last one at `now_us`."""
+        self._heard_us[pool] = max(self._heard_us[pool], now_us)
 
     def changes(self, now_us: int, up: Iterable[int]) -> list[tuple[Pool, int]]:
         """Pools whose correction changes, with their latencies in percent of the planned ones."""

@@ -1,7 +1,7 @@
 """The scheduler's shell: one thread that owns the gateway driver, its sockets and its timer.
 
 Fronts and workers connect and say HELLO; from then on their frames become calls of `Gateway`, and
-the letters it leaves are posted. A connection that ends is a worker or front lost. Control
+what it posts is sent. A connection that ends is a worker or front lost. Control
 requests come from another thread and are run in this one.
 
 Here: threads, sockets, the real clock. Not here: any decision.
@@ -10,7 +10,7 @@ Here: threads, sockets, the real clock. Not here: any decision.
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -55,15 +55,21 @@ class SchedulerService:
         now_us = clock.now_us()
         self._log = EventLog(settings.folder / "events", clock)
         self._log.header(deployment, now_us, rollout=False)
-        self.gateway = Gateway(
-            deployment, epoch=now_us // 1_000_000, now_us=now_us, watch=self._watch
-        )
-        self._hub = Hub(self)
         self._peers: dict[Front | Worker, Connection] = {}
         self._names: dict[Connection, Front | Worker] = {}
+        self.gateway = Gateway(
+            deployment,
+            epoch=now_us // 1_000_000,
+            now_us=now_us,
+            watch=self._watch,
+            post=self._post,
+        )
+        self._hub = Hub(self)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_beat_us = now_us
         self._next_look_us = now_us
+        self._heard = 0  # frames of this round, the first of them at
+        self._heard_us = now_us
         self.alive_us = now_us
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -128,32 +134,41 @@ class SchedulerService:
         self._log.close()
 
     def _round(self) -> None:
-        now_us = self._clock.now_us()
-        rang = self._hub.poll(max(self._next_beat_us - now_us, 0) / 1e6)
+        gateway, alarm = self.gateway, self._hub.alarm
+        rang = self._hub.poll(max(self._next_beat_us - self.alive_us, 0) / 1e6)
         self.alive_us = now_us = self._clock.now_us()
+        if self._heard:
+            gateway.counters.decisions += self._heard
+            gateway.counters.decision_us += now_us - self._heard_us
+            self._heard = 0
         while not self._calls.empty():
-            function, future = self._calls.get()
-            try:
-                future.set_result(function())
-            except Exception as error:  # noqa: BLE001  # handed to the thread that asked
-                future.set_exception(error)
-        if rang and self.gateway.timer_us is not None and self.gateway.timer_us <= now_us:
-            self.gateway.timer(now_us)
-        self._post()
-        self._hub.alarm.set(self.gateway.timer_us)
-        self._log.settle_some()
+            self._answer_call()
+        timer_us = gateway.timer_us
+        if rang and timer_us is not None and timer_us <= now_us:
+            gateway.timer(now_us)
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
-            self.gateway.look(now_us)
+            gateway.look(now_us)
+        timer_us = gateway.timer_us
+        # One that rings too early is set again then: rarer than every change of the instant.
+        if timer_us is not None and (alarm.at_us is None or timer_us < alarm.at_us):
+            alarm.set(timer_us)
+        self._log.settle_some()
         if now_us >= self._next_beat_us:
             self._next_beat_us = now_us + BEAT_US
             self._beat()
 
-    def _post(self) -> None:
-        for letter in self.gateway.letters():
-            peer = self._peers.get(letter.to)
-            if peer is not None:
-                peer.send(letter.data)
+    def _answer_call(self) -> None:
+        function, future = self._calls.get()
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001  # handed to the thread that asked
+            future.set_exception(error)
+
+    def _post(self, to: Front | Worker, data: bytes) -> None:
+        peer = self._peers.get(to)
+        if peer is not None:
+            peer.send(data)
 
     def _beat(self) -> None:
         self._log.flush()
@@ -161,11 +176,12 @@ class SchedulerService:
         for connection in self._hub.connections:
             connection.send(data)
 
-    def _watch(self, item: Event | Decision | Refused) -> None:
-        if isinstance(item, PlanChanged):
-            self._log.header(self.gateway.deployment, item.now_us, rollout=True)
+    def _watch(self, event: Event | Refused, decisions: Sequence[Decision]) -> None:
+        if isinstance(event, PlanChanged):
+            self._log.header(self.gateway.deployment, event.now_us, rollout=True)
+            self._log.write(decisions)
         else:
-            self._log.write(item)
+            self._log.write((event, *decisions))
 
     # Owner of the hub
 
@@ -179,6 +195,8 @@ class SchedulerService:
         if header.kind is Kind.HELLO:
             self._hello(connection, unpack_json(body), now_us)
             return
+        if not self._heard:
+            self._heard_us = now_us
         peer = self._names.get(connection)
         try:
             if isinstance(peer, Front):
@@ -189,9 +207,7 @@ class SchedulerService:
                 raise FrameError(f"{header.kind.name} before HELLO")
         except InputError as error:
             raise FrameError(str(error)) from error
-        self.gateway.counters.decisions += 1
-        self.gateway.counters.decision_us += self._clock.now_us() - now_us
-        self._post()  # now, because the decision on the next frame would keep them waiting
+        self._heard += 1
 
     def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:
@@ -199,22 +215,23 @@ class SchedulerService:
         elif header.kind is Kind.CANCEL:
             self.gateway.intake.cancel(front, unpack_request(body), now_us)
         elif header.kind is Kind.FAILED:
-            self.gateway.batch_failed(header.batch_id, 0, now_us)
+            self.gateway.reports.batch_failed(header.batch_id, 0, now_us)
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
 
     def _from_worker(self, worker: Worker, header: Header, body: bytes, now_us: int) -> None:
         if worker.generation != self.gateway.deployment.generation:
             return
+        reports, batch, stage = self.gateway.reports, header.batch_id, header.stage
         if header.kind is Kind.STAGE_DONE:
-            self.gateway.stage_done(header.batch_id, header.stage, unpack_times(body), now_us)
+            reports.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
-            self.gateway.transfer_done(header.batch_id, header.stage, unpack_times(body), now_us)
+            reports.transfer_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRIAL_DONE:
             self.gateway.trial_done(worker, unpack_times(body), now_us)
         elif header.kind is Kind.FAILED:
-            _LOG.error("batch %d failed: %s", header.batch_id, unpack_json(body).get("reason"))
-            self.gateway.batch_failed(header.batch_id, header.stage, now_us)
+            _LOG.error("batch %d failed: %s", batch, unpack_json(body).get("reason"))
+            reports.batch_failed(batch, stage, now_us)
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
