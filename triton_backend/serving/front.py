@@ -14,11 +14,12 @@ slots of batches (`front_batches`), decisions.
 
 import logging
 import threading
+from collections import deque
+from functools import partial
 from typing import Any
 
-from triton_backend.core.plan import ModelPlan
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.front_batches import FrontBatches
+from triton_backend.serving.front_batches import Batch, FrontBatches
 from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.front_ledger import Ledger
 from triton_backend.serving.front_replies import Reply
@@ -27,7 +28,7 @@ from triton_backend.serving.front_watch import RequestWatch
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.outbound import Outbound
-from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 from triton_backend.serving.wire import (
     AnswerBody,
     FrameError,
@@ -59,9 +60,10 @@ class FrontService:
         self.model = model
         self._settings = settings
         self._clock = clock
-        self._plan_now = deployment.plan.model(model)
-        self.counters = FrontCounters(latency_bounds_ms(self._plan_now.slo_us))
-        self._max_waiting = deployment.max_waiting(self._plan_now)
+        self.plan = deployment.plan.model(model)  # in the last generation served that has it
+        self.largest_batch = largest_batch(self.plan)
+        self.counters = FrontCounters(latency_bounds_ms(self.plan.slo_us))
+        self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
         self._ledger = Ledger(model, settings.folder / "logs", clock, self.counters)
         self._hub = Hub(self)
@@ -80,8 +82,7 @@ class FrontService:
         self._stopping = False
         self._turn = threading.Lock()  # to poll; what polling calls runs in one thread at a time
         self._next_tick_us = clock.now_us()
-        self._waiting = 0  # threads that wait for their turn
-        self._counting = threading.Lock()
+        self._waiting: deque[None] = deque()  # one for every thread that waits for its turn
         self._taken: Reply | None = None
         self._threads = [
             threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
@@ -114,11 +115,6 @@ class FrontService:
         self._ledger.stop()
         self._batches.close()
 
-    @property
-    def plan(self) -> ModelPlan:
-        """The model in the generation being served (the last one that had it)."""
-        return self._plan_now
-
     def alive_us(self) -> int:
         """When both its threads last ran; the one that polls may wait for a host that is cut off."""
         if self._clock.now_us() - self._polled_us > POLL_PATIENCE_US:
@@ -141,23 +137,18 @@ class FrontService:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._count(1)
+            self._waiting.append(None)
             with self._turn:
-                self._count(-1)
+                self._waiting.pop()
                 while self._taken is None and not self._stopping:
                     self._round()
                 reply, self._taken = self._taken, None
             if reply is not None:
                 self._ledger.send(reply)
 
-    def _count(self, more: int) -> None:
-        with self._counting:
-            self._waiting += more
-
     def _round(self) -> None:
         try:
-            now_us = self._clock.now_us()
-            self._hub.poll(max(self._next_tick_us - now_us, 0) / 1e6)
+            self._hub.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
             self._polled_us = now_us = self._clock.now_us()
             self._batches.take_back(now_us)
             if now_us >= self._next_tick_us:
@@ -269,7 +260,8 @@ class FrontService:
         self._current = deployment
         for model in deployment.plan.models:
             if model.name == self.model:
-                self._plan_now = model
+                self.plan = model
+                self.largest_batch = largest_batch(model)
                 self._max_waiting = deployment.max_waiting(model)
 
     def _unusable(self, header: Header, worker_gone: bool) -> None:  # noqa: FBT001  # a fact
@@ -286,11 +278,12 @@ class FrontService:
         if batch is None:
             return
 
-        def sent() -> None:
-            if self._batches.give_back(batch):
-                self._hub.wake()
+        self._ledger.answer(batch, self._take, partial(self._sent, batch))
 
-        self._ledger.answer(batch, take=self._take, sent=sent)
+    def _sent(self, batch: Batch) -> None:
+        """All replies from the slot of a batch have left it; from any thread."""
+        if self._batches.give_back(batch):
+            self._hub.wake()
 
     def _failed(self, batch_id: int, data: dict[str, Any]) -> None:
         batch = self._batches.take(batch_id)

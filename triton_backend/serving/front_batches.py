@@ -7,7 +7,6 @@ is called from the front's polling thread, except where a reply thread gives a s
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 from triton_backend.serving.front_requests import Request
 from triton_backend.serving.memory import Arrays, Segment, SlotPool
@@ -67,9 +66,13 @@ class Batch:
         """Where its outputs are to be written."""
         return self.generation.segment.pieces(self.slot, self.samples)
 
+    def views(self) -> Arrays:
+        """Its outputs; not to be changed."""
+        return self.generation.segment.views(self.slot, self.samples)
+
     def outputs(self) -> Iterator[tuple[Request, Arrays]]:
         """Every request with its own part of the outputs."""
-        views = self.generation.segment.views(self.slot, self.samples)
+        views = self.views()
         at = 0
         for request in self.requests:
             end = at + request.samples
@@ -102,7 +105,7 @@ class FrontBatches:
         self._checksum_up_to_bytes = checksum_up_to_bytes
         self._generations: dict[int, _Generation] = {}
         self._batches: dict[int, Batch] = {}
-        self._sent: SimpleQueue[Batch] = SimpleQueue()
+        self._sent: deque[Batch] = deque()
 
     # Generations
 
@@ -160,8 +163,12 @@ class FrontBatches:
         self, generation: _Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:
         """Write the requests' tensors into the first worker's slot, one after the other."""
-        requests = [r for n in body.requests if (r := self._find(n)) is not None]
-        samples = sum(request.samples for request in requests)
+        requests, samples = list[Request](), 0
+        for number in body.requests:
+            request = self._find(number)
+            if request is not None:
+                requests.append(request)
+                samples += request.samples
         first = body.hops[0]
         road = self._outbound.to_worker(generation.deployment, first.vgpu)
         if road is None or not samples:
@@ -252,13 +259,13 @@ class FrontBatches:
         Returns:
             whether a dispatch waits for a slot, so that `take_back` should be called soon.
         """
-        self._sent.put(batch)
+        self._sent.append(batch)
         return bool(batch.generation.held)
 
     def take_back(self, now_us: int) -> None:
         """Free the slots that reply threads are done with."""
-        while not self._sent.empty():
-            self.free(self._sent.get(), now_us)
+        while self._sent:
+            self.free(self._sent.popleft(), now_us)
 
     def forget_old(self, now_us: int) -> None:
         """Give up batches that nobody will ever tell of."""

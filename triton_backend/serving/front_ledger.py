@@ -12,7 +12,7 @@ from pathlib import Path
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.front_batches import Batch
 from triton_backend.serving.front_counters import FrontCounters
-from triton_backend.serving.front_replies import Pending, Replies, Reply
+from triton_backend.serving.front_replies import Countdown, Replies, Reply, Sent
 from triton_backend.serving.front_requests import (
     Refusal,
     Request,
@@ -41,7 +41,7 @@ class Ledger:
         self._replies = Replies(model)
         self._asking = threading.Lock()
         self._asked: Request | None = None
-        self._put_off: tuple[Refusal | Arrays, Pending | None] | None = None
+        self._put_off: tuple[Refusal | Arrays, Sent | None] | None = None
 
     def start(self) -> None:
         """Replies are sent from now on."""
@@ -86,17 +86,16 @@ class Ledger:
         self,
         request: Request,
         result: Refusal | Arrays,
-        pending: Pending | None = None,
-        *,
+        sent: Sent | None = None,
         take: Callable[[Reply], bool] | None = None,
     ) -> None:
         """Have a request answered that was taken out: by who takes the reply, or a reply thread."""
         with self._asking:
             if request is self._asked:
-                self._put_off = result, pending
+                self._put_off = result, sent
                 return
-        if take is None or not take((request, result, pending)):
-            self._replies.put(request, result, pending)
+        if take is None or not take((request, result, sent)):
+            self._replies.put(request, result, sent)
 
     def send(self, reply: Reply) -> None:
         """Send a reply that was taken in `answer`, from the calling thread."""
@@ -139,9 +138,7 @@ class Ledger:
         self._log.note(request, reason)
         self._reply(request, dropped(self._model, request, body))
 
-    def answer(
-        self, batch: Batch, *, take: Callable[[Reply], bool], sent: Callable[[], None]
-    ) -> None:
+    def answer(self, batch: Batch, take: Callable[[Reply], bool], sent: Sent) -> None:
         """Answer the requests of a batch with its outputs.
 
         Args:
@@ -150,6 +147,14 @@ class Ledger:
             sent: called when the last reply has left the slot; from any thread.
         """
         now_us = self._clock.now_us()
+        if len(batch.requests) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES:
+            (request,) = batch.requests
+            if self._requests.pop(request.number, None) is None:
+                sent()
+            else:
+                self._served(request, now_us)
+                self._reply(request, batch.views(), sent, take)
+            return
         live = [
             (request, outputs)
             for request, outputs in batch.outputs()
@@ -158,11 +163,14 @@ class Ledger:
         if not live:
             sent()
             return
-        alone = len(live) == 1 and batch.payload_bytes <= SENT_AT_ONCE_BYTES
-        pending = Pending(len(live), sent)
+        one_sent = Countdown(len(live), sent)
         for request, outputs in live:
-            late = now_us > request.deadline_us
-            self._counters.answered(now_us - request.arrival_us, late)
-            if late or request.trace:
-                self._log.note(request, "late" if late else "served")
-            self._reply(request, outputs, pending, take=take if alone else None)
+            self._served(request, now_us)
+            self._reply(request, outputs, one_sent)
+
+    def _served(self, request: Request, now_us: int) -> None:
+        """Count and log a request that is answered with outputs."""
+        late = now_us > request.deadline_us
+        self._counters.answered(now_us - request.arrival_us, late)
+        if late or request.trace:
+            self._log.note(request, "late" if late else "served")

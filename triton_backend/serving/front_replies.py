@@ -3,23 +3,33 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
 
 from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.memory import Arrays
 
 REPLY_THREADS = 6
-Reply = tuple[Request, Arrays | Refusal, "Pending | None"]
+# Called when the reply has been sent, from the thread that sent it.
+Sent = Callable[[], None]
+Reply = tuple[Request, Arrays | Refusal, Sent | None]
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """Replies that are sent from one slot; `done` is called when the last has been."""
+class Countdown:
+    """Called once for each of `left` replies from one slot; calls `done` when all are sent."""
 
-    left: int
-    done: Callable[[], None]
+    def __init__(self, left: int, done: Sent) -> None:
+        self._left = left
+        self._done = done
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Another reply has been sent; from any thread."""
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._done()
 
 
 class Replies:
@@ -28,7 +38,6 @@ class Replies:
     def __init__(self, model: str) -> None:
         self._model = model
         self._queue: SimpleQueue[Reply | None] = SimpleQueue()
-        self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._run, name=f"reply-{i}", daemon=True)
             for i in range(REPLY_THREADS)
@@ -46,22 +55,18 @@ class Replies:
         for thread in self._threads:
             thread.join(timeout=5)
 
-    def put(self, request: Request, result: Arrays | Refusal, of: Pending | None = None) -> None:
+    def put(self, request: Request, result: Arrays | Refusal, sent: Sent | None = None) -> None:
         """Have a request answered."""
-        self._queue.put((request, result, of))
+        self._queue.put((request, result, sent))
 
-    def send(self, request: Request, result: Arrays | Refusal, of: Pending | None = None) -> None:
+    def send(self, request: Request, result: Arrays | Refusal, sent: Sent | None = None) -> None:
         """Answer a request in the caller's own thread."""
         try:
             request.reply(result)
         except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
             _LOG.exception("a reply of %s was not sent", self._model)
-        if of is not None:
-            with self._lock:
-                of.left -= 1
-                last = not of.left
-            if last:
-                of.done()
+        if sent is not None:
+            sent()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -14,6 +14,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from triton_backend.serving.metrics import (
 )
 from triton_backend.serving.node import Node
 from triton_backend.serving.pulse import Pulse
-from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
+from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
 
 PUBLISH_SECONDS = 1.0
@@ -140,11 +141,7 @@ class FrontModel(_Model):
     def _take(self, request: Any) -> None:
         sender = request.get_response_sender()
         arrival_us = self.clock.now_us()
-        wanted = frozenset(request.requested_output_names())
-
-        def reply(result: Arrays | Refusal) -> None:
-            sender.send(_response(result, wanted), flags=_FINAL)
-
+        reply = partial(_reply, sender, request.requested_output_names())
         try:
             tensors, samples = self._tensors(request)
         except InputError as error:
@@ -167,15 +164,16 @@ class FrontModel(_Model):
     def _tensors(self, request: Any) -> tuple[Arrays, int]:
         """The request's tensors and its number of samples; Triton has checked names and types."""
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        plan = self._service.plan
-        largest, first = largest_batch(plan), plan.inputs[0].name
+        largest, first = self._service.largest_batch, self._service.plan.inputs[0].name
         samples = len(tensors[first])
         for name, array in tensors.items():
-            where = f"model {self.name!r}, input {name!r}"
             if len(array) != samples:
-                raise InputError(where, f"{len(array)} samples, but {first!r} has {samples}")
-            if not 1 <= len(array) <= largest:
-                raise InputError(where, f"{len(array)} samples, 1 to {largest} are allowed")
+                wrong = f"{len(array)} samples, but {first!r} has {samples}"
+            elif not 1 <= samples <= largest:
+                wrong = f"{samples} samples, 1 to {largest} are allowed"
+            else:
+                continue
+            raise InputError(f"model {self.name!r}, input {name!r}", wrong)
         return tensors, samples
 
 
@@ -186,13 +184,15 @@ def _trace(parameters: str) -> str:
     return str(json.loads(parameters).get(TRACE_HEADER, ""))
 
 
-def _response(result: Arrays | Refusal, wanted: frozenset[str]) -> Any:
+def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:
     if isinstance(result, Refusal):
         code = getattr(triton.TritonError, result.status)
-        return triton.InferenceResponse([], triton.TritonError(result.message, code))
-    return triton.InferenceResponse(
-        [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
-    )
+        response = triton.InferenceResponse([], triton.TritonError(result.message, code))
+    else:
+        response = triton.InferenceResponse(
+            [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
+        )
+    sender.send(response, flags=_FINAL)
 
 
 class _JsonModel(_Model):
