@@ -68,11 +68,6 @@ def entry(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
     return _compiled(function, inline=False, entry=True)
 
 
-def inlined_entry(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Both: an entry for Python that becomes part of the kernels that call it."""
-    return _compiled(function, inline=True, entry=True)
-
-
 def _compiled(
     function: Callable[Parameters, Result], *, inline: bool, entry: bool
 ) -> Callable[Parameters, Result]:
@@ -103,13 +98,15 @@ def _compiled(
 
 
 def _imported(names: dict[str, Any]) -> frozenset[str]:
-    """What the kernels and constants that a module has imported depend on."""
+    """What the kernels, constants and types that a module has imported depend on."""
     found: set[str] = set()
     for name, value in names.items():
         values = list(vars(value).values()) if isinstance(value, ModuleType) else [value]
         for used in values:
             if isinstance(used, Dispatcher):
                 found |= _sources.get(used, frozenset())
-        if isinstance(value, int):
+        if isinstance(value, int | types.Type):
             found.add(f"{name} = {value}")
+        if isinstance(value, type) and hasattr(value, "_fields"):
+            found.add(f"{name} = {value._fields}")
     return frozenset(found)

@@ -3,7 +3,7 @@
 Here: the ends of stages and transfers, lost and returned vGPUs. Not here: what is decided then.
 """
 
-from triton_backend.core.compiled import FAR, NONE, entry, inlined, inlined_entry, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.queues import enqueue, free_batch, serve_batch
 from triton_backend.core.tables import (
     ABORTED,
@@ -20,7 +20,7 @@ from triton_backend.core.tables import (
 from triton_backend.core.timeline import delay, refresh, release
 
 
-@inlined_entry
+@inlined
 def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch left a stage at end_us; True where that was not the reserved instant."""
     i = interval_of(tables, batch, stage, VGPU)
@@ -38,7 +38,7 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     return deviates
 
 
-@inlined_entry
+@inlined
 def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch's tensors arrived at a stage; True where that was not the reserved instant."""
     deviates = False
@@ -68,7 +68,7 @@ def _correct(tables: Tables, i: int, end_us: int) -> bool:
     return deviates
 
 
-@entry
+@kernel
 def worker_lost(tables: Tables, vgpu: int) -> int:
     """Abort every batch that still needs a vGPU or its memory; their requests are queued again.
 
@@ -109,7 +109,7 @@ def abort(tables: Tables, batch: int) -> None:
     free_batch(tables, batch)
 
 
-@entry
+@kernel
 def worker_back(tables: Tables, vgpu: int) -> None:
     """A lost vGPU may be reserved again."""
     tables.resources[vgpu]["lost"] = 0

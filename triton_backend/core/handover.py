@@ -41,7 +41,8 @@ def hand_over(
     new = with_room(
         new, batches=len(new.batches), requests=max(len(new.requests), 2 * len(waiting))
     )
-    new.counts[0]["batches"] = old.counts[0]["batches"]
+    for name in ("batches", "told_us"):
+        new.counts[0][name] = old.counts[0][name]
     left_out: list[LeftOut] = []
     for slot in waiting:
         request = old.requests[slot]

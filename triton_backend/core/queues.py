@@ -5,7 +5,7 @@ all requests have the model's SLO that is the order of arrival; a request that c
 vGPU died takes its old place again.
 """
 
-from triton_backend.core.compiled import FAR, NONE, inlined, inlined_entry, kernel
+from triton_backend.core.compiled import FAR, NONE, inlined, kernel
 from triton_backend.core.tables import (
     DEADLINE,
     DISPATCHED,
@@ -38,7 +38,7 @@ def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, s
     return slot
 
 
-@inlined_entry
+@inlined
 def free_request(tables: Tables, slot: int) -> None:
     """Give a request slot back."""
     counts = tables.counts[0]

@@ -1,8 +1,8 @@
 """The scheduler: told events, answers decisions, performs none of them.
 
-Here: what each event does to the tables, and the names of requests and batches. Not here: how
-anything is decided (`policies`), checks of what is told (`told`), rows as decisions (`answers`),
-time, threads, messages.
+Here: events as acts on the tables, and the names of requests and batches. Not here: how anything is
+decided (`policies`), checks of what is told (`told`), what an event does (`acts`), integers as
+decisions (`answers`), time, threads, messages.
 
 Rules for the shell: events come in the order of their `now_us`; every `Dispatch` is answered by a
 `TransferDone` and a `StageDone` per stage as they really happened; of several batches whose inputs
@@ -14,10 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from triton_backend.core import feedback, queues, steps
-from triton_backend.core.answers import dispatch_of, drop_of, request_ids
-from triton_backend.core.compiled import FAR, NONE
-from triton_backend.core.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from triton_backend.core.acts import (
+    ARRIVED,
+    BACK,
+    CANCELED,
+    ENDED,
+    LOST,
+    PAUSED,
+    REPORTED,
+    SETTLE,
+    TIMED,
+    TIMER,
+    act_at,
+    answer_length,
+)
+from triton_backend.core.addressed import WORDS, addresses
+from triton_backend.core.answers import dispatch_of, drop_of, left_out
+from triton_backend.core.compiled import NONE
+from triton_backend.core.decisions import Abort, Decision, Dispatch, SetTimer
 from triton_backend.core.errors import InputError
 from triton_backend.core.events import (
     Arrival,
@@ -37,10 +51,20 @@ from triton_backend.core.handover import hand_over
 from triton_backend.core.invariants import check_invariants
 from triton_backend.core.plan import Plan
 from triton_backend.core.policies import policy_number
-from triton_backend.core.tables import ABORTED, DISPATCHED, MORE, new_tables, with_room
+from triton_backend.core.tables import (
+    ABORTED,
+    DISPATCHED,
+    DROPPED,
+    MORE,
+    Tables,
+    new_tables,
+    with_room,
+)
 from triton_backend.core.timeline import refresh
 from triton_backend.core.told import check_arrival, check_pace, check_report, check_vgpu
 from triton_backend.core.topology import build_topology, set_pace
+
+_Handler = Callable[[Any], list[Decision]]
 
 
 class Scheduler:
@@ -65,10 +89,10 @@ class Scheduler:
         self._count_io = count_io
         self._policy = policy_number(policy)
         self._adopt(plan)
-        self._requests: dict[int, int] = {}
-        self._batches: dict[int, int] = {}
-        self._timer_us: int | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._now_us = 0
+        self._requests: set[int] = set()  # queued or in flight
+        self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
+        self._handlers: dict[type, _Handler] = {
             Arrival: self._arrival,
             Cancel: self._cancel,
             StageDone: self._stage_done,
@@ -96,13 +120,9 @@ class Scheduler:
         handler = self._handlers.get(type(event))
         if handler is None:
             raise InputError("event", f"{type(event).__name__} is not an event")
-        now_us = int(self._tables.counts[0]["now_us"])
-        if event.now_us < now_us:
-            raise InputError("now_us", f"{event.now_us} lies before {now_us}")
-        self._decided: list[Decision] = []
-        handler(event)
-        self._set_timer()
-        return self._decided
+        if event.now_us < self._now_us:
+            raise InputError("now_us", f"{event.now_us} lies before {self._now_us}")
+        return handler(event)
 
     def in_flight(self) -> int:
         """Batches dispatched and not yet finished."""
@@ -123,67 +143,50 @@ class Scheduler:
     def _adopt(self, plan: Plan) -> None:
         self._plan = plan
         topology = build_topology(plan, self._nic, count_io=self._count_io)
-        self._tables = new_tables(topology, self._policy)
         self._planned_us = topology.latency_us.copy()
-        self._room = np.zeros(0, dtype=np.int64)
+        self._use(new_tables(topology, self._policy))
 
-    def _advance(self, event: Event) -> None:
-        self._tables.counts[0]["now_us"] = event.now_us
+    def _use(self, tables: Tables) -> None:
+        self._tables = tables
+        words = [*addresses(tables), *(answer_length(tables) * [0])]
+        self._memory = np.array(words, dtype=np.int64)
+        self._answer = memoryview(self._memory[WORDS:])  # type: ignore[arg-type]
 
-    def _arrival(self, event: Arrival) -> None:
+    def _arrival(self, event: Arrival) -> list[Decision]:
         check_arrival(self._plan, event)
         if event.request_id in self._requests:
             raise InputError(f"request {event.request_id}", "is queued or in flight already")
-        self._advance(event)
-        self._make_room()
-        self._requests[event.request_id] = steps.arrive(
-            self._tables, event.model, event.request_id, event.deadline_us, event.samples
+        self._requests.add(event.request_id)
+        return self._act(
+            ARRIVED, event.now_us, event.model, event.request_id, event.deadline_us, event.samples
         )
-        self._settle(lambda: steps.settle(self._tables, event.model))
 
-    def _cancel(self, event: Cancel) -> None:
-        slot = self._requests.get(event.request_id)
-        if slot is None:
+    def _cancel(self, event: Cancel) -> list[Decision]:
+        if event.request_id not in self._requests:
             raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
-        self._advance(event)
-        if self._tables.requests[slot]["batch"] != NONE:
-            return
-        model = int(self._tables.requests[slot]["model"])
-        steps.cancel(self._tables, slot)
-        self._settle(lambda: steps.settle(self._tables, model))
+        return self._act(CANCELED, event.now_us, event.request_id)
 
-    def _stage_done(self, event: StageDone) -> None:
-        slot = self._batch(event)
-        self._advance(event)
-        ids = request_ids(self._tables, slot)
-        if feedback.stage_done(self._tables, slot, event.stage, event.end_us):
-            self._settle(lambda: steps.settle_all(self._tables))
-        self._forget(event.batch_id, slot, ids)
+    def _stage_done(self, event: StageDone) -> list[Decision]:
+        slot, dispatch = self._in_flight(event.batch_id)
+        check_report(event, len(dispatch.hops))
+        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 0)
 
-    def _transfer_done(self, event: TransferDone) -> None:
-        slot = self._batch(event)
-        self._advance(event)
-        ids = request_ids(self._tables, slot)
-        if feedback.transfer_done(self._tables, slot, event.stage, event.end_us):
-            self._settle(lambda: steps.settle_all(self._tables))
-        self._forget(event.batch_id, slot, ids)
+    def _transfer_done(self, event: TransferDone) -> list[Decision]:
+        slot, dispatch = self._in_flight(event.batch_id)
+        check_report(event, len(dispatch.hops) + 1)
+        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 1)
 
-    def _worker_lost(self, event: WorkerLost) -> None:
+    def _worker_lost(self, event: WorkerLost) -> list[Decision]:
         check_vgpu(self._tables, event.vgpu)
-        self._advance(event)
-        while feedback.worker_lost(self._tables, event.vgpu) == MORE:
-            self._read()
-        self._settle(lambda: steps.settle_all(self._tables))
+        return self._act(LOST, event.now_us, event.vgpu)
 
-    def _worker_back(self, event: WorkerBack) -> None:
+    def _worker_back(self, event: WorkerBack) -> list[Decision]:
         check_vgpu(self._tables, event.vgpu)
-        self._advance(event)
-        feedback.worker_back(self._tables, event.vgpu)
-        self._settle(lambda: steps.settle_all(self._tables))
+        return self._act(BACK, event.now_us, event.vgpu)
 
-    def _pace_changed(self, event: PaceChanged) -> None:
+    def _pace_changed(self, event: PaceChanged) -> list[Decision]:
         check_pace(self._plan, event)
-        self._advance(event)
+        self._tables.counts[0]["now_us"] = event.now_us
         topology = self._tables.topology
         pipeline = topology.model_pipelines[event.model] + event.pipeline
         first, last = topology.pipeline_stages[pipeline], topology.pipeline_stages[pipeline + 1]
@@ -191,58 +194,71 @@ class Scheduler:
         set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
         for vgpu in range(topology.stage_vgpus[first], topology.stage_vgpus[last]):
             refresh(self._tables, vgpu)
-        self._settle(lambda: steps.settle_all(self._tables))
+        return self._act(SETTLE, event.now_us)
 
-    def _timer(self, event: Timer) -> None:
-        self._advance(event)
-        self._timer_us = None
-        self._settle(lambda: steps.expire(self._tables))
+    def _timer(self, event: Timer) -> list[Decision]:
+        return self._act(TIMED, event.now_us)
 
-    def _pause(self, event: Pause) -> None:
-        self._advance(event)
-        self._tables.counts[0]["paused"] = 1
-        self._settle(lambda: steps.settle_all(self._tables))
+    def _pause(self, event: Pause) -> list[Decision]:
+        return self._act(PAUSED, event.now_us, 1)
 
-    def _resume(self, event: Resume) -> None:
-        self._advance(event)
-        self._tables.counts[0]["paused"] = 0
-        self._settle(lambda: steps.settle_all(self._tables))
+    def _resume(self, event: Resume) -> list[Decision]:
+        return self._act(PAUSED, event.now_us, 0)
 
-    def _plan_changed(self, event: PlanChanged) -> None:
+    def _plan_changed(self, event: PlanChanged) -> list[Decision]:
         if self._batches:
             raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
-        self._advance(event)
         numbers = {model.name: m for m, model in enumerate(event.plan.models)}
         models = [numbers.get(model.name) for model in self._plan.models]
         old = self._tables
         self._adopt(event.plan)
-        self._tables, left_out = hand_over(old, self._tables, models)
-        self._decided += [drop_of(old, slot, reason) for slot, reason in left_out]
-        used = np.flatnonzero(self._tables.requests["sequence"] != NONE)
-        self._requests = {int(self._tables.requests[slot]["id"]): int(slot) for slot in used}
-        self._settle(lambda: steps.settle_all(self._tables))
+        tables, left = hand_over(old, self._tables, models)
+        self._use(tables)
+        drops = [left_out(old, slot, reason) for slot, reason in left]
+        self._requests.difference_update(drop.request_id for drop in drops)
+        return [*drops, *self._act(SETTLE, event.now_us)]
 
-    def _batch(self, event: StageDone | TransferDone) -> int:
-        slot = self._batches.get(event.batch_id)
-        if slot is None:
-            raise InputError(f"batch {event.batch_id}", "is not in flight")
-        check_report(self._tables, slot, event)
-        return slot
+    def _in_flight(self, batch_id: int) -> tuple[int, Dispatch]:
+        """Slot and dispatch of a batch."""
+        known = self._batches.get(batch_id)
+        if known is None:
+            raise InputError(f"batch {batch_id}", "is not in flight")
+        return known
 
-    def _forget(self, batch_id: int, slot: int, ids: list[int]) -> None:
-        """Drop the names of a batch that has ended."""
-        if self._tables.batches[slot]["number"] == batch_id:
-            return
-        del self._batches[batch_id]
-        for request_id in ids:
-            del self._requests[request_id]
+    def _act(
+        self, event: int, now_us: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
+    ) -> list[Decision]:
+        """Do what an event asks for (`acts`), once it is known to be possible."""
+        self._now_us = now_us
+        length = act_at(self._memory, event, now_us, a, b, c, d)
+        return self._read(self._answer[:length].tolist()) if length else []
 
-    def _settle(self, decide: Callable[[], int]) -> None:
-        """Decide until settled, reading what was decided and making room in between."""
-        while decide() == MORE:
-            self._read()
-            self._make_room()
-        self._read()
+    def _read(self, told: list[int]) -> list[Decision]:
+        """Enter an answer into the books; returns its decisions."""
+        decided: list[Decision] = []
+        at = 0
+        while at < len(told):
+            kind, end, number = told[at : at + 3]
+            if kind == DISPATCHED:
+                dispatch = dispatch_of(told, at, end)
+                self._batches[number] = told[at + 3], dispatch
+                decided.append(dispatch)
+            elif kind == ENDED:
+                self._requests.difference_update(self._batches.pop(number)[1].request_ids)
+            elif kind == TIMER:
+                decided.append(SetTimer(at_us=number))
+            elif kind == DROPPED:
+                self._requests.discard(number)
+                decided.append(drop_of(told, at))
+            elif kind == ABORTED:
+                del self._batches[number]
+                decided.append(Abort(batch_id=number))
+            else:
+                self._make_room()
+                if number == MORE:
+                    decided += self._act(SETTLE, self._now_us)
+            at = end
+        return decided
 
     def _make_room(self) -> None:
         counts = self._tables.counts[0]
@@ -250,38 +266,4 @@ class Scheduler:
         more_batches = 2 * batches if counts["free_batch"] == NONE else batches
         more_requests = 2 * requests if counts["free_request"] == NONE else requests
         if (more_batches, more_requests) != (batches, requests):
-            self._tables = with_room(self._tables, batches=more_batches, requests=more_requests)
-
-    def _read(self) -> None:
-        """Turn the rows of `out` into decisions."""
-        tables = self._tables
-        rows = tables.out[: int(tables.counts[0]["out"])].tolist()
-        tables.counts[0]["out"] = 0
-        for kind, slot, reason, finish_us, position in rows:
-            if kind == DISPATCHED:
-                self._decided.append(self._dispatch(slot))
-            elif kind == ABORTED:
-                del self._batches[slot]
-                self._decided.append(Abort(batch_id=slot))
-            else:
-                self._decided.append(self._drop(slot, reason, finish_us, position))
-
-    def _dispatch(self, slot: int) -> Dispatch:
-        needed = len(self._tables.requests) + steps.HEAD + steps.HOP * self._tables.offers.shape[1]
-        if len(self._room) < needed:
-            self._room = np.zeros(needed, dtype=np.int64)
-        decision = dispatch_of(self._tables, slot, self._room)
-        self._batches[decision.batch_id] = slot
-        return decision
-
-    def _drop(self, slot: int, reason: int, finish_us: int, position: int) -> Drop:
-        decision = drop_of(self._tables, slot, reason, finish_us, position)
-        del self._requests[decision.request_id]
-        queues.free_request(self._tables, slot)
-        return decision
-
-    def _set_timer(self) -> None:
-        at_us = steps.next_timer(self._tables)
-        if at_us < FAR and at_us != self._timer_us:
-            self._timer_us = at_us
-            self._decided.append(SetTimer(at_us=at_us))
+            self._use(with_room(self._tables, batches=more_batches, requests=more_requests))

@@ -4,7 +4,7 @@ A step changes the tables and leaves what was decided in `Tables.out`. Steps tha
 `MORE` when they ran out of batch slots or rows: read `out`, make room, call `settle` again.
 """
 
-from triton_backend.core.compiled import FAR, NONE, Integers, entry, inlined_entry
+from triton_backend.core.compiled import FAR, entry, inlined, kernel
 from triton_backend.core.policies import ahead, reservation
 from triton_backend.core.queues import drop, enqueue, new_request
 from triton_backend.core.tables import (
@@ -13,16 +13,11 @@ from triton_backend.core.tables import (
     RESERVATION_AHEAD,
     SETTLED,
     TOO_LARGE,
-    VGPU,
     Tables,
-    interval_of,
 )
 
-HEAD = 5  # integers of `describe` before the ids
-HOP = 5  # integers of `describe` per hop
 
-
-@entry
+@kernel
 def settle(tables: Tables, model: int) -> int:
     """Decide for one model's line."""
     if tables.counts[0]["paused"] == 1:
@@ -42,7 +37,7 @@ def settle_all(tables: Tables) -> int:
     return SETTLED
 
 
-@inlined_entry
+@inlined
 def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
     """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
     topology = tables.topology
@@ -56,7 +51,7 @@ def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, sample
     return slot
 
 
-@entry
+@kernel
 def expire(tables: Tables) -> int:
     """A timer fired: lines whose time has come wait no longer."""
     now = tables.counts[0]["now_us"]
@@ -69,7 +64,7 @@ def expire(tables: Tables) -> int:
     return SETTLED
 
 
-@inlined_entry
+@inlined
 def next_timer(tables: Tables) -> int:
     """Earliest timer of all lines, FAR where none is set."""
     earliest = FAR
@@ -78,45 +73,7 @@ def next_timer(tables: Tables) -> int:
     return earliest
 
 
-@entry
+@inlined
 def cancel(tables: Tables, slot: int) -> None:
     """Drop a queued request whose client gave up."""
     drop(tables, slot, CANCELLED, FAR)
-
-
-@entry
-def describe(tables: Tables, batch: int, into: Integers) -> int:
-    """Write a batch just dispatched as integers; returns how many.
-
-    number, model, pipeline, samples, requests; their ids; per hop vGPU, transfer start and end,
-    start and end.
-    """
-    row = tables.batches[batch]
-    topology = tables.topology
-    into[0] = row["number"]
-    into[1] = topology.pipeline_model[row["pipeline"]]
-    into[2] = row["pipeline"] - topology.model_pipelines[into[1]]
-    into[3] = row["samples"]
-    into[4] = row["requests"]
-    at = HEAD
-    request = row["first"]
-    while request != NONE:
-        into[at] = tables.requests[request]["id"]
-        request = tables.requests[request]["next"]
-        at += 1
-    stages = (
-        topology.pipeline_stages[row["pipeline"] + 1] - topology.pipeline_stages[row["pipeline"]]
-    )
-    before = row["dispatch_us"]
-    for hop in range(stages):
-        i = interval_of(tables, batch, hop, VGPU)
-        move = i + 2  # the downlink is reserved whenever anything is moved
-        moves = tables.intervals[move]["resource"] != NONE
-        into[at] = tables.paths[batch, hop]
-        into[at + 1] = tables.intervals[move]["start_us"] if moves else before
-        into[at + 2] = tables.intervals[move]["end_us"] if moves else before
-        into[at + 3] = tables.intervals[i]["start_us"]
-        into[at + 4] = tables.intervals[i]["end_us"]
-        before = tables.intervals[i]["end_us"]
-        at += HOP
-    return at

@@ -116,6 +116,7 @@ COUNTS = np.dtype(
             "free_batch",
             "free_request",
             "out",
+            "told_us",  # timer told last; FAR before the first, and once it has fired
             "paused",
             "policy",
             "ahead",  # vGPUs are chosen with an eye on their uplinks
@@ -175,6 +176,7 @@ def new_tables(
     counts["policy"] = policy
     counts["ahead"] = policy == RESERVATION_AHEAD
     counts["free_batch"] = counts["free_request"] = NONE
+    counts["told_us"] = FAR
     empty = Tables(
         topology=topology,
         intervals=np.zeros(0, dtype=INTERVAL),

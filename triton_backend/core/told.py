@@ -21,16 +21,13 @@ def check_arrival(plan: Plan, event: Arrival) -> None:
         raise InputError(f"request {event.request_id}", f"{event.samples} samples")
 
 
-def check_report(tables: Tables, slot: int, event: StageDone | TransferDone) -> None:
-    """A stage (or the way into one) of the batch in that slot, over by the time it is told.
+def check_report(event: StageDone | TransferDone, stages: int) -> None:
+    """A stage (or the way into one) of a batch of `stages`, over by the time it is told.
 
     Raises:
         InputError: it is not.
     """
-    topology = tables.topology
-    pipeline = int(tables.batches[slot]["pipeline"])
-    stages = topology.pipeline_stages[pipeline + 1] - topology.pipeline_stages[pipeline]
-    if not 0 <= event.stage <= stages - isinstance(event, StageDone):
+    if not 0 <= event.stage < stages:
         raise InputError(f"batch {event.batch_id}", f"has no stage {event.stage}")
     if not event.start_us <= event.end_us <= event.now_us:
         raise InputError(
