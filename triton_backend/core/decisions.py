@@ -1,7 +1,8 @@
 """What the scheduler answers: things for a shell to do, none of them done yet."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from triton_backend.core.messages import message
 
 
 class DropReason(StrEnum):
@@ -14,7 +15,7 @@ class DropReason(StrEnum):
     MODEL_REMOVED = "model_removed"  # a new plan no longer has the model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Hop:
     """One stage of a batch's path with its reserved intervals [start, end).
 
@@ -29,7 +30,7 @@ class Hop:
     end_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Dispatch:
     """Run these requests as one batch along this path; resources execute in reserved order."""
 
@@ -41,7 +42,7 @@ class Dispatch:
     hops: tuple[Hop, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Drop:
     """Answer this request at once that it will not be served."""
 
@@ -53,14 +54,14 @@ class Drop:
     queue_position: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Abort:
     """Forget this batch: a vGPU on its path died. Its requests were queued again or dropped."""
 
     batch_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class SetTimer:
     """Tell the scheduler `Timer` at this instant; replaces the timer set before."""
 

@@ -4,12 +4,11 @@ Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing r
 may lie before `now_us`.
 """
 
-from dataclasses import dataclass
-
+from triton_backend.core.messages import message
 from triton_backend.core.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Arrival:
     """A request of `samples` samples for model number `model` of the plan."""
 
@@ -20,7 +19,7 @@ class Arrival:
     samples: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Cancel:
     """The client gave up; a request that is not dispatched yet is dropped."""
 
@@ -28,7 +27,7 @@ class Cancel:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class StageDone:
     """A batch left a stage, which really ran from `start_us` to `end_us`."""
 
@@ -39,7 +38,7 @@ class StageDone:
     end_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class TransferDone:
     """A batch's boundary arrived at `stage` (1 ..), really moved from `start_us` to `end_us`."""
 
@@ -50,7 +49,7 @@ class TransferDone:
     end_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class WorkerLost:
     """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone."""
 
@@ -58,7 +57,7 @@ class WorkerLost:
     vgpu: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class WorkerBack:
     """A lost vGPU is healthy again and idle."""
 
@@ -66,7 +65,7 @@ class WorkerBack:
     vgpu: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class PaceChanged:
     """From now on a stage takes `percent` % of its planned latencies, on every vGPU of its pool."""
 
@@ -77,28 +76,28 @@ class PaceChanged:
     percent: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Timer:
     """The instant of the last `SetTimer` has come (or any instant: it is harmless)."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Pause:
     """Flush begins: dispatch nothing more; arrivals wait in their queues."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class Resume:
     """Dispatch again, under the same plan."""
 
     now_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class PlanChanged:
     """Nothing is in flight any more: go on under `plan`; queued requests are kept by model name."""
 
