@@ -91,9 +91,9 @@ def test_event_files_roll_and_the_oldest_go(
     monkeypatch.setattr(rolling, "ROLL_BYTES", 10)
     monkeypatch.setattr(rolling, "KEEP_FILES", 3)
     log = EventLog(tmp_path / "events", SystemClock())
-    log.header(deployment, 1, rollout=False)
+    log.begin(deployment, 1)
     for item in ITEMS:
-        log.write([item])
+        log.write(item)
         log.flush()
     log.close()
     files = sorted((tmp_path / "events").iterdir())
@@ -105,7 +105,7 @@ def test_a_log_that_cannot_be_written_ends_and_harms_nobody(tmp_path: Path) -> N
     log = EventLog(tmp_path / "events", SystemClock())
     (tmp_path / "events").rmdir()
     for item in ITEMS:
-        log.write([item])
+        log.write(item)
         log.flush()
     log.close()
 

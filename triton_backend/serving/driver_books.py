@@ -158,9 +158,8 @@ class Books:
 
     def _send_held(self) -> None:
         """Send what was dispatched, first come first served, as far as slots are free."""
-        self.slots.release(self._last_us)
         while self._held:
-            slots = self.slots.grant(self._held[0].hops)
+            slots = self.slots.grant(self._held[0].hops, self._last_us)
             if slots is None:
                 return
             dispatch = self._held.popleft()

@@ -7,7 +7,7 @@ and events of the core. Not here: workers that come and go by themselves (`drive
 from typing import Protocol
 
 from triton_backend.serving.counters import GatewayCounters
-from triton_backend.serving.driver_books import Batch, Books
+from triton_backend.serving.driver_books import Books
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.driver_watch import WorkerWatch
 from triton_backend.serving.settings import Deployment
@@ -59,13 +59,9 @@ class WorkerCare:
         for change in self.watch.paces(self._books.at(now_us), self._up()):
             self._books.tell(change)
 
-    def stage_ended(self, batch: Batch, vgpu: int, took_us: int, now_us: int) -> None:
-        """A worker ended a stage: one that stays slow gets no more batches until its trials are well."""
-        if (
-            self.watch.ended(batch, vgpu, took_us, now_us)
-            and self.watch.stays_slow(vgpu, self._up())
-            and self._take_out(vgpu, now_us)
-        ):
+    def was_slow(self, vgpu: int, now_us: int) -> None:
+        """A worker that stays slow gets no more batches until its trials are well."""
+        if self.watch.stays_slow(vgpu, self._up()) and self._take_out(vgpu, now_us):
             self.watch.drain(vgpu, now_us)
 
     def trial_done(self, vgpu: int, times: TimesBody, now_us: int) -> None:

@@ -44,11 +44,10 @@ class Reports:
         books, vgpu = self._books, times.vgpu
         number = batch - self._epoch
         known = books.batches.get(number)
-        if known is None or not known.expects(stage) or known.dispatch.hops[stage].vgpu != vgpu:
+        if known is None:
             return  # aborted, or of another life of the scheduler
-        if stage > known.done:
-            # Two workers' sockets are read in any order where this process was kept waiting.
-            known.early[stage] = times
+        if stage != known.done or known.dispatch.hops[stage].vgpu != vgpu:
+            _keep(known, stage, times)
             return
         known.done = stage + 1
         books.slots.give(vgpu, known.slots[stage])
@@ -58,9 +57,10 @@ class Reports:
         books.tell(
             StageDone(now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us)
         )
-        if known.ended:
+        if known.done == len(known.slots):
             books.end(number)
-        self._care.stage_ended(known, vgpu, end_us - start_us, now_us)
+        if self._care.watch.ended(known, vgpu, end_us - start_us, now_us):
+            self._care.was_slow(vgpu, now_us)
         if known.early:
             self._catch_up(batch, known, now_us)
 
@@ -89,6 +89,16 @@ class Reports:
             times = TimesBody(known.dispatch.hops[later].vgpu, now_us, now_us)
             self.transfer_done(batch, later, times, now_us)
             self.stage_done(batch, later, times, now_us)
+
+
+def _keep(known: Batch, stage: int, times: TimesBody) -> None:
+    """A report that is not the next, from the worker of a later stage: for when its turn comes.
+
+    Two workers' sockets are read in any order where this process was kept waiting.
+    """
+    later = known.done < stage < len(known.slots)
+    if later and known.dispatch.hops[stage].vgpu == times.vgpu:
+        known.early[stage] = times
 
 
 def _past(times: TimesBody, now_us: int) -> tuple[int, int]:

@@ -25,8 +25,10 @@ class WorkerSlots:
         self._pools = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
         self._held_back: deque[_HeldBack] = deque()
 
-    def grant(self, hops: Sequence[Hop]) -> list[int] | None:
+    def grant(self, hops: Sequence[Hop], now_us: int) -> list[int] | None:
         """A slot of every vGPU of a path, or None where one has none free."""
+        if self._held_back:
+            self._release(now_us)
         slots: list[int] = []
         for hop in hops:
             slot = self._pools[hop.vgpu].take()
@@ -45,7 +47,7 @@ class WorkerSlots:
         """(vGPU, slot)s that are free from `until_us` on."""
         self._held_back.append(_HeldBack(until_us, slots))
 
-    def release(self, now_us: int) -> None:
+    def _release(self, now_us: int) -> None:
         """Free what has been held back long enough."""
         while self._held_back and self._held_back[0].until_us <= now_us:
             for vgpu, slot in self._held_back.popleft().slots:

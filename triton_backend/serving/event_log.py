@@ -9,13 +9,14 @@ log, never the gateway. `read_events` gives a log back for a replay through the 
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from triton_backend.core import decisions, events
 from triton_backend.core.decisions import Decision, Dispatch
-from triton_backend.core.events import Event
+from triton_backend.core.events import Event, PlanChanged
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.overload import Refused
 from triton_backend.serving.rolling import RollingLines
@@ -34,9 +35,19 @@ class EventLog:
         self._lines = RollingLines(folder, "events", clock.now_us())
         self._items: list[Event | Decision | Refused] = []
 
-    def header(self, deployment: Deployment, now_us: int, *, rollout: bool) -> None:
-        """From here on this plan: of a new scheduler, or of the same one by a rollout."""
+    def begin(self, deployment: Deployment, now_us: int) -> None:
+        """A new scheduler begins under this generation."""
+        self._deployment = deployment
+        self._header(now_us, rollout=False)
+
+    def rollout(self, deployment: Deployment) -> None:
+        """The change of plan that was noted last is to this generation."""
+        self._deployment = deployment
         self._settle()
+
+    def _header(self, now_us: int, *, rollout: bool) -> None:
+        """From here on this plan: of a new scheduler, or of the same one by a rollout."""
+        deployment = self._deployment
         self._lines.write(
             json.dumps(
                 {
@@ -52,19 +63,23 @@ class EventLog:
             )
         )
 
-    def write(self, items: Iterable[Event | Decision | Refused]) -> None:
-        """Note events and decisions; nobody waits for their lines."""
-        self._items += items
+    def write(self, item: Event | Decision | Refused, decided: Iterable[Decision] = ()) -> None:
+        """Note one item, and what was decided on it; nobody waits for their lines."""
+        self._items.append(item)
+        self._items += decided
 
     def settle_some(self) -> None:
-        """Make lines of what was noted, if it is much: for the time after the letters are posted."""
+        """Make lines of what was noted, if it is much: for the time after the frames are sent."""
         if len(self._items) >= SETTLE_ITEMS:
             self._settle()
 
     def _settle(self) -> None:
         items, self._items = self._items, []
         for item in items:
-            self._lines.write(to_line(item))
+            if isinstance(item, PlanChanged):
+                self._header(item.now_us, rollout=True)
+            else:
+                self._lines.write(to_line(item))
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -89,23 +104,23 @@ def to_line(item: Event | Decision | Refused) -> str:
         known = _FORMATS[kind] = _format_of(kind)
     text, fields = known
     if fields is not None:
-        return text % tuple([getattr(item, name) for name in fields])
+        return text % fields(item)
     if isinstance(item, Dispatch):
         return _dispatch_line(item)
     data = dataclasses.asdict(item)
     return json.dumps({"t": kind.__name__, **data}, separators=(",", ":"))
 
 
-_FORMATS: dict[type, tuple[str, tuple[str, ...] | None]] = {}
+_FORMATS: dict[type, tuple[str, Callable[[Any], Any] | None]] = {}
 
 
-def _format_of(kind: type[Event | Decision | Refused]) -> tuple[str, tuple[str, ...] | None]:
+def _format_of(kind: type[Event | Decision | Refused]) -> tuple[str, Callable[[Any], Any] | None]:
     fields = dataclasses.fields(kind)
     if any(field.type not in {int, "int"} for field in fields):
         return "", None
     names = tuple(field.name for field in fields)
     numbers = "".join(f',"{name}":%d' for name in names)
-    return f'{{"t":"{kind.__name__}"{numbers}}}', names
+    return f'{{"t":"{kind.__name__}"{numbers}}}', attrgetter(*names)
 
 
 def _dispatch_line(item: Dispatch) -> str:

@@ -4,6 +4,7 @@ The rule is the core's, so that the simulator can apply the same.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from triton_backend.core import admission
 from triton_backend.core.plan import ModelPlan
@@ -22,21 +23,18 @@ class Refused:
 
 
 class Admission:
-    """The work of one model that is admitted and not yet done, as an ideal server would do it."""
+    """The work of one model that is admitted and not yet done, as an ideal server would do it.
+
+    Attributes:
+        admits: whether a request of so many samples, with this deadline (µs) as the scheduler would
+            be told it, at this instant (µs, never goes back), is handed to the scheduler; it counts
+            as work from then on.
+    """
 
     def __init__(self, model: ModelPlan) -> None:
         self._door = admission.new_doors([model])
+        self.admits = partial(admission.admits, self._door, 0)
         self.admits(0, 0, 0)  # compiled before the first request; no samples change nothing
-
-    def admits(self, samples: int, deadline_us: int, now_us: int) -> bool:
-        """Whether a request is handed to the scheduler; it counts as work from then on.
-
-        Args:
-            samples: in the request.
-            deadline_us: as the scheduler would be told it.
-            now_us: the instant of its arrival; never goes back.
-        """
-        return admission.admits(self._door, 0, samples, deadline_us, now_us)
 
     def best_finish_us(self, now_us: int) -> int:
         """When a request that arrives now would be done at best."""

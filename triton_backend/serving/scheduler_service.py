@@ -10,21 +10,18 @@ Here: threads, sockets, the real clock. Not here: any decision.
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from triton_backend.core.decisions import Decision
 from triton_backend.core.errors import InputError
-from triton_backend.core.events import Event, PlanChanged
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.driver import Gateway
 from triton_backend.serving.driver_letters import Front, Worker
 from triton_backend.serving.event_log import EventLog
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
-from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.warm_up import warm_up
 from triton_backend.serving.wire import (
@@ -54,14 +51,14 @@ class SchedulerService:
         warm_up(deployment.plan, policy=settings.policy, nic=settings.nic)
         now_us = clock.now_us()
         self._log = EventLog(settings.folder / "events", clock)
-        self._log.header(deployment, now_us, rollout=False)
+        self._log.begin(deployment, now_us)
         self._peers: dict[Front | Worker, Connection] = {}
         self._names: dict[Connection, Front | Worker] = {}
         self.gateway = Gateway(
             deployment,
             epoch=now_us // 1_000_000,
             now_us=now_us,
-            watch=self._watch,
+            watch=self._log.write,
             post=self._post,
         )
         self._hub = Hub(self)
@@ -121,6 +118,7 @@ class SchedulerService:
         if self.gateway.deployment.plan.plan_id == plan_id:
             return  # done before: the answer got lost
         self.gateway.swap(self._clock.now_us())
+        self._log.rollout(self.gateway.deployment)
 
     # The scheduler's thread
 
@@ -175,13 +173,6 @@ class SchedulerService:
         data = frame(Kind.BEAT, pack_json({"now_us": self._clock.now_us()}))
         for connection in self._hub.connections:
             connection.send(data)
-
-    def _watch(self, event: Event | Refused, decisions: Sequence[Decision]) -> None:
-        if isinstance(event, PlanChanged):
-            self._log.header(self.gateway.deployment, event.now_us, rollout=True)
-            self._log.write(decisions)
-        else:
-            self._log.write((event, *decisions))
 
     # Owner of the hub
 
