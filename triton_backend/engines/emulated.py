@@ -6,7 +6,6 @@ depends on the sample's input bytes, so a mix-up of samples on the way can be se
 
 import math
 import zlib
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +70,7 @@ class EmulatedRuntime:
 
 def _marks(samples: NDArray[np.generic]) -> list[int]:
     """A small number for each sample, made from its first bytes."""
-    data = memoryview(cast("Any", np.ascontiguousarray(samples))).cast("B")
+    data = samples.data.cast("B")
     size = len(data) // len(samples)
     checked = min(size, CHECKED_BYTES)
     return [zlib.crc32(data[at : at + checked]) % LARGEST_VALUE for at in range(0, len(data), size)]

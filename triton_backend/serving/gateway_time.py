@@ -14,12 +14,15 @@ ENOUGH_BEATS = 3
 
 
 class GatewayTime:
-    """Instants of the gateway, from a clock of this host; equal until a beat was heard."""
+    """Instants of the gateway, from a clock of this host; equal until a beat was heard.
+
+    `ahead_us`: by how much the clock of this host is ahead.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heard: deque[int] = deque(maxlen=WINDOW_BEATS)
-        self._ahead_us = 0
+        self.ahead_us = 0
 
     @property
     def known(self) -> bool:
@@ -29,7 +32,7 @@ class GatewayTime:
     def hear(self, told_us: int) -> None:
         """A beat said that it is `told_us` at the gateway."""
         self._heard.append(self._clock.now_us() - told_us)
-        self._ahead_us = min(self._heard)
+        self.ahead_us = min(self._heard)
 
     def forget(self) -> None:
         """Another scheduler, on a host that may have restarted, comes next."""
@@ -37,12 +40,8 @@ class GatewayTime:
 
     def now_us(self) -> int:
         """The instant, as the gateway counts."""
-        return self._clock.now_us() - self._ahead_us
-
-    def gateway_us(self, local_us: int) -> int:
-        """An instant of this host as the gateway counts."""
-        return local_us - self._ahead_us
+        return self._clock.now_us() - self.ahead_us
 
     def local_us(self, gateway_us: int) -> int:
         """An instant of the gateway as this host counts."""
-        return gateway_us + self._ahead_us
+        return gateway_us + self.ahead_us

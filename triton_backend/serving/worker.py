@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from triton_backend.serving.gateway_time import GatewayTime
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
-from triton_backend.serving.memory import Arrays, Segment
+from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import nothing_for, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
@@ -93,7 +94,8 @@ class StageWorker:
         self._polling = threading.Lock()
         self._alarming = threading.Lock()
         self._clock = clock
-        self._device = Device(vgpu, stage.latency_us_by_batch, board, clock)
+        latencies_us = stage.latency_us_by_batch
+        self._device = Device(vgpu, latencies_us, board, clock, self._gateway_time)
         self._stopping = False
         self._reported = False
 
@@ -136,7 +138,7 @@ class StageWorker:
                 with self._polling:
                     job = self._await_job()
                     while job is not None and self._is_short(job):
-                        self._execute(job)
+                        self._execute(job, self._errands.run_with)
                         self._jobs.end()
                         job = self._await_job()
                 while job is not None:
@@ -197,7 +199,7 @@ class StageWorker:
         batch = self._segment.layout.batch
         try:
             inputs, outputs = nothing_for(self._runtime, batch)
-            times = self._timed(batch, self._runtime.run, inputs, outputs)
+            times = self._device.run(self._runtime.run, inputs, outputs, batch)
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a trial failed")  # without an answer the process is soon renewed
             return
@@ -225,7 +227,8 @@ class StageWorker:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
             case Kind.TRY:
-                done = answer_try(self._deployment, self._vgpu, self._run_stage, body)
+                run = partial(self._device.run, self._compute.run)
+                done = answer_try(self._deployment, self._vgpu, run, body)
                 connection.send(frame(Kind.TRIED, pack_json(done)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
@@ -272,17 +275,17 @@ class StageWorker:
         """Whether its thread runs a batch without giving its turn to poll away."""
         return self._device.expected_us(job.body.samples) < GIVE_TURN_US
 
-    def _execute(self, job: Job) -> None:
-        """Run a batch, and leave what is to be said of it."""
+    def _execute(self, job: Job, say: Callable[..., None]) -> None:
+        """Run a batch; what is to be said of it is said, or left, by `say`."""
         way, stage = self._onward.way_of(job), self._place.stage
         try:
             span_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {stage} failed: {type(error).__name__}: {error}"
-            self._errands.leave(self._onward.tell_failure, self._scheduler, job, reason)
+            say(self._onward.tell_failure, self._scheduler, job, reason)
         else:
-            self._errands.leave(self._onward.tell_end, self._scheduler, job, way, span_us)
+            say(self._onward.tell_end, self._scheduler, job, way, span_us)
         if way is None or not way.road.shared:
             # Another host's road has one buffer: no batch may begin before it has been sent.
             self._errands.run()
@@ -290,7 +293,7 @@ class StageWorker:
     def _execute_and_follow(self, job: Job) -> Job | None:
         """Run a batch while the other thread polls; the one that follows at once, or None."""
         self._set_alarm()  # the other thread may be polling since before errands were left
-        self._execute(job)
+        self._execute(job, self._errands.leave)
         following = self._jobs.follow()
         if following is None:
             self._errands.run()
@@ -312,15 +315,8 @@ class StageWorker:
             raise InputError(f"stage {self._place.stage}", "the way on is gone")
         samples = job.body.samples
         inputs = self._segment.views(job.hop.slot, samples)
-        return self._run_stage(inputs, way.road.views(way.slot, samples), samples)
-
-    def _run_stage(self, inputs: Arrays, outputs: Arrays, samples: int) -> tuple[int, int]:
-        return self._timed(samples, self._compute.run, inputs, outputs, samples)
-
-    def _timed(self, samples: int, run: Callable[..., None], *arguments: object) -> tuple[int, int]:
-        """Run something on the vGPU; when it began and ended (gateway's time)."""
-        start_us, end_us = self._device.run(samples, run, *arguments)
-        return self._gateway_time.gateway_us(start_us), self._gateway_time.gateway_us(end_us)
+        outputs = way.road.views(way.slot, samples)
+        return self._device.run(self._compute.run, inputs, outputs, samples)
 
 
 def main(arguments: list[str]) -> None:

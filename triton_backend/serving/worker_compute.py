@@ -4,6 +4,8 @@ Here: types that differ between boundary and runtime (fp16 boundaries), tensors 
 hands on. Not here: when it runs, and where the results go.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,15 @@ from triton_backend.engines.base import NUMPY_DTYPES, Runtime
 from triton_backend.serving.memory import Arrays
 
 Specs = tuple[TensorSpec, ...]
+Run = Callable[[Arrays, Arrays], None]
 
 
 class StageCompute:
     """A loaded stage between arrays of the plan's types.
+
+    `run` runs one batch from inputs into outputs; every array is [samples, ...]. It raises
+    InputError where an output is asked for that the stage neither makes nor hands on, and whatever
+    the runtime raises.
 
     Args:
         given, wanted: the tensors that come in and go out.
@@ -28,23 +35,16 @@ class StageCompute:
         self, runtime: Runtime, given: Specs, wanted: Specs, batch: int, name: str
     ) -> None:
         self._runtime = runtime
-        # Nearly always: the stage then reads and writes the arrays that it is handed.
-        self._fits = _types(given) == _types(runtime.inputs) and (
+        fits = _types(given) == _types(runtime.inputs) and (
             _types(wanted) == _types(runtime.outputs)
         )
+        self.run: Run = runtime.run if fits else self._convert
         self._batch = batch
         self._name = name
         self._scratch: Arrays = {}
 
-    def run(self, inputs: Arrays, outputs: Arrays, samples: int) -> None:
-        """Run one batch; every array is [samples, ...].
-
-        Raises:
-            InputError: an output is asked for that the stage neither makes nor hands on.
-        """
-        if self._fits:
-            self._runtime.run(inputs, outputs)
-            return
+    def _convert(self, inputs: Arrays, outputs: Arrays) -> None:
+        samples = len(next(iter(inputs.values())))
         given = {
             spec.name: inputs[spec.name].astype(NUMPY_DTYPES[spec.dtype], copy=False)
             for spec in self._runtime.inputs

@@ -40,6 +40,7 @@ class Onward:
         self._deployment = deployment
         self._vgpu = vgpu
         self._place = deployment.vgpus[vgpu]
+        self._stage, self._tag = self._place.stage, deployment.tag
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
         self._outbound = Outbound(hub, deployment.settings, node)
@@ -47,7 +48,7 @@ class Onward:
 
     def way_of(self, job: Job) -> WayOn | None:
         """Where the results of a batch go; None when that process is gone."""
-        body, after = job.body, self._place.stage + 1
+        body, after = job.body, self._stage + 1
         last = after == len(body.hops)
         if last:
             road, slot = self._outbound.to_front(self._deployment, body.model), body.answer_slot
@@ -55,22 +56,6 @@ class Onward:
             hop = body.hops[after]
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
         return None if road is None else WayOn(road, slot, last)
-
-    def _send(self, job: Job, way: WayOn, end_us: int) -> None:
-        """Hand on a batch whose results were written at `end_us` (gateway's time)."""
-        checksum = way.road.checksum(way.slot, job.body.samples, self._checksum_up_to)
-        size = way.road.segment.layout.payload_bytes(job.body.samples)
-        if way.last:
-            answer = AnswerBody(job.body.answer_slot, job.body.samples, checksum)
-            data = self._frame(Kind.ANSWER, job, pack_answer(answer), size)
-        else:
-            hop = job.body.hops[self._place.stage + 1]
-            begin_us, available_us = self._transfer(hop, size, end_us)
-            body = job.body._replace(
-                payload_checksum=checksum, transfer_start_us=begin_us, available_us=available_us
-            )
-            data = self._frame(Kind.BATCH, job, pack_batch(body), size)
-        way.road.send(data, way.slot, job.body.samples)
 
     def tell_arrival(self, scheduler: Connection | None, job: Job) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
@@ -83,25 +68,64 @@ class Onward:
     ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
         if way.last:  # the client waits for the answer, nobody for the report
-            self._send(job, way, span_us[1])
-        self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
-        if not way.last:  # told before the next worker can tell of its transfer
-            self._send(job, way, span_us[1])
+            self._answer(job, way)
+            self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
+        else:  # told before the next worker can tell of its transfer
+            self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
+            self._hand_on(job, way, span_us[1])
+
+    def tell_failure(self, scheduler: Connection | None, job: Job, reason: str) -> None:
+        """Have the batch's requests answered with an error."""
+        body = pack_json({"reason": reason})
+        data = frame(
+            Kind.FAILED, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag
+        )
+        road = self._outbound.to_front(self._deployment, job.body.model)
+        for connection in (scheduler, None if road is None else road.connection):
+            if connection is not None:
+                connection.send(data)
+
+    def _answer(self, job: Job, way: WayOn) -> None:
+        """Tell the front that a batch's outputs are in its slot."""
+        road, slot, samples = way.road, way.slot, job.body.samples
+        checksum = road.checksum(slot, samples, self._checksum_up_to)
+        data = frame(
+            Kind.ANSWER,
+            pack_answer(AnswerBody(slot, samples, checksum)),
+            batch_id=job.batch_id,
+            stage=self._stage,
+            plan_tag=self._tag,
+            payload_bytes=road.segment.layout.payload_bytes(samples),
+        )
+        road.send(data, slot, samples)
+
+    def _hand_on(self, job: Job, way: WayOn, end_us: int) -> None:
+        """Send a batch whose results were written at `end_us` to the next worker."""
+        road, samples, stage = way.road, job.body.samples, self._stage + 1
+        size = road.segment.layout.payload_bytes(samples)
+        begin_us, available_us = self._transfer(job.body.hops[stage], size, end_us)
+        body = job.body._replace(
+            payload_checksum=road.checksum(way.slot, samples, self._checksum_up_to),
+            transfer_start_us=begin_us,
+            available_us=available_us,
+        )
+        data = frame(
+            Kind.BATCH,
+            pack_batch(body),
+            batch_id=job.batch_id,
+            stage=stage,
+            plan_tag=self._tag,
+            payload_bytes=size,
+        )
+        road.send(data, way.slot, samples)
 
     def _tell(
         self, scheduler: Connection | None, kind: Kind, job: Job, span_us: tuple[int, int]
     ) -> None:
         if scheduler is not None:
             body = pack_times(TimesBody(self._vgpu, *span_us))
-            scheduler.send(self._frame(kind, job, body))
-
-    def tell_failure(self, scheduler: Connection | None, job: Job, reason: str) -> None:
-        """Have the batch's requests answered with an error."""
-        data = self._frame(Kind.FAILED, job, pack_json({"reason": reason}))
-        road = self._outbound.to_front(self._deployment, job.body.model)
-        for connection in (scheduler, None if road is None else road.connection):
-            if connection is not None:
-                connection.send(data)
+            data = frame(kind, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag)
+            scheduler.send(data)
 
     def forget(self, connection: Connection) -> None:
         """A connection ended."""
@@ -112,18 +136,6 @@ class Onward:
         self._outbound.close()
         if self._links is not None:
             self._links.close()
-
-    def _frame(self, kind: Kind, job: Job, body: bytes, payload_bytes: int = 0) -> bytes:
-        # A batch is addressed to the next stage; all else is said about this one.
-        stage = self._place.stage + (1 if kind is Kind.BATCH else 0)
-        return frame(
-            kind,
-            body,
-            batch_id=job.batch_id,
-            stage=stage,
-            plan_tag=self._deployment.tag,
-            payload_bytes=payload_bytes,
-        )
 
     def _transfer(self, hop: HopGrant, size: int, end_us: int) -> tuple[int, int]:
         """When the move to the next stage begins and ends; real links just take their time."""
