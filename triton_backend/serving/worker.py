@@ -14,7 +14,6 @@ Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PAR
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,7 @@ class StageWorker:
                 with self._polling:
                     job = self._await_job()
                     while job is not None and self._is_short(job):
-                        self._execute(job, self._errands.run_with)
+                        self._execute(job)
                         self._jobs.end()
                         job = self._await_job()
                 while job is not None:
@@ -275,17 +274,17 @@ class StageWorker:
         """Whether its thread runs a batch without giving its turn to poll away."""
         return self._device.expected_us(job.body.samples) < GIVE_TURN_US
 
-    def _execute(self, job: Job, say: Callable[..., None]) -> None:
-        """Run a batch; what is to be said of it is said, or left, by `say`."""
+    def _execute(self, job: Job) -> None:
+        """Run a batch, and leave what is to be said of it."""
         way, stage = self._onward.way_of(job), self._place.stage
         try:
             span_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {stage} failed: {type(error).__name__}: {error}"
-            say(self._onward.tell_failure, self._scheduler, job, reason)
+            self._errands.leave(self._onward.tell_failure, self._scheduler, job, reason)
         else:
-            say(self._onward.tell_end, self._scheduler, job, way, span_us)
+            self._errands.leave(self._onward.tell_end, self._scheduler, job, way, span_us)
         if way is None or not way.road.shared:
             # Another host's road has one buffer: no batch may begin before it has been sent.
             self._errands.run()
@@ -293,7 +292,7 @@ class StageWorker:
     def _execute_and_follow(self, job: Job) -> Job | None:
         """Run a batch while the other thread polls; the one that follows at once, or None."""
         self._set_alarm()  # the other thread may be polling since before errands were left
-        self._execute(job, self._errands.leave)
+        self._execute(job)
         following = self._jobs.follow()
         if following is None:
             self._errands.run()

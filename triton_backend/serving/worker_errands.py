@@ -28,12 +28,6 @@ class Errands:
         """For the next `run`; from any thread."""
         self._waiting.append((errand, arguments))
 
-    def run_with(self, errand: Callable[..., object], *arguments: object) -> None:
-        """Run all that were left, and then this one."""
-        with self._one_at_a_time:
-            self._run_waiting()
-            errand(*arguments)
-
     def run(self) -> None:
         """Run all that were left; what another thread has begun has ended then, too."""
         with self._one_at_a_time:
