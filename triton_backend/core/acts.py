@@ -24,7 +24,7 @@ from triton_backend.core.tables import (
 # Events, and what their numbers a .. d are.
 SETTLE = 0  # nothing happened: decide on
 ARRIVED = 1  # model, request id, deadline, samples
-CANCELED = 2  # request id
+GIVEN_UP = 2  # request id
 REPORTED = 3  # batch slot, stage, end, 1: the way into the stage, 0: the stage itself
 LOST = 4  # vGPU
 BACK = 5  # vGPU
@@ -73,7 +73,7 @@ def act_at(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d:
     elif event == TIMED:
         tables.counts[0]["told_us"] = FAR
         lines = DUE
-    elif event == CANCELED:
+    elif event == GIVEN_UP:
         lines = _cancel(tables, a)
     elif event == LOST:
         while worker_lost(tables, a) == MORE:

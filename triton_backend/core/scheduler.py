@@ -17,8 +17,8 @@ import numpy as np
 from triton_backend.core.acts import (
     ARRIVED,
     BACK,
-    CANCELED,
     ENDED,
+    GIVEN_UP,
     LOST,
     PAUSED,
     REPORTED,
@@ -164,7 +164,7 @@ class Scheduler:
     def _cancel(self, event: Cancel) -> list[Decision]:
         if event.request_id not in self._requests:
             raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
-        return self._act(CANCELED, event.now_us, event.request_id)
+        return self._act(GIVEN_UP, event.now_us, event.request_id)
 
     def _stage_done(self, event: StageDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
