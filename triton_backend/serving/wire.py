@@ -12,6 +12,7 @@ import json
 import struct
 import zlib
 from enum import IntEnum
+from functools import cache
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -144,6 +145,7 @@ _DISPATCH = struct.Struct("<iiHH")
 _BATCH = struct.Struct("<iiiiIqqH")
 _HOP = struct.Struct("<iiqqq")
 _HOP_FIELDS = _HOP.format[1:]  # without the byte order
+_HOP_LENGTH = len(_HOP_FIELDS)
 _ANSWER = struct.Struct("<iiI")
 _TIMES = struct.Struct("<iqq")
 
@@ -267,9 +269,14 @@ def pack_dispatch(message: DispatchBody) -> bytes:
 
 def pack_path(pipeline: int, samples: int, path: list[int], requests: tuple[int, ...]) -> bytes:
     """Body of DISPATCH from the fields of its `HopGrant`s one after the other."""
-    hops = len(path) // len(HopGrant._fields)
-    layout = f"{_DISPATCH.format}{hops * _HOP_FIELDS}{len(requests)}q"
-    return struct.pack(layout, pipeline, samples, hops, len(requests), *path, *requests)
+    hops = len(path) // _HOP_LENGTH
+    layout = _dispatch_layout(hops, len(requests))
+    return layout.pack(pipeline, samples, hops, len(requests), *path, *requests)
+
+
+@cache
+def _dispatch_layout(hops: int, requests: int) -> struct.Struct:
+    return struct.Struct(f"{_DISPATCH.format}{hops * _HOP_FIELDS}{requests}q")
 
 
 def unpack_dispatch(body: bytes) -> DispatchBody:
