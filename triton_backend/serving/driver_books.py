@@ -164,12 +164,9 @@ class Books:
                 return
             dispatch = self._held.popleft()
             self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
-            front = self._front_of(dispatch)
+            front = self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
             self._counters.dispatched(front.model, dispatch.samples)
             self.post(front, dispatch_frame(dispatch, slots, self._deployment.tag, self._epoch))
-
-    def _front_of(self, dispatch: Dispatch) -> Front:
-        return self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
 
     def end(self, number: int) -> None:
         """A batch has left its last stage; its front answers its requests."""
@@ -196,7 +193,7 @@ class Books:
             return
         deployment, hops = self._deployment, known.dispatch.hops[known.done :]
         notice = frame(Kind.ABORT, batch_id=self._epoch + batch_id, plan_tag=deployment.tag)
-        self.post(self._front_of(known.dispatch), notice)
+        self.post(self._fronts[known.dispatch.request_ids[0] >> LOCAL_BITS], notice)
         for hop in hops:
             self.post(Worker(deployment.generation, hop.vgpu), notice)
         left = [(hop.vgpu, slot) for hop, slot in zip(hops, known.slots[known.done :], strict=True)]

@@ -65,8 +65,8 @@ def drop_frame(
 def dispatch_frame(dispatch: Dispatch, slots: Sequence[int], tag: int, epoch: int) -> bytes:
     """DISPATCH of a batch with the slot granted at every stage, under the plan of `tag`."""
     path: list[int] = []
-    for hop, slot in zip(dispatch.hops, slots, strict=True):
-        path += (hop.vgpu, slot, hop.transfer_start_us, hop.start_us, hop.end_us)
+    for stage, hop in enumerate(dispatch.hops):
+        path += (hop.vgpu, slots[stage], hop.transfer_start_us, hop.start_us, hop.end_us)
     requests = tuple([number % LOCALS for number in dispatch.request_ids])
     body = pack_path(dispatch.pipeline, dispatch.samples, path, requests)
     return frame(Kind.DISPATCH, body, batch_id=epoch + dispatch.batch_id, plan_tag=tag)
