@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from triton_backend.serving.front_requests import Request
 from triton_backend.serving.memory import Arrays, Segment, SlotPool
-from triton_backend.serving.outbound import Outbound, Road, checksum_of
+from triton_backend.serving.outbound import Outbound, checksum_of
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import (
     AnswerBody,
@@ -40,18 +40,14 @@ class _Generation:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch in flight: its requests in the order of their samples."""
+    """A batch in flight: its requests in the order of their samples, the size of its outputs."""
 
     requests: list[Request]
     samples: int
     generation: _Generation
     slot: int
+    payload_bytes: int
     dispatched_us: int
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of its outputs."""
-        return self.generation.segment.layout.payload_bytes(self.samples)
 
     def fits(self, header: Header, body: AnswerBody) -> bool:
         """Whether an answer is to this batch."""
@@ -163,7 +159,8 @@ class FrontBatches:
         self, generation: _Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:
         """Write the requests' tensors into the first worker's slot, one after the other."""
-        requests, samples = list[Request](), 0
+        requests: list[Request] = []
+        samples = 0
         for number in body.requests:
             request = self._find(number)
             if request is not None:
@@ -176,14 +173,18 @@ class FrontBatches:
             return
         slot = generation.slots.take()
         assert slot is not None
-        self._batches[header.batch_id] = Batch(requests, samples, generation, slot, now_us)
+        answer_bytes = generation.segment.layout.payload_bytes(samples)
+        self._batches[header.batch_id] = Batch(
+            requests, samples, generation, slot, answer_bytes, now_us
+        )
         views = road.views(first.slot, samples)
         at = 0
         for request in requests:
             request.batch_id = header.batch_id
+            end = at + request.samples
             for name, tensor in request.tensors.items():
-                views[name][at : at + request.samples] = tensor
-            at += request.samples
+                views[name][at:end] = tensor
+            at = end
         checksum = road.checksum(first.slot, samples, self._checksum_up_to_bytes)
         batch = BatchBody(
             generation.model,
@@ -195,17 +196,14 @@ class FrontBatches:
             now_us,
             body.hops,
         )
-        self._send(header, batch, road)
-
-    def _send(self, header: Header, batch: BatchBody, road: Road) -> None:
         data = frame(
             Kind.BATCH,
             pack_batch(batch),
             batch_id=header.batch_id,
             plan_tag=header.plan_tag,
-            payload_bytes=road.segment.layout.payload_bytes(batch.samples),
+            payload_bytes=road.segment.layout.payload_bytes(samples),
         )
-        road.send(data, batch.hops[0].slot, batch.samples)
+        road.send(data, first.slot, samples)
 
     # On their way back
 
