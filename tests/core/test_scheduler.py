@@ -427,6 +427,20 @@ def test_many_more_requests_than_there_was_room_for_are_kept(scheduler: Schedule
     assert (served + dropped + scheduler.queue_lengths()[0], served > 0) == (3_000, True)
 
 
+def test_a_timer_that_comes_when_no_batch_slot_is_free_is_not_forgotten() -> None:
+    waiting = Pool(latency_us=(1_000, 1_500), gpus=1)
+    busy = Pool(latency_us=(50_000,), gpus=300)
+    scheduler = Scheduler(make_plan([[waiting]], [[busy]], slo_us=SLO_US))
+    (timer,) = scheduler.handle(arrival(0, 0))
+    assert isinstance(timer, SetTimer)
+    for request_id in range(1, 257):
+        (busily,) = scheduler.handle(arrival(request_id, 0, model=1))
+        assert isinstance(busily, Dispatch)
+    decided = scheduler.handle(Timer(now_us=timer.at_us))
+    assert [d.request_ids for d in decided if isinstance(d, Dispatch)] == [(0,)]
+    scheduler.check_invariants()
+
+
 def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_are_short() -> None:
     def singles(policy: str) -> int:
         pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
