@@ -111,7 +111,7 @@ def test_errands_run_once_and_in_order_whoever_runs_them() -> None:
     errands, done = Errands(), list[int]()
     threads = [threading.Thread(target=errands.run) for _ in range(4)]
     for number in range(1000):
-        errands.leave(lambda number=number: done.append(number))
+        errands.leave(done.append, number)
     for thread in threads:
         thread.start()
     for thread in threads:
