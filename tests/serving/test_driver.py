@@ -14,7 +14,7 @@ from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
 from triton_backend.serving.driver import WAKE_US
-from triton_backend.serving.driver_letters import Front, Worker
+from triton_backend.serving.driver_letters import LOCALS, Front, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import (
@@ -107,6 +107,18 @@ def test_the_same_request_told_twice_counts_once(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 1, 2, 3)
     assert not gateway.letters()
     assert dict(gateway.waiting()) == {"pair": 3}
+
+
+@pytest.mark.parametrize("number", [-1, LOCALS, 1 << 62])
+def test_a_number_that_would_be_another_fronts_is_refused(
+    gateway: HeldGateway, number: int
+) -> None:
+    with pytest.raises(InputError, match="fronts count from 0"):
+        arrive(gateway, number)
+    with pytest.raises(InputError, match="fronts count from 0"):
+        gateway.intake.cancel(PAIR, number, 20)
+    gateway.intake.cancel(Front("other"), 0, 20)
+    assert dict(gateway.waiting()) == {"pair": 0}
 
 
 def test_a_model_that_is_not_planned_is_refused(gateway: HeldGateway) -> None:

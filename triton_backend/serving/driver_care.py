@@ -1,6 +1,6 @@
 """What the gateway does about workers that are slow or silent: drained, tried, renewed, let back.
 
-`driver_watch` says which workers and pools those are; here it is carried out, by letters to workers
+`driver_watch` says which workers and pools those are; here it is carried out, by frames to workers
 and events of the core. Not here: workers that come and go by themselves (`driver`).
 """
 
