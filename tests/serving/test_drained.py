@@ -25,7 +25,8 @@ from triton_backend.serving.front import Refusal
 from triton_backend.serving.health import HealthBoard
 from triton_backend.serving.runtimes import open_runtime
 from triton_backend.serving.slow import FEWEST_RUNS, FEWEST_TRIALS, PaceWatch
-from triton_backend.serving.wire import Kind, TimesBody
+from triton_backend.serving.wire import Kind
+from triton_backend.serving.wire_bodies import TimesBody
 from triton_backend.serving.worker import StageWorker
 
 SLOW, PEER = 1, 2  # the vGPUs of the second pool

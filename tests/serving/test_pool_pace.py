@@ -13,7 +13,7 @@ from triton_backend.core.events import PaceChanged
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.pool_pace import QUIET_US, PoolPaces
 from triton_backend.serving.slow import FEWEST_RUNS, PaceWatch
-from triton_backend.serving.wire import TimesBody
+from triton_backend.serving.wire_bodies import TimesBody
 
 POOL = (0, 0, 0)
 PLANNED_US = 10_000

@@ -9,7 +9,8 @@ import pytest
 from tests.serving.plans import plan, two_stage
 from triton_backend.serving.memory import Segment, remove_segments
 from triton_backend.serving.settings import Deployment, ServeSettings
-from triton_backend.serving.wire import BatchBody, FrameError, Header, HopGrant, Kind
+from triton_backend.serving.wire import FrameError, Header, Kind
+from triton_backend.serving.wire_bodies import BatchBody, HopGrant
 from triton_backend.serving.worker_errands import Errands
 from triton_backend.serving.worker_jobs import Jobs
 

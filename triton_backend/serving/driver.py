@@ -22,7 +22,7 @@ from triton_backend.serving.driver_intake import Intake
 from triton_backend.serving.driver_letters import Front, Post, Worker, plan_frame
 from triton_backend.serving.driver_reports import Reports
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import TimesBody
+from triton_backend.serving.wire_bodies import TimesBody
 
 # A new scheduler dispatches when all workers have reported, at the latest after this.
 WAKE_US = 1_000_000

@@ -26,7 +26,8 @@ from triton_backend.serving.driver_letters import (
 from triton_backend.serving.driver_slots import WorkerSlots
 from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import Kind, TimesBody, frame
+from triton_backend.serving.wire import Kind, frame
+from triton_backend.serving.wire_bodies import TimesBody
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2

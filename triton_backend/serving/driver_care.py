@@ -11,7 +11,8 @@ from triton_backend.serving.driver_books import Books
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.driver_watch import WorkerWatch
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import Kind, TimesBody, frame
+from triton_backend.serving.wire import Kind, frame
+from triton_backend.serving.wire_bodies import TimesBody
 
 TAKE_OUT_EVERY_US = 1_000_000
 

@@ -7,7 +7,7 @@ from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.driver_books import Books
 from triton_backend.serving.driver_letters import Front, drop_frame
 from triton_backend.serving.overload import OVERLOAD, Admission, Refused
-from triton_backend.serving.wire import ArrivalBody
+from triton_backend.serving.wire_bodies import ArrivalBody
 
 
 class Intake:

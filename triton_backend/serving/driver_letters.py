@@ -5,15 +5,8 @@ from typing import NamedTuple
 
 from triton_backend.core.decisions import Dispatch, DropReason
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import (
-    DROP_REASONS,
-    DropBody,
-    Kind,
-    frame,
-    pack_drop,
-    pack_json,
-    pack_path,
-)
+from triton_backend.serving.wire import Kind, frame, pack_json
+from triton_backend.serving.wire_bodies import DROP_REASONS, DropBody, pack_drop, pack_path
 
 # A request's number in the core: the number of its front, then its number there in so many bits.
 LOCAL_BITS = 40

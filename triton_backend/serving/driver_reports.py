@@ -8,7 +8,7 @@ from triton_backend.core.events import StageDone, TransferDone
 from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.driver_books import Batch, Books
 from triton_backend.serving.driver_care import WorkerCare
-from triton_backend.serving.wire import TimesBody
+from triton_backend.serving.wire_bodies import TimesBody
 
 
 class Reports:

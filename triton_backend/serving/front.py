@@ -29,18 +29,13 @@ from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.outbound import Outbound
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
-from triton_backend.serving.wire import (
+from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
+from triton_backend.serving.wire_bodies import (
     AnswerBody,
-    FrameError,
-    Header,
-    Kind,
-    frame,
-    pack_json,
     pack_request,
     unpack_answer,
     unpack_dispatch,
     unpack_drop,
-    unpack_json,
 )
 
 TICK_US = 15_000

@@ -12,16 +12,8 @@ from triton_backend.serving.front_requests import Request
 from triton_backend.serving.memory import Arrays, Segment, SlotPool
 from triton_backend.serving.outbound import Outbound, checksum_of
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import (
-    AnswerBody,
-    BatchBody,
-    DispatchBody,
-    FrameError,
-    Header,
-    Kind,
-    frame,
-    pack_batch,
-)
+from triton_backend.serving.wire import FrameError, Header, Kind, frame
+from triton_backend.serving.wire_bodies import AnswerBody, BatchBody, DispatchBody, pack_batch
 
 # A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
 FORGET_BATCH_US = 10_000_000

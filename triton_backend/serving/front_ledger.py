@@ -22,7 +22,7 @@ from triton_backend.serving.front_requests import (
     full,
 )
 from triton_backend.serving.memory import Arrays
-from triton_backend.serving.wire import DROP_REASONS, DropBody
+from triton_backend.serving.wire_bodies import DROP_REASONS, DropBody
 
 # A larger answer takes long to send, and who sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16

@@ -11,14 +11,8 @@ from triton_backend.engines.clock import Clock
 from triton_backend.serving.memory import Arrays
 from triton_backend.serving.rolling import RollingLines
 from triton_backend.serving.settings import ServeSettings, short_name
-from triton_backend.serving.wire import (
-    DROP_REASONS,
-    ArrivalBody,
-    DropBody,
-    Kind,
-    frame,
-    pack_arrival,
-)
+from triton_backend.serving.wire import Kind, frame
+from triton_backend.serving.wire_bodies import DROP_REASONS, ArrivalBody, DropBody, pack_arrival
 
 
 @dataclass(frozen=True, slots=True)

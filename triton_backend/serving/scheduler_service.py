@@ -24,17 +24,8 @@ from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.warm_up import warm_up
-from triton_backend.serving.wire import (
-    FrameError,
-    Header,
-    Kind,
-    frame,
-    pack_json,
-    unpack_arrival,
-    unpack_json,
-    unpack_request,
-    unpack_times,
-)
+from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
+from triton_backend.serving.wire_bodies import unpack_arrival, unpack_request, unpack_times
 
 BEAT_US = 250_000
 LOOK_US = 50_000

@@ -31,17 +31,8 @@ from triton_backend.serving.memory import Segment
 from triton_backend.serving.runtimes import nothing_for, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
-from triton_backend.serving.wire import (
-    FrameError,
-    Header,
-    Kind,
-    TimesBody,
-    frame,
-    pack_json,
-    pack_times,
-    unpack_batch,
-    unpack_json,
-)
+from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
+from triton_backend.serving.wire_bodies import TimesBody, pack_times, unpack_batch
 from triton_backend.serving.worker_compute import StageCompute
 from triton_backend.serving.worker_device import Device
 from triton_backend.serving.worker_errands import Errands

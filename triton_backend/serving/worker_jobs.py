@@ -11,7 +11,8 @@ from typing import NamedTuple
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.outbound import checksum_of
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import BatchBody, FrameError, Header, HopGrant
+from triton_backend.serving.wire import FrameError, Header
+from triton_backend.serving.wire_bodies import BatchBody, HopGrant
 
 
 class Job(NamedTuple):

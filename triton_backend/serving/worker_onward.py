@@ -11,15 +11,13 @@ from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.links import Links
 from triton_backend.serving.outbound import Outbound, Road
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import (
+from triton_backend.serving.wire import Kind, frame, pack_json
+from triton_backend.serving.wire_bodies import (
     AnswerBody,
     HopGrant,
-    Kind,
     TimesBody,
-    frame,
     pack_answer,
     pack_batch,
-    pack_json,
     pack_times,
 )
 from triton_backend.serving.worker_jobs import Job
