@@ -14,12 +14,13 @@ from triton_backend.core.decisions import DropReason
 from triton_backend.core.errors import InputError
 from triton_backend.serving.counters import State
 from triton_backend.serving.driver import WAKE_US
-from triton_backend.serving.driver_letters import LOCALS, Front, Worker
+from triton_backend.serving.driver_letters import Front, Worker
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.slow import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.wire import HEADER_BYTES, Kind, parse_header
 from triton_backend.serving.wire_bodies import (
     DROP_REASONS,
+    LOCALS,
     ArrivalBody,
     DispatchBody,
     DropBody,

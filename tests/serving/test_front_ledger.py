@@ -74,3 +74,16 @@ def test_a_request_that_was_answered_is_not_asked(ledger: Ledger) -> None:
     assert not ledger.is_cancelled(request)
     assert not asked.begun.is_set()
     ledger.stop()
+
+
+def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    for _ in range(2):
+        life = Ledger("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000)))
+        life.start()
+        for _ in range(5):
+            asked = Asked().request()
+            assert life.enter(asked, limit=5)
+            numbers.append(asked.number)
+        life.stop()
+    assert len(set(numbers)) == len(numbers)

@@ -15,8 +15,6 @@ from triton_backend.core.events import Event
 from triton_backend.core.scheduler import Scheduler
 from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.driver_letters import (
-    LOCAL_BITS,
-    LOCALS,
     Front,
     Post,
     Worker,
@@ -27,7 +25,7 @@ from triton_backend.serving.driver_slots import WorkerSlots
 from triton_backend.serving.overload import Refused
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import Kind, frame
-from triton_backend.serving.wire_bodies import TimesBody
+from triton_backend.serving.wire_bodies import LOCAL_BITS, LOCALS, TimesBody
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2

@@ -6,11 +6,7 @@ from typing import NamedTuple
 from triton_backend.core.decisions import Dispatch, DropReason
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import Kind, frame, pack_json
-from triton_backend.serving.wire_bodies import DROP_REASONS, DropBody, pack_drop, pack_path
-
-# A request's number in the core: the number of its front, then its number there in so many bits.
-LOCAL_BITS = 40
-LOCALS = 1 << LOCAL_BITS
+from triton_backend.serving.wire_bodies import DROP_REASONS, LOCALS, DropBody, pack_drop, pack_path
 
 
 class Front(NamedTuple):

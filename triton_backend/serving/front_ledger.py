@@ -22,10 +22,14 @@ from triton_backend.serving.front_requests import (
     full,
 )
 from triton_backend.serving.memory import Arrays
-from triton_backend.serving.wire_bodies import DROP_REASONS, DropBody
+from triton_backend.serving.wire_bodies import DROP_REASONS, LOCALS, DropBody
 
 # A larger answer takes long to send, and who sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16
+
+# Numbers begin at the host's monotonic time, one for every 64 µs: requests of a front that
+# died may still be in flight, and those of its successor must not be taken for them.
+NUMBER_SHIFT = 6
 
 
 class Ledger:
@@ -36,7 +40,7 @@ class Ledger:
         self._clock = clock
         self._counters = counters
         self._requests: dict[int, Request] = {}
-        self._next_number = 0
+        self._next_number = (clock.now_us() >> NUMBER_SHIFT) % LOCALS
         self._log = RequestLog(logs, model, clock)
         self._replies = Replies(model)
         self._asking = threading.Lock()
@@ -111,7 +115,7 @@ class Ledger:
             self._log.note(request, "queue_full")
             self._reply(request, full(self._model, limit))
             return False
-        self._next_number += 1
+        self._next_number = (self._next_number + 1) % LOCALS
         request.number = self._next_number
         self._requests[request.number] = request
         return True

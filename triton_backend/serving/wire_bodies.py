@@ -16,6 +16,11 @@ from triton_backend.serving.wire import FrameError
 DROP_REASONS: tuple[DropReason, ...] = tuple(DropReason)
 
 
+# A front numbers its requests in so many bits; the core's number has the front's own above them.
+LOCAL_BITS = 40
+LOCALS = 1 << LOCAL_BITS
+
+
 class HopGrant(NamedTuple):
     """One stage of a batch's path: who runs it, in which slot, at which reserved instants (µs)."""
 
