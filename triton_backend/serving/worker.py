@@ -2,11 +2,10 @@
 
 A batch starts when its tensors are here and its reserved start has come, so that batches reserved
 earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
-stage. Two threads take turns: one polls sockets; when a batch's instant has come it runs that batch
-itself, which costs no hand-over, and the other polls on. So batches that come, and what is to be
-said about those that ran, are seen to while the next one runs, and the vGPU does not wait. A short
-run keeps its thread's turn: it is over before the other would be of use. A third thread only writes
-the heartbeat. The process ends with the node process that started it.
+stage. Two threads take turns polling and running (`worker_turns`); a third one only writes the
+heartbeat. The process ends with the node process that started it.
+
+Here: who a worker is, and what its peers say to it. Not here: when and how a batch runs.
 
 Started as `python -m triton_backend.serving.worker SETTINGS GENERATION VGPU PARENT_PID`.
 """
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triton_backend.core.errors import InputError, PoolPipeError
+from triton_backend.core.errors import PoolPipeError
 from triton_backend.engines.base import Runtime
 from triton_backend.engines.clock import Clock, SystemClock
 from triton_backend.serving.deaths import end_with_parent
@@ -35,15 +34,10 @@ from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_js
 from triton_backend.serving.wire_bodies import TimesBody, pack_times, unpack_batch
 from triton_backend.serving.worker_compute import StageCompute
 from triton_backend.serving.worker_device import Device
-from triton_backend.serving.worker_errands import Errands
-from triton_backend.serving.worker_jobs import Job, Jobs
-from triton_backend.serving.worker_onward import Onward, WayOn
+from triton_backend.serving.worker_jobs import Jobs
+from triton_backend.serving.worker_onward import Onward
+from triton_backend.serving.worker_turns import Turns
 
-RECONNECT_SECONDS = 0.1
-SOON_US = 150
-# Waking the other thread costs a tenth of a millisecond of two cores; shorter runs are over before
-# it is of use.
-GIVE_TURN_US = 3_000
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
 _LOG = logging.getLogger(__name__)
 
@@ -77,17 +71,23 @@ class StageWorker:
         self._compute = StageCompute(runtime, given, wanted, self._segment.layout.batch, name)
         self._hub = Hub(self)
         self._onward = Onward(self._hub, deployment, vgpu)
-        self._scheduler: Connection | None = None
         self._gateway_time = GatewayTime(clock)
         self._jobs = Jobs(deployment, vgpu, self._segment, self._gateway_time.now_us)
-        self._errands = Errands()
-        self._polling = threading.Lock()
-        self._alarming = threading.Lock()
-        self._clock = clock
         latencies_us = stage.latency_us_by_batch
         self._device = Device(vgpu, latencies_us, board, clock, self._gateway_time)
-        self._stopping = False
         self._reported = False
+        self._turns = Turns(
+            self._place.stage,
+            self._segment,
+            clock,
+            self._gateway_time,
+            hub=self._hub,
+            jobs=self._jobs,
+            device=self._device,
+            compute=self._compute,
+            onward=self._onward,
+            report=self._report,
+        )
 
     def _let_runtime_pin(self) -> None:
         """Slots freed last are granted first, so nearly all batches lie in the first few.
@@ -107,74 +107,31 @@ class StageWorker:
 
     def stop(self) -> None:
         """Make `run` return soon; from any thread."""
-        self._stopping = True
-        self._hub.wake()
+        self._turns.stop()
 
     def run(self) -> None:
         """Serve until stopped."""
-        other = threading.Thread(target=self._serve, name="other turn")
-        other.start()
-        self._serve()
-        other.join()
+        self._turns.run()
         self._onward.close()
         self._hub.close()
         self._runtime.close()  # may still have the segment pinned
         self._segment.remove()
 
-    def _serve(self) -> None:
-        """Poll until a batch is due, run it and those that follow at once, and poll again."""
-        try:
-            while not self._stopping:
-                with self._polling:
-                    job = self._await_job()
-                    while job is not None and self._is_short(job):
-                        self._execute(job)
-                        self._jobs.end()
-                        job = self._await_job()
-                while job is not None:
-                    job = self._execute_and_follow(job)
-        finally:
-            self.stop()  # a thread that ends takes the other with it
-
-    def _await_job(self) -> Job | None:
-        """The batch to run now; None when stopped. For the thread whose turn it is to poll."""
-        while not self._stopping:
-            self._errands.run_unless_begun()
-            if not self._reported and self._jobs.idle:
-                self._report()
-            job = self._jobs.begin()
-            if job is not None:
-                self._note_arrival(job)
-                return job
-            self._set_alarm()
-            self._hub.poll(None if self._reported else RECONNECT_SECONDS)
-        return None
-
-    def _set_alarm(self) -> None:
-        """Have whoever polls look when a batch becomes due, and soon where errands wait.
-
-        Not at once: the run that begins just now would share its first steps with them. One lock
-        around looking and setting, lest the older of two looks wins.
-        """
-        with self._alarming:
-            due_us = self._jobs.next_due_us()
-            at_us = None if due_us is None else self._gateway_time.local_us(due_us)
-            if self._errands.waiting:
-                soon_us = self._clock.now_us() + SOON_US
-                at_us = soon_us if at_us is None else min(at_us, soon_us)
-            self._hub.alarm.set(at_us)
-
-    def _report(self) -> None:
+    def _report(self) -> bool:
         """Say HELLO to the scheduler, when idle: it takes a reporter for idle.
 
         From another host, only when its beats have told what time it is there.
         """
-        if self._scheduler is None:
-            self._scheduler = self._hub.connect(self._settings.scheduler_address_from(self._node))
-        if self._scheduler is None:
-            return
-        if self._node in self._settings.hosts and not self._gateway_time.known:
-            return
+        if self._reported or not self._jobs.idle:
+            return self._reported
+        scheduler = self._onward.scheduler
+        if scheduler is None:
+            address = self._settings.scheduler_address_from(self._node)
+            scheduler = self._onward.scheduler = self._hub.connect(address)
+        if scheduler is None or (
+            self._node in self._settings.hosts and not self._gateway_time.known
+        ):
+            return False
         self._reported = True
         hello = {
             "role": "worker",
@@ -182,7 +139,8 @@ class StageWorker:
             "vgpu": self._vgpu,
             "token": self._settings.token,
         }
-        self._scheduler.send(frame(Kind.HELLO, pack_json(hello)))
+        scheduler.send(frame(Kind.HELLO, pack_json(hello)))
+        return True
 
     def _run_on_nothing(self, scheduler: Connection) -> None:
         """Show how fast this process is, while it is drained or others of its pool are slow."""
@@ -224,7 +182,7 @@ class StageWorker:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
-        if connection is not self._scheduler:
+        if connection is not self._onward.scheduler:
             raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
         match header.kind:
             case Kind.ABORT:
@@ -233,7 +191,7 @@ class StageWorker:
                 self._run_on_nothing(connection)
             case Kind.RETIRE:
                 _LOG.warning("told to retire: this process is slow or silent")
-                self._stopping = True
+                self.stop()
             case _:
                 self._hear_beat(unpack_json(body))
 
@@ -251,8 +209,8 @@ class StageWorker:
         """A peer is gone, or was refused."""
         if reason.startswith("refused"):
             _LOG.warning("%s: %s", connection.name, reason)
-        if connection is self._scheduler:
-            self._scheduler = None
+        if connection is self._onward.scheduler:
+            self._onward.scheduler = None
             self._reported = False
             self._gateway_time.forget()
         self._onward.forget(connection)
@@ -260,53 +218,6 @@ class StageWorker:
     def _hear_beat(self, data: dict[str, Any]) -> None:
         if self._node in self._settings.hosts:
             self._gateway_time.hear(int(data["now_us"]))
-
-    def _is_short(self, job: Job) -> bool:
-        """Whether its thread runs a batch without giving its turn to poll away."""
-        return self._device.expected_us(job.body.samples) < GIVE_TURN_US
-
-    def _execute(self, job: Job) -> None:
-        """Run a batch, and leave what is to be said of it."""
-        way, stage = self._onward.way_of(job), self._place.stage
-        try:
-            span_us = self._run_batch(job, way)
-        except Exception as error:  # noqa: BLE001  # a runtime may raise anything
-            _LOG.exception("batch %d failed", job.batch_id)
-            reason = f"stage {stage} failed: {type(error).__name__}: {error}"
-            self._errands.leave(self._onward.tell_failure, self._scheduler, job, reason)
-        else:
-            self._errands.leave(self._onward.tell_end, self._scheduler, job, way, span_us)
-        if way is None or not way.road.shared:
-            # Another host's road has one buffer: no batch may begin before it has been sent.
-            self._errands.run()
-
-    def _execute_and_follow(self, job: Job) -> Job | None:
-        """Run a batch while the other thread polls; the one that follows at once, or None."""
-        self._set_alarm()  # the other thread may be polling since before errands were left
-        self._execute(job)
-        following = self._jobs.follow()
-        if following is None:
-            self._errands.run()
-        else:
-            self._note_arrival(following)
-        return following
-
-    def _note_arrival(self, job: Job) -> None:
-        if self._place.stage:
-            self._errands.leave(self._onward.tell_arrival, self._scheduler, job)
-
-    def _run_batch(self, job: Job, way: WayOn | None) -> tuple[int, int]:
-        """When it began and ended.
-
-        Raises:
-            InputError: there is nobody to hand its results to; or whatever the runtime raises.
-        """
-        if way is None:
-            raise InputError(f"stage {self._place.stage}", "the way on is gone")
-        samples = job.body.samples
-        inputs = self._segment.views(job.hop.slot, samples)
-        outputs = way.road.views(way.slot, samples)
-        return self._device.run(self._compute.run, inputs, outputs, samples)
 
 
 def main(arguments: list[str]) -> None:

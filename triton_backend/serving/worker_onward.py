@@ -32,9 +32,14 @@ class WayOn(NamedTuple):
 
 
 class Onward:
-    """The ways on from one vGPU."""
+    """The ways on from one vGPU.
+
+    Attributes:
+        scheduler: who is told of runs and transfers; None while it is gone.
+    """
 
     def __init__(self, hub: Hub, deployment: Deployment, vgpu: int) -> None:
+        self.scheduler: Connection | None = None
         self._deployment = deployment
         self._vgpu = vgpu
         self._place = deployment.vgpus[vgpu]
@@ -55,31 +60,29 @@ class Onward:
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
         return None if road is None else WayOn(road, slot, last)
 
-    def tell_arrival(self, scheduler: Connection | None, job: Job) -> None:
+    def tell_arrival(self, job: Job) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
         begin_us = job.body.transfer_start_us
         arrived_us = max(job.body.available_us, begin_us)
-        self._tell(scheduler, Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
+        self._tell(Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
 
-    def tell_end(
-        self, scheduler: Connection | None, job: Job, way: WayOn, span_us: tuple[int, int]
-    ) -> None:
+    def tell_end(self, job: Job, way: WayOn, span_us: tuple[int, int]) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
         if way.last:  # the client waits for the answer, nobody for the report
             self._answer(job, way)
-            self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
+            self._tell(Kind.STAGE_DONE, job, span_us)
         else:  # told before the next worker can tell of its transfer
-            self._tell(scheduler, Kind.STAGE_DONE, job, span_us)
+            self._tell(Kind.STAGE_DONE, job, span_us)
             self._hand_on(job, way, span_us[1])
 
-    def tell_failure(self, scheduler: Connection | None, job: Job, reason: str) -> None:
+    def tell_failure(self, job: Job, reason: str) -> None:
         """Have the batch's requests answered with an error."""
         body = pack_json({"reason": reason})
         data = frame(
             Kind.FAILED, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag
         )
         road = self._outbound.to_front(self._deployment, job.body.model)
-        for connection in (scheduler, None if road is None else road.connection):
+        for connection in (self.scheduler, None if road is None else road.connection):
             if connection is not None:
                 connection.send(data)
 
@@ -117,9 +120,8 @@ class Onward:
         )
         road.send(data, way.slot, samples)
 
-    def _tell(
-        self, scheduler: Connection | None, kind: Kind, job: Job, span_us: tuple[int, int]
-    ) -> None:
+    def _tell(self, kind: Kind, job: Job, span_us: tuple[int, int]) -> None:
+        scheduler = self.scheduler
         if scheduler is not None:
             body = pack_times(TimesBody(self._vgpu, *span_us))
             data = frame(kind, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag)
