@@ -30,6 +30,7 @@ class HttpPool:
         self._open: set[HttpConnection] = set()
         self._opening: set[asyncio.Task[tuple[asyncio.Transport, HttpConnection]]] = set()
         self._queue: deque[_Call] = deque()
+        self._closed = False
 
     def ask(self, request: bytes, *, give_up_s: float, done: Done) -> None:
         """Send a whole request; `done` is told its answer, or why none came, once."""
@@ -47,7 +48,10 @@ class HttpPool:
         self._grow()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, also those that are being opened."""
+        self._closed = True
+        for opening in self._opening:
+            opening.cancel()
         for connection in list(self._open):
             connection.close()
 
@@ -62,9 +66,14 @@ class HttpPool:
 
     def _opened(self, made: "asyncio.Task[tuple[asyncio.Transport, HttpConnection]]") -> None:
         self._opening.discard(made)
+        if made.cancelled():
+            return
         error = made.exception()
         if error is None:
             connection = made.result()[1]
+            if self._closed:
+                connection.close()
+                return
             self._open.add(connection)
             self._use(connection)
         elif self._queue:
