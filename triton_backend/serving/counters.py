@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from triton_backend.serving.settings import Deployment
 
@@ -81,19 +81,18 @@ class GatewayCounters:
     @property
     def stages(self) -> Counter[Pool]:
         """Runs by pool, of the pools that ran at all."""
-        total = Counter[Pool]()
-        for use in self._former_vgpus + self._vgpus:
-            if use.stages:
-                total[use.pool] += use.stages
-        return total
+        return self._by_pool("stages")
 
     @property
     def busy_us(self) -> Counter[Pool]:
         """Time the vGPUs of a pool were busy, by pool."""
+        return self._by_pool("busy_us")
+
+    def _by_pool(self, what: Literal["stages", "busy_us"]) -> Counter[Pool]:
         total = Counter[Pool]()
         for use in self._former_vgpus + self._vgpus:
             if use.stages:
-                total[use.pool] += use.busy_us
+                total[use.pool] += getattr(use, what)
         return total
 
     def to_dict(self) -> dict[str, Any]:
