@@ -115,7 +115,7 @@ class Sampler(threading.Thread):
 
 def overload(options: argparse.Namespace) -> dict[str, Any]:
     """Goodput by offered rate, memory, recovery."""
-    plan = small_plan("overload", ("alpha",), stage_us=OVERLOAD_STAGE_US)
+    plan = small_plan("overload", ("alpha",), stage_us=OVERLOAD_STAGE_US, quick=())
     (model,) = plan.models
     with Served(plan, options.port) as served:
         path = served.write_plan(plan, "plan")

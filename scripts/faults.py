@@ -24,7 +24,7 @@ LASTING_S = 3.0
 CUT_OFF_S = 6.0
 DAY_S = 86_400
 FILL_PIECE = 1 << 16
-FRONT, NODE = "alpha", "poolpipe_node_FAST-0_g1"
+FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0_g1"
 
 Inject = Callable[[Served], None]
 
@@ -172,6 +172,9 @@ PROCESSES = (
     ),
     Fault(name="last-stage worker killed", inject=kill_worker(4), vgpus=(4,), loses="its batch"),
     Fault(
+        name="quick model's worker killed", inject=kill_worker(16), vgpus=(16,), loses="its batch"
+    ),
+    Fault(
         name="worker hung",
         inject=stop_worker,
         vgpus=(1,),
@@ -184,6 +187,12 @@ PROCESSES = (
         loses="batches until its table is corrected",
     ),
     Fault(name="front killed", inject=kill_stub(FRONT), holds=True, loses="what it held"),
+    Fault(
+        name="quick model's front killed",
+        inject=kill_stub(QUICK_FRONT),
+        holds=True,
+        loses="what it held",
+    ),
     Fault(name="scheduler killed", inject=kill_stub(CONTROL_MODEL), loses="until it is loaded"),
     Fault(name="scheduler hung", inject=hang_stub(CONTROL_MODEL), loses="until noticed (1.5 s)"),
     Fault(
@@ -195,7 +204,7 @@ PROCESSES = (
     Fault(
         name="node killed",
         inject=kill_stub(NODE),
-        vgpus=(0, 1, 8, 9),
+        vgpus=(0, 1, 8, 9, 16),
         loses="its workers' batches",
     ),
     Fault(

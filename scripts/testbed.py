@@ -33,6 +33,7 @@ INTERRUPTED = 130  # the load generator's exit code after a stop
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
 SAMPLES_CHECKED = 16
 BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
+QUICK_US, QUICK_RPS = 5_000, 60.0
 
 
 def stretched(plan: Plan, factor: float) -> Plan:
@@ -102,10 +103,43 @@ def small_stage(blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_u
     )
 
 
+def quick_model(name: str, slo_us: int, gpu: int) -> ModelPlan:
+    """One stage in batches of one, on a vGPU of each node of the first class: express requests."""
+    stage = Stage(
+        blocks=(0, BLOCKS),
+        gpu_class="FAST",
+        vgpu_divisor=1,
+        vgpus=2,
+        latency_us=QUICK_US,
+        transfer_us=0,
+        latency_us_by_batch=(QUICK_US,),
+        boundary_bytes_per_sample=0,
+        boundary=None,
+        placement=(PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0),),
+    )
+    pipeline = Pipeline(batch=1, throughput_rps=QUICK_RPS, latency_us=QUICK_US, stages=(stage,))
+    return ModelPlan(
+        name=name,
+        slo_us=slo_us,
+        throughput_rps=QUICK_RPS,
+        pipelines=(pipeline,),
+        inputs=(_bytes("input", 4096),),
+        outputs=(_bytes("output", 1000),),
+    )
+
+
 def small_plan(
-    plan_id: str, names: tuple[str, ...] = ("alpha", "beta"), stage_us: int = 80_000, cut: int = 5
+    plan_id: str,
+    names: tuple[str, ...] = ("alpha", "beta"),
+    stage_us: int = 80_000,
+    cut: int = 5,
+    quick: tuple[str, ...] = ("quick",),
 ) -> Plan:
-    """Models of two stages on pools of four vGPUs over two nodes each, small for two cores."""
+    """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
+
+    `quick` are names of `quick_model`s beside them.
+    """
+    slo_us = 5 * stage_us
     rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
     models: list[ModelPlan] = []
     for number, name in enumerate(names):
@@ -120,14 +154,15 @@ def small_plan(
         models.append(
             ModelPlan(
                 name=name,
-                slo_us=5 * stage_us,
+                slo_us=slo_us,
                 throughput_rps=rate_rps,
                 pipelines=(pipeline,),
                 inputs=(_bytes("input", 4096),),
                 outputs=(_bytes("output", 1000),),
             )
         )
-    gpus = 2 * len(names)
+    models += [quick_model(name, slo_us, 2 * len(names) + n) for n, name in enumerate(quick)]
+    gpus = 2 * len(names) + len(quick)
     return Plan(
         plan_id=plan_id,
         planner="by hand",
@@ -143,7 +178,7 @@ def small_plan(
                 for name in ("FAST", "SLOW")
             ),
         ),
-        workload=Workload(models=tuple(ModelDemand(name=n, slo_us=5 * stage_us) for n in names)),
+        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=slo_us) for m in models)),
         gpus_used={"FAST": 2 * gpus, "SLOW": 2 * gpus},
         models=tuple(models),
     )

@@ -6,17 +6,16 @@ from triton_backend.serving import wire, wire_bodies
 from triton_backend.serving.wire import FrameError, Kind
 
 I32 = st.integers(-(2**31), 2**31 - 1)
+U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 HOPS = st.lists(st.builds(wire_bodies.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
-ARRIVALS = st.builds(wire_bodies.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1))
+ARRIVALS = st.builds(wire_bodies.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
 DROPS = st.builds(wire_bodies.DropBody, I64, I32, I64, I64, I32)
 DISPATCHES = st.builds(
     wire_bodies.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple)
 )
-BATCHES = st.builds(
-    wire_bodies.BatchBody, I32, I32, I32, I32, st.integers(0, 2**32 - 1), I64, I64, HOPS
-)
-ANSWERS = st.builds(wire_bodies.AnswerBody, I32, I32, st.integers(0, 2**32 - 1))
+BATCHES = st.builds(wire_bodies.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
+ANSWERS = st.builds(wire_bodies.AnswerBody, I32, I32, U32, I64)
 UNPACK = (
     wire.unpack_json,
     wire_bodies.unpack_arrival,

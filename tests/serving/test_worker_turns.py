@@ -10,7 +10,7 @@ from tests.serving.plans import plan, two_stage
 from triton_backend.serving.memory import Segment, remove_segments
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.wire import FrameError, Header, Kind
-from triton_backend.serving.wire_bodies import BatchBody, HopGrant
+from triton_backend.serving.wire_bodies import NONE, BatchBody, HopGrant
 from triton_backend.serving.worker_errands import Errands
 from triton_backend.serving.worker_jobs import Jobs
 
@@ -35,7 +35,7 @@ class Turns:
         hops = (HopGrant(FIRST, 0, 0, start_us, start_us + 10), HopGrant(1, 0, 0, 0, 0))
         size = self.segment.layout.payload_bytes(1)
         header = Header(Kind.BATCH, 0, 0, 0, batch_id, self.deployment.tag, size)
-        self.jobs.take(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, hops))
+        self.jobs.take(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops))
 
     def begin(self) -> int | None:
         """Number of the batch that begins."""

@@ -14,6 +14,7 @@ from triton_backend.core.errors import InputError
 from triton_backend.core.events import Event
 from triton_backend.core.scheduler import Scheduler
 from triton_backend.serving.counters import GatewayCounters
+from triton_backend.serving.driver_express import ExpressOffers
 from triton_backend.serving.driver_letters import (
     Front,
     Post,
@@ -99,6 +100,7 @@ class Books:
         """From now on batches are of this generation; nothing is in flight."""
         self._deployment = deployment
         self.slots = WorkerSlots(deployment)
+        self.express = ExpressOffers(deployment)
         models = deployment.plan.models
         self._slack_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
         planned = dict.fromkeys(Front(model.name) for model in models)
@@ -165,6 +167,10 @@ class Books:
             self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
             front = self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
             self._counters.dispatched(front.model, dispatch.samples)
+            express = self.express.batch_frame(dispatch, slots, self._epoch, self._last_us)
+            if express is not None:
+                self.post(Worker(self._deployment.generation, dispatch.hops[0].vgpu), express)
+                continue
             self.post(front, dispatch_frame(dispatch, slots, self._deployment.tag, self._epoch))
 
     def end(self, number: int) -> None:
@@ -174,6 +180,7 @@ class Books:
     def _drop(self, decision: Drop) -> None:
         number = decision.request_id
         self.requests.discard(number)
+        self.express.forget(number)
         front = self._fronts[number >> LOCAL_BITS]
         self._counters.dropped[front.model, decision.reason] += 1
         dropped = drop_frame(

@@ -7,7 +7,7 @@ from triton_backend.serving.counters import GatewayCounters
 from triton_backend.serving.driver_books import Books
 from triton_backend.serving.driver_letters import Front, drop_frame
 from triton_backend.serving.overload import OVERLOAD, Admission, Refused
-from triton_backend.serving.wire_bodies import ArrivalBody
+from triton_backend.serving.wire_bodies import NONE, ArrivalBody
 
 
 class Intake:
@@ -23,14 +23,14 @@ class Intake:
         self._models = {model.name: i for i, model in enumerate(plan.models)}
         self._admissions = [Admission(model) for model in plan.models]
 
-    def arrival(self, front: Front, message: ArrivalBody, now_us: int) -> None:
-        """A request; one the plan has no model for is dropped.
+    def arrival(self, front: Front, message: ArrivalBody, now_us: int, tag: int = 0) -> None:
+        """A request, its express slot of the plan of `tag`; dropped where no plan has its model.
 
         Raises:
             InputError: its number is none that a front counts to.
         """
         books = self._books
-        local, deadline_us, samples = message
+        local, deadline_us, samples, express_slot, _ = message
         model = self._models.get(front.model)
         self._counters.offered[front.model] += 1
         if model is None:
@@ -44,6 +44,8 @@ class Intake:
             self._refuse(front, message, model, now_us)
             return
         books.requests.add(number)
+        if express_slot != NONE:
+            books.express.add(number, message, tag)
         books.tell(
             Arrival(
                 now_us=now_us,
@@ -57,7 +59,7 @@ class Intake:
     def _refuse(self, front: Front, message: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core is not told of what not even an ideal server could answer in time."""
         self._counters.dropped[front.model, OVERLOAD] += 1
-        local, deadline_us, samples = message
+        local, deadline_us, samples, *_ = message
         refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
         self._books.watch(refused, ())
         dropped = drop_frame(

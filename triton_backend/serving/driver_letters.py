@@ -51,11 +51,16 @@ def drop_frame(
     )
 
 
-def dispatch_frame(dispatch: Dispatch, slots: Sequence[int], tag: int, epoch: int) -> bytes:
-    """DISPATCH of a batch with the slot granted at every stage, under the plan of `tag`."""
+def path_of(dispatch: Dispatch, slots: Sequence[int]) -> list[int]:
+    """The fields of a batch's `HopGrant`s one after the other."""
     path: list[int] = []
     for stage, hop in enumerate(dispatch.hops):
         path += (hop.vgpu, slots[stage], hop.transfer_start_us, hop.start_us, hop.end_us)
+    return path
+
+
+def dispatch_frame(dispatch: Dispatch, slots: Sequence[int], tag: int, epoch: int) -> bytes:
+    """DISPATCH of a batch with the slot granted at every stage, under the plan of `tag`."""
     requests = tuple([number % LOCALS for number in dispatch.request_ids])
-    body = pack_path(dispatch.pipeline, dispatch.samples, path, requests)
+    body = pack_path(dispatch.pipeline, dispatch.samples, path_of(dispatch, slots), requests)
     return frame(Kind.DISPATCH, body, batch_id=epoch + dispatch.batch_id, plan_tag=tag)

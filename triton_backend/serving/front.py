@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.front_batches import Batch, FrontBatches
+from triton_backend.serving.front_batches import FrontBatches
 from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
+from triton_backend.serving.front_generation import Batch
 from triton_backend.serving.front_ledger import Ledger
 from triton_backend.serving.front_replies import Reply
 from triton_backend.serving.front_requests import Refusal, Request, arrival_frame
@@ -31,6 +32,7 @@ from triton_backend.serving.outbound import Outbound
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
 from triton_backend.serving.wire_bodies import (
+    NONE,
     AnswerBody,
     pack_request,
     unpack_answer,
@@ -71,6 +73,7 @@ class FrontService:
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
         self._batches.add(deployment)
+        self._express = self._batches.express(deployment)
         self._watch = RequestWatch(self._ledger, clock, self._cancel)
         self._scheduler: Connection | None = None
         self._polled_us = clock.now_us()
@@ -120,13 +123,19 @@ class FrontService:
 
     def submit(self, request: Request) -> None:
         """Take a request; it is answered through `request.reply`, sooner or later, once."""
-        if self._ledger.enter(request, self._max_waiting):
-            self._announce(request)
+        if not self._ledger.enter(request, self._max_waiting):
+            return
+        express = self._express
+        ticket = None if express is None else express.write(request)
+        if express is None or ticket is None:
+            self._announce(arrival_frame(request, self._settings))
+        else:
+            self._announce(arrival_frame(request, self._settings, ticket, express.tag))
 
-    def _announce(self, request: Request) -> None:
+    def _announce(self, arrival: bytes) -> None:
         scheduler = self._scheduler
         if scheduler is not None:
-            scheduler.send(arrival_frame(request, self._settings))
+            scheduler.send(arrival)
 
     # The threads that poll, one at a time
 
@@ -176,7 +185,7 @@ class FrontService:
         # Told again by number, so that one already told is not counted twice.
         for request in self._ledger.all():
             if request.batch_id is None:
-                self._announce(request)
+                self._announce(arrival_frame(request, self._settings))
 
     def _cancel(self, number: int) -> None:
         if self._scheduler is not None:
@@ -232,8 +241,9 @@ class FrontService:
         """Outputs from another host go into the answer slot of their batch."""
         if not connection.trusted or header.kind is not Kind.ANSWER:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
-        batch = self._batches.get(header.batch_id)
-        if batch is None or not batch.fits(header, unpack_answer(body)):
+        answer = unpack_answer(body)
+        batch = self._batches.get(header, answer)
+        if batch is None or not batch.fits(header, answer):
             raise FrameError(f"an answer to batch {header.batch_id}, which is not in flight")
         return batch.pieces()
 
@@ -253,6 +263,7 @@ class FrontService:
         if data.get("prepared"):
             return
         self._current = deployment
+        self._express = self._batches.express(deployment)
         for model in deployment.plan.models:
             if model.name == self.model:
                 self.plan = model
@@ -281,10 +292,14 @@ class FrontService:
             self._hub.wake()
 
     def _failed(self, batch_id: int, data: dict[str, Any]) -> None:
+        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
+        express = int(data.get("express", NONE))
+        if express != NONE:
+            self._ledger.refuse(express, failure)
+            return
         batch = self._batches.take(batch_id)
         if batch is None:
             return
-        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
         for request in batch.requests:
             self._ledger.refuse(request.number, failure)
         self._batches.free(batch, self._clock.now_us())

@@ -5,67 +5,24 @@ is called from the front's polling thread, except where a reply thread gives a s
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+from triton_backend.serving.front_express import ExpressSlots
+from triton_backend.serving.front_generation import Batch, Generation
 from triton_backend.serving.front_requests import Request
-from triton_backend.serving.memory import Arrays, Segment, SlotPool
 from triton_backend.serving.outbound import Outbound, checksum_of
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.wire import FrameError, Header, Kind, frame
-from triton_backend.serving.wire_bodies import AnswerBody, BatchBody, DispatchBody, pack_batch
+from triton_backend.serving.wire_bodies import (
+    NONE,
+    AnswerBody,
+    BatchBody,
+    DispatchBody,
+    pack_batch,
+)
 
 # A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
 FORGET_BATCH_US = 10_000_000
-
-
-@dataclass(slots=True, eq=False)
-class _Generation:
-    deployment: Deployment
-    model: int
-    segment: Segment
-    slots: SlotPool
-    held: deque[tuple[Header, DispatchBody]] = field(
-        default_factory=deque[tuple[Header, DispatchBody]]
-    )
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """A batch in flight: its requests in the order of their samples, the size of its outputs."""
-
-    requests: list[Request]
-    samples: int
-    generation: _Generation
-    slot: int
-    payload_bytes: int
-    dispatched_us: int
-
-    def fits(self, header: Header, body: AnswerBody) -> bool:
-        """Whether an answer is to this batch."""
-        return (
-            header.plan_tag == self.generation.deployment.tag
-            and body.answer_slot == self.slot
-            and body.samples == self.samples
-            and header.payload_bytes == self.payload_bytes
-        )
-
-    def pieces(self) -> list[memoryview]:
-        """Where its outputs are to be written."""
-        return self.generation.segment.pieces(self.slot, self.samples)
-
-    def views(self) -> Arrays:
-        """Its outputs; not to be changed."""
-        return self.generation.segment.views(self.slot, self.samples)
-
-    def outputs(self) -> Iterator[tuple[Request, Arrays]]:
-        """Every request with its own part of the outputs."""
-        views = self.views()
-        at = 0
-        for request in self.requests:
-            end = at + request.samples
-            yield request, {name: view[at:end] for name, view in views.items()}
-            at = end
 
 
 class FrontBatches:
@@ -91,7 +48,7 @@ class FrontBatches:
         self._find = find
         self._unusable = unusable
         self._checksum_up_to_bytes = checksum_up_to_bytes
-        self._generations: dict[int, _Generation] = {}
+        self._generations: dict[int, Generation] = {}
         self._batches: dict[int, Batch] = {}
         self._sent: deque[Batch] = deque()
 
@@ -109,27 +66,28 @@ class FrontBatches:
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
         if self._model not in models:
             return
-        model = models[self._model]
-        plan = deployment.plan.models[model]
-        slots = deployment.front_slots(model)
-        segment = Segment.create(
-            deployment.front_segment(self._model), deployment.front_layout(plan), slots
+        self._generations[deployment.tag] = Generation.create(
+            deployment, models[self._model], self._find
         )
-        self._generations[deployment.tag] = _Generation(deployment, model, segment, SlotPool(slots))
+
+    def express(self, deployment: Deployment) -> ExpressSlots | None:
+        """Where small requests are written at once under a generation, if anywhere."""
+        generation = self._generations.get(deployment.tag)
+        return None if generation is None else generation.express
 
     def retire_before(self, current: int) -> None:
         """Remove the segments of older generations once nothing of them is in flight."""
         for tag, generation in list(self._generations.items()):
             older = generation.deployment.generation < current
             busy = any(batch.generation is generation for batch in self._batches.values())
-            if older and not busy:
-                generation.segment.remove()
+            if older and not busy and not generation.express_busy:
+                generation.remove()
                 del self._generations[tag]
 
     def close(self) -> None:
         """Remove all segments."""
         for generation in self._generations.values():
-            generation.segment.remove()
+            generation.remove()
 
     # On their way out
 
@@ -148,7 +106,7 @@ class FrontBatches:
             generation.held.append((header, body))
 
     def _gather(
-        self, generation: _Generation, header: Header, body: DispatchBody, now_us: int
+        self, generation: Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:
         """Write the requests' tensors into the first worker's slot, one after the other."""
         requests: list[Request] = []
@@ -186,6 +144,7 @@ class FrontBatches:
             checksum,
             now_us,
             now_us,
+            NONE,
             body.hops,
         )
         data = frame(
@@ -199,9 +158,12 @@ class FrontBatches:
 
     # On their way back
 
-    def get(self, batch_id: int) -> Batch | None:
-        """A batch in flight; None when it was aborted and run again, or forgotten."""
-        return self._batches.get(batch_id)
+    def get(self, header: Header, body: AnswerBody) -> Batch | None:
+        """The batch of an answer; None when it was aborted and run again, or forgotten."""
+        if body.express == NONE:
+            return self._batches.get(header.batch_id)
+        generation = self._generations.get(header.plan_tag)
+        return None if generation is None else generation.express_batch(body)
 
     def answered(self, header: Header, body: AnswerBody) -> Batch | None:
         """Take a batch whose outputs are in its slot; None when nobody waits for it.
@@ -209,7 +171,7 @@ class FrontBatches:
         Raises:
             FrameError: size, plan or checksum do not fit.
         """
-        batch = self._batches.get(header.batch_id)
+        batch = self.get(header, body)
         if batch is None:
             return None
         if not batch.fits(header, body):
@@ -219,7 +181,11 @@ class FrontBatches:
             segment, batch.slot, batch.samples
         ):
             raise FrameError(f"outputs of batch {header.batch_id} do not match their checksum")
-        return self._batches.pop(header.batch_id)
+        if body.express == NONE:
+            return self._batches.pop(header.batch_id)
+        batch.generation.take_express(batch)
+        batch.requests[0].batch_id = header.batch_id
+        return batch
 
     def take(self, batch_id: int) -> Batch | None:
         """Take a batch that failed."""
@@ -239,7 +205,7 @@ class FrontBatches:
     def free(self, batch: Batch, now_us: int) -> None:
         """Its slot may be used again; a batch that waited for one goes out."""
         generation = batch.generation
-        generation.slots.give(batch.slot)
+        generation.give(batch.slot)
         while generation.held and generation.slots.free:
             self._gather(generation, *generation.held.popleft(), now_us)
 
@@ -263,3 +229,6 @@ class FrontBatches:
             if now_us - batch.dispatched_us > FORGET_BATCH_US:
                 del self._batches[batch_id]
                 self.free(batch, now_us)
+        for generation in self._generations.values():
+            if generation.express is not None:
+                generation.express.rest(now_us)

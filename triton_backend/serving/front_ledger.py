@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triton_backend.engines.clock import Clock
-from triton_backend.serving.front_batches import Batch
 from triton_backend.serving.front_counters import FrontCounters
+from triton_backend.serving.front_generation import Batch
 from triton_backend.serving.front_replies import Countdown, Replies, Reply, Sent
 from triton_backend.serving.front_requests import (
     Refusal,

@@ -12,7 +12,13 @@ from triton_backend.serving.memory import Arrays
 from triton_backend.serving.rolling import RollingLines
 from triton_backend.serving.settings import ServeSettings, short_name
 from triton_backend.serving.wire import Kind, frame
-from triton_backend.serving.wire_bodies import DROP_REASONS, ArrivalBody, DropBody, pack_arrival
+from triton_backend.serving.wire_bodies import (
+    DROP_REASONS,
+    NONE,
+    ArrivalBody,
+    DropBody,
+    pack_arrival,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +45,18 @@ class Request:
     batch_id: int | None = None
 
 
-def arrival_frame(request: Request, settings: ServeSettings) -> bytes:
-    """ARRIVAL: what the scheduler is told of a request."""
+def arrival_frame(
+    request: Request, settings: ServeSettings, ticket: tuple[int, int] = (NONE, 0), tag: int = 0
+) -> bytes:
+    """ARRIVAL: what the scheduler is told of a request.
+
+    `ticket`: the express slot that holds its tensors, of the plan of `tag`, and their checksum.
+    """
     # The scheduler fills batches to the last moment; the guard is our own time on the way.
     allowed_us = request.deadline_us - request.arrival_us
     deadline_us = request.deadline_us - settings.guard_us(allowed_us)
-    body = ArrivalBody(request.number, deadline_us, request.samples)
-    return frame(Kind.ARRIVAL, pack_arrival(body))
+    body = ArrivalBody(request.number, deadline_us, request.samples, *ticket)
+    return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 
 
 def full(model: str, limit: int) -> Refusal:

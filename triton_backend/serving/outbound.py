@@ -5,7 +5,7 @@ receiver's own slot on the same host, into a buffer of ours that TCP then carrie
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.hub import Hub
@@ -22,6 +22,13 @@ class Road:
     connection: Connection
     segment: Segment
     shared: bool
+    express: Segment | None = None  # a front's slots of express requests
+
+    def close(self) -> None:
+        """Unmap its memory."""
+        self.segment.close()
+        if self.express is not None:
+            self.express.close()
 
     def views(self, slot: int, samples: int) -> Arrays:
         """Where the tensors of a batch are to be written."""
@@ -86,7 +93,14 @@ class Outbound:
         if not shared:
             address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
-        return self._open(key, address, name, layout, shared=shared)
+        road = self._open(key, address, name, layout, shared=shared)
+        if road is None or not shared or not deployment.express_slots(model):
+            return road
+        express = Segment.attach(
+            deployment.express_segment(plan.name), deployment.express_layout(plan)
+        )
+        road = self._roads[key] = replace(road, express=express)
+        return road
 
     def _open(
         self,
@@ -116,9 +130,9 @@ class Outbound:
         for key, road in list(self._roads.items()):
             if road.connection is connection:
                 del self._roads[key]
-                road.segment.close()
+                road.close()
 
     def close(self) -> None:
         """Unmap everything; the hub closes the connections."""
         for road in self._roads.values():
-            road.segment.close()
+            road.close()

@@ -193,7 +193,7 @@ class SchedulerService:
 
     def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:
-            self.gateway.intake.arrival(front, unpack_arrival(body), now_us)
+            self.gateway.intake.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
         elif header.kind is Kind.CANCEL:
             self.gateway.intake.cancel(front, unpack_request(body), now_us)
         elif header.kind is Kind.FAILED:

@@ -24,6 +24,9 @@ from triton_backend.serving.memory import SlotLayout
 MIN_SLOTS = 4
 MIN_GUARD_US = 3_000
 MAX_SLOTS = 64
+# Requests that are larger, take longer or wait for company gain little from a hand-over less.
+EXPRESS_BYTES = 1 << 16
+EXPRESS_LATENCY_US = 15_000
 SETTINGS_NAME = "settings.json"
 
 
@@ -237,6 +240,22 @@ class Deployment:
     def front_segment(self, model: str) -> str:
         """Name of a front's segment."""
         return f"{self.settings.segment_prefix}g{self.generation}-f{short_name(model)}"
+
+    def express_slots(self, model: int) -> range:
+        """Slots of a front for express requests and their answers, after its other answer slots."""
+        plan, slots = self.plan.models[model], self.front_slots(model)
+        alone = [pipeline.latency_us for pipeline in plan.pipelines if pipeline.batch == 1]
+        quick = min(alone, default=EXPRESS_LATENCY_US) < EXPRESS_LATENCY_US
+        small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
+        return range(slots, 2 * slots if quick and small else slots)
+
+    def express_layout(self, model: ModelPlan) -> SlotLayout:
+        """How an express request lies in a slot of its front."""
+        return SlotLayout(specs=model.inputs, batch=largest_batch(model))
+
+    def express_segment(self, model: str) -> str:
+        """Name of the segment of a front's express requests."""
+        return f"{self.settings.segment_prefix}g{self.generation}-e{short_name(model)}"
 
     def front_port(self, model: str) -> int:
         """TCP port of a front, the same in every generation."""

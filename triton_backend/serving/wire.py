@@ -42,7 +42,7 @@ class Kind(IntEnum):
     DISPATCH = 6  # scheduler -> front
     DROP = 7  # scheduler -> front
     ABORT = 8  # scheduler -> front and workers of the path: forget this batch
-    BATCH = 9  # front -> worker, worker -> worker: tensors are in your slot
+    BATCH = 9  # front or worker -> worker: tensors are in your slot; scheduler -> worker: in its front's
     ANSWER = 10  # last worker -> front: outputs are in your slot
     FAILED = 11  # worker -> front and scheduler: a batch could not be run (JSON)
     TRANSFER_DONE = 12  # worker -> scheduler

@@ -16,6 +16,8 @@ from triton_backend.serving.wire import FrameError
 DROP_REASONS: tuple[DropReason, ...] = tuple(DropReason)
 
 
+NONE = -1  # no such slot, no such request
+
 # A front numbers its requests in so many bits; the core's number has the front's own above them.
 LOCAL_BITS = 40
 LOCALS = 1 << LOCAL_BITS
@@ -32,11 +34,13 @@ class HopGrant(NamedTuple):
 
 
 class ArrivalBody(NamedTuple):
-    """A request as the front numbered it."""
+    """A request as the front numbered it, and the express slot its tensors lie in, if any."""
 
     request: int
     deadline_us: int
     samples: int
+    express_slot: int = NONE
+    payload_checksum: int = 0
 
 
 class DropBody(NamedTuple):
@@ -59,7 +63,10 @@ class DispatchBody(NamedTuple):
 
 
 class BatchBody(NamedTuple):
-    """A batch on its way: `payload_checksum` 0 means not computed."""
+    """A batch on its way: `payload_checksum` 0 means not computed.
+
+    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`.
+    """
 
     model: int
     pipeline: int
@@ -68,15 +75,17 @@ class BatchBody(NamedTuple):
     payload_checksum: int
     transfer_start_us: int
     available_us: int
+    express: int
     hops: tuple[HopGrant, ...]
 
 
 class AnswerBody(NamedTuple):
-    """Outputs of a batch in the front's own slot."""
+    """Outputs of a batch in the front's own slot; `express` as in its BATCH."""
 
     answer_slot: int
     samples: int
     payload_checksum: int
+    express: int = NONE
 
 
 class TimesBody(NamedTuple):
@@ -87,15 +96,15 @@ class TimesBody(NamedTuple):
     end_us: int
 
 
-_ARRIVAL = struct.Struct("<qqi")
+_ARRIVAL = struct.Struct("<qqiiI")
 _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqi")
 _DISPATCH = struct.Struct("<iiHH")
-_BATCH = struct.Struct("<iiiiIqqH")
+_BATCH = struct.Struct("<iiiiIqqqH")
 _HOP = struct.Struct("<iiqqq")
 _HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _HOP_LENGTH = len(_HOP_FIELDS)
-_ANSWER = struct.Struct("<iiI")
+_ANSWER = struct.Struct("<iiIq")
 _TIMES = struct.Struct("<iqq")
 
 
@@ -161,9 +170,18 @@ def unpack_dispatch(body: bytes) -> DispatchBody:
 
 def pack_batch(message: BatchBody) -> bytes:
     """Body of BATCH."""
-    parts = [_BATCH.pack(*message[:-1], len(message.hops))]
-    parts += [_HOP.pack(*hop) for hop in message.hops]
-    return b"".join(parts)
+    return pack_batch_path(message[:-1], [number for hop in message.hops for number in hop])
+
+
+def pack_batch_path(start: tuple[int, ...], path: list[int]) -> bytes:
+    """Body of BATCH from its fields before the hops, and those of its `HopGrant`s."""
+    hops = len(path) // _HOP_LENGTH
+    return _batch_layout(hops).pack(*start, hops, *path)
+
+
+@cache
+def _batch_layout(hops: int) -> struct.Struct:
+    return struct.Struct(f"{_BATCH.format}{hops * _HOP_FIELDS}")
 
 
 def unpack_batch(body: bytes) -> BatchBody:

@@ -31,7 +31,7 @@ from triton_backend.serving.runtimes import nothing_for, open_runtime
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
 from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
-from triton_backend.serving.wire_bodies import TimesBody, pack_times, unpack_batch
+from triton_backend.serving.wire_bodies import NONE, BatchBody, TimesBody, pack_times, unpack_batch
 from triton_backend.serving.worker_compute import StageCompute
 from triton_backend.serving.worker_device import Device
 from triton_backend.serving.worker_jobs import Jobs
@@ -169,7 +169,7 @@ class StageWorker:
             raise FrameError(f"{header.kind.name} before HELLO")
         match header.kind:
             case Kind.BATCH:
-                self._jobs.take(header, unpack_batch(body))
+                self._take(connection, header, unpack_batch(body))
             case Kind.HELLO:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
@@ -180,6 +180,16 @@ class StageWorker:
                 connection.send(frame(Kind.TRIED, pack_json(done)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
+
+    def _take(self, connection: Connection, header: Header, batch: BatchBody) -> None:
+        if batch.express != NONE and not header.stage:
+            if connection is not self._onward.scheduler:
+                raise FrameError("an express request from somebody who is not the scheduler")
+            hop = self._jobs.check(header, batch)
+            if not self._onward.fetch(batch, self._segment.views(hop.slot, batch.samples)):
+                self._onward.tell_failure(header.batch_id, batch, "its front is gone")
+                return
+        self._jobs.take(header, batch)
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if connection is not self._onward.scheduler:

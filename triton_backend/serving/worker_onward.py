@@ -5,15 +5,19 @@ Here: the frames of a batch that ran, and the instants of emulated links. Not he
 
 from typing import NamedTuple
 
+import numpy as np
+
 from triton_backend.core.units import transfer_us
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.links import Links
+from triton_backend.serving.memory import Arrays
 from triton_backend.serving.outbound import Outbound, Road
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.wire import Kind, frame, pack_json
+from triton_backend.serving.wire import FrameError, Kind, frame, pack_json
 from triton_backend.serving.wire_bodies import (
     AnswerBody,
+    BatchBody,
     HopGrant,
     TimesBody,
     pack_answer,
@@ -60,6 +64,21 @@ class Onward:
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
         return None if road is None else WayOn(road, slot, last)
 
+    def fetch(self, body: BatchBody, into: Arrays) -> bool:
+        """Copy an express request out of its front's slot; False when the front is gone.
+
+        Raises:
+            FrameError: the front has no such slot.
+        """
+        road = self._outbound.to_front(self._deployment, body.model)
+        if road is None or road.express is None:
+            return False
+        if not 0 <= body.answer_slot < road.express.slots:
+            raise FrameError(f"express slot {body.answer_slot} of {road.express.slots}")
+        for name, tensor in road.express.views(body.answer_slot, body.samples).items():
+            np.copyto(into[name], tensor)
+        return True
+
     def tell_arrival(self, job: Job) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
         begin_us = job.body.transfer_start_us
@@ -75,13 +94,11 @@ class Onward:
             self._tell(Kind.STAGE_DONE, job, span_us)
             self._hand_on(job, way, span_us[1])
 
-    def tell_failure(self, job: Job, reason: str) -> None:
+    def tell_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
-        body = pack_json({"reason": reason})
-        data = frame(
-            Kind.FAILED, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag
-        )
-        road = self._outbound.to_front(self._deployment, job.body.model)
+        told = pack_json({"reason": reason, "express": body.express})
+        data = frame(Kind.FAILED, told, batch_id=batch_id, stage=self._stage, plan_tag=self._tag)
+        road = self._outbound.to_front(self._deployment, body.model)
         for connection in (self.scheduler, None if road is None else road.connection):
             if connection is not None:
                 connection.send(data)
@@ -92,7 +109,7 @@ class Onward:
         checksum = road.checksum(slot, samples, self._checksum_up_to)
         data = frame(
             Kind.ANSWER,
-            pack_answer(AnswerBody(slot, samples, checksum)),
+            pack_answer(AnswerBody(slot, samples, checksum, job.body.express)),
             batch_id=job.batch_id,
             stage=self._stage,
             plan_tag=self._tag,

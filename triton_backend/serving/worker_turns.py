@@ -132,7 +132,7 @@ class Turns:
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {self._stage} failed: {type(error).__name__}: {error}"
-            self._errands.leave(self._onward.tell_failure, job, reason)
+            self._errands.leave(self._onward.tell_failure, job.batch_id, job.body, reason)
         else:
             self._errands.leave(self._onward.tell_end, job, way, span_us)
         if way is None or not way.road.shared:
