@@ -179,7 +179,7 @@ def small_plan(
             ),
         ),
         workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=slo_us) for m in models)),
-        gpus_used={"FAST": 2 * gpus, "SLOW": 2 * gpus},
+        gpus_used={"FAST": 2 * gpus, "SLOW": 4 * len(names)},
         models=tuple(models),
     )
 

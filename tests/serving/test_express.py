@@ -15,11 +15,13 @@ from tests.serving.gateway import HeldGateway, Letter
 from tests.serving.plans import SLO_US, plan, tensor, two_stage
 from tests.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
 from triton_backend.core.plan import ModelPlan
+from triton_backend.serving import front_express
 from triton_backend.serving.driver_letters import Front, Worker
 from triton_backend.serving.front_express import REST_US, ExpressSlots
 from triton_backend.serving.front_requests import Refusal, Request
 from triton_backend.serving.hub_connection import Connection
-from triton_backend.serving.memory import Arrays, remove_segments
+from triton_backend.serving.memory import Arrays, Segment, remove_segments
+from triton_backend.serving.outbound import checksum_of
 from triton_backend.serving.settings import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
 from triton_backend.serving.wire import HEADER_BYTES, Header, Kind, frame, parse_header
 from triton_backend.serving.wire_bodies import (
@@ -31,6 +33,8 @@ from triton_backend.serving.wire_bodies import (
 )
 
 PATIENT_US = 2_000_000
+MANY = 50
+CHECKSUM = 77
 PAIR = Front("pair")
 
 
@@ -76,7 +80,11 @@ def gateway(deployment: Deployment) -> HeldGateway:
 
 
 def arrive(gateway: HeldGateway, number: int, slot: int, tag: int) -> None:
-    gateway.intake.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, slot, 77), 10, tag)
+    gateway.intake.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, slot, CHECKSUM), 10, tag)
+
+
+def first_slot(gateway: HeldGateway) -> int:
+    return gateway.deployment.express_slots(0).start
 
 
 def only(letters: list[Letter]) -> tuple[Letter, Header]:
@@ -92,18 +100,25 @@ def test_a_batch_of_one_goes_to_its_worker_and_names_slot_and_request(gateway: H
     batch = unpack_batch(letter.data[HEADER_BYTES:])
     assert (letter.to, header.kind, header.plan_tag) == (Worker(1, 0), Kind.BATCH, deployment.tag)
     assert header.payload_bytes == deployment.worker_layout(0).payload_bytes(1)
-    assert (batch.express, batch.answer_slot, batch.payload_checksum) == (5, slot, 77)
+    assert (batch.express, batch.answer_slot, batch.payload_checksum) == (5, slot, CHECKSUM)
     assert [hop.vgpu for hop in batch.hops] == [0, 1]
 
 
 def test_a_slot_of_another_plan_is_not_used(gateway: HeldGateway) -> None:
-    arrive(gateway, 5, 0, gateway.deployment.tag + 1)
+    arrive(gateway, 5, first_slot(gateway), gateway.deployment.tag + 1)
+    letter, header = only(gateway.letters())
+    assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
+
+
+@pytest.mark.parametrize("beside", [-7, -1, 10**6])
+def test_a_slot_that_a_front_does_not_have_is_not_used(gateway: HeldGateway, beside: int) -> None:
+    arrive(gateway, 5, first_slot(gateway) + beside, gateway.deployment.tag)
     letter, header = only(gateway.letters())
     assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
 
 
 def test_a_batch_that_runs_again_is_gathered_by_its_front(gateway: HeldGateway) -> None:
-    arrive(gateway, 5, 0, gateway.deployment.tag)
+    arrive(gateway, 5, first_slot(gateway), gateway.deployment.tag)
     gateway.letters()
     gateway.worker_lost(Worker(1, 1), 20)
     kinds = [(letter.to, parse_header(letter.data).kind) for letter in gateway.letters()]
@@ -118,7 +133,8 @@ def test_a_worker_on_another_host_cannot_take_from_the_slot(tmp_path: Path) -> N
     for vgpu in range(3):
         gateway.worker_up(Worker(1, vgpu), 0)
     gateway.letters()
-    arrive(gateway, 5, 0, deployment.tag)
+    assert not deployment.express_slots(0)
+    arrive(gateway, 5, deployment.front_slots(0), deployment.tag)
     letter, header = only(gateway.letters())
     assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
 
@@ -176,15 +192,35 @@ def test_a_slot_rests_when_its_request_was_answered_in_another_way(held: Slots) 
     slots = [held.write(number) for number in range(held.room)]
     held.slots.rest(0)
     assert held.slots.busy
-    held.waiting.pop(3)
+    request = held.waiting.pop(3)
     held.slots.rest(10)
     slot = slots[3]
     assert slot is not None
-    assert held.slots.get(slot, 3) is None
+    assert held.slots.get(slot, 3) is request  # a late answer finds it
     held.slots.rest(10 + REST_US - 1)
     assert held.write(held.room) is None
     held.slots.rest(10 + REST_US)
     assert held.write(held.room) == slot
+
+
+def test_a_late_answer_ends_a_slots_rest(held: Slots) -> None:
+    slots = [held.write(number) for number in range(held.room)]
+    held.waiting.clear()
+    held.slots.rest(10)
+    assert not held.slots.busy  # nobody waits, and a generation may retire
+    assert slots[3] is not None
+    held.slots.take(slots[3])
+    held.slots.give(slots[3])
+    assert held.write(held.room) == slots[3]
+    assert held.slots.busy
+    held.slots.rest(10 + REST_US)
+    assert held.slots.get(slots[3], held.room) is held.waiting[held.room]
+
+
+def test_more_samples_than_the_plan_runs_at_once_go_without_a_slot(held: Slots) -> None:
+    assert held.write(1, samples=2) is None
+    slots = [held.write(number) for number in range(held.room)]
+    assert None not in slots
 
 
 # All together
@@ -221,14 +257,62 @@ def test_a_front_hears_of_its_request_no_sooner_than_by_its_answer(
     system: LocalSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = heard(system, monkeypatch)
-    room = len(system.deployment.express_slots(0))
-    for seed in range(2 * room):  # every slot is used again
+    for seed in range(MANY):
         x = numbers(seed)
         answer = system.ask("affine", {"x": x}, PATIENT_US)()
         assert not isinstance(answer, Refusal)
         np.testing.assert_array_equal(answer["y"], x * np.float32(FACTOR) + np.float32(OFFSET))
     assert Kind.DISPATCH not in kinds
-    assert kinds.count(Kind.ANSWER) == 2 * room
+    assert kinds.count(Kind.ANSWER) == MANY
+
+
+def test_a_request_outlives_a_change_of_plan(system: LocalSystem) -> None:
+    prepared = deploy(
+        system.settings.folder, replace(system.deployment.plan, plan_id="next"), None, 2
+    )
+    for vgpu in range(2):
+        system.start_worker(prepared, vgpu)
+    system.control("prepare", generation=2)
+    wait_for(lambda: system.status()["prepared"]["up"] == len(prepared.vgpus))
+    system.control("flush")
+    wait_for(lambda: system.status()["state"] == "flushed")
+    x = numbers(0)
+    over = system.ask("affine", {"x": x}, PATIENT_US)  # in a slot of the old plan
+    wait_for(lambda: system.status()["queued"]["affine"] == 1)
+    system.control("swap", plan_id="next")
+    for answer in (over(), system.ask("affine", {"x": x}, PATIENT_US)()):
+        assert not isinstance(answer, Refusal)
+        np.testing.assert_array_equal(answer["y"], x * np.float32(FACTOR) + np.float32(OFFSET))
+
+
+def wrong_checksum(segment: Segment, slot: int, samples: int) -> int:
+    return checksum_of(segment, slot, samples) ^ 1
+
+
+def test_damaged_tensors_are_an_error_and_cost_nobody_a_connection(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = numbers(0)
+    monkeypatch.setattr(front_express, "checksum_of", wrong_checksum)
+    answer = system.ask("affine", {"x": x}, PATIENT_US)()
+    assert isinstance(answer, Refusal)
+    assert "checksum" in answer.message
+    monkeypatch.undo()
+    assert not isinstance(system.ask("affine", {"x": x}, PATIENT_US)(), Refusal)
+    assert system.status()["counters"]["workers_lost"] == 0
+
+
+def test_a_failure_of_a_run_given_up_is_not_told_to_the_client(system: LocalSystem) -> None:
+    system.control("flush")
+    waiting = system.ask("affine", {"x": numbers(0)}, PATIENT_US)
+    front, tag = system.fronts["affine"], system.deployment.tag
+    (number,) = [request.number for request in front._ledger.all()]
+    for slot in system.deployment.express_slots(0):
+        given_up = Header(Kind.FAILED, 0, 0, 0, 9, tag, 0)
+        front._batches.abort(given_up.batch_id, 0)
+        front._failed(given_up, {"reason": "gone", "express": number, "slot": slot})
+    system.control("abort")
+    assert not isinstance(waiting(), Refusal)
 
 
 def test_many_at_once_are_all_answered_with_their_own(system: LocalSystem) -> None:

@@ -21,15 +21,12 @@ class ExpressOffers:
         self._bytes_per_sample = [
             deployment.express_layout(model).bytes_per_sample for model in deployment.plan.models
         ]
-        self._here = frozenset(
-            vgpu.index
-            for vgpu in deployment.vgpus
-            if deployment.same_host(deployment.node_name_of(vgpu.index), None)
-        )
+        self._slots = [deployment.express_slots(m) for m in range(len(deployment.plan.models))]
+        self._here = frozenset(v.index for v in deployment.vgpus if deployment.at_gateway(v.index))
 
-    def add(self, number: int, arrival: ArrivalBody, tag: int) -> None:
+    def add(self, number: int, model: int, arrival: ArrivalBody, tag: int) -> None:
         """A request came in an express slot of the plan of `tag`."""
-        if tag == self._tag:
+        if tag == self._tag and arrival.express_slot in self._slots[model]:
             self._offers[number] = arrival
 
     def forget(self, number: int) -> None:

@@ -45,7 +45,7 @@ class Intake:
             return
         books.requests.add(number)
         if express_slot != NONE:
-            books.express.add(number, message, tag)
+            books.express.add(number, model, message, tag)
         books.tell(
             Arrival(
                 now_us=now_us,

@@ -1,6 +1,7 @@
 """The front of one model: takes requests, has them gathered into batches, answers every client.
 
-Four kinds of thread: the caller's (`submit`: bounds, one frame to the scheduler), a few that poll
+Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
+slot, one frame to the scheduler), a few that poll
 sockets in turn (dispatches, drops, answers), one that watches deadlines (`front_watch`), and a few that
 send replies (`front_replies`). A request is answered exactly once (`front_ledger`).
 
@@ -24,7 +25,7 @@ from triton_backend.serving.front_counters import FrontCounters, latency_bounds_
 from triton_backend.serving.front_generation import Batch
 from triton_backend.serving.front_ledger import Ledger
 from triton_backend.serving.front_replies import Reply
-from triton_backend.serving.front_requests import Refusal, Request, arrival_frame
+from triton_backend.serving.front_requests import Refusal, Request, Ticket, arrival_frame
 from triton_backend.serving.front_watch import RequestWatch
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
@@ -32,7 +33,6 @@ from triton_backend.serving.outbound import Outbound
 from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 from triton_backend.serving.wire import FrameError, Header, Kind, frame, pack_json, unpack_json
 from triton_backend.serving.wire_bodies import (
-    NONE,
     AnswerBody,
     pack_request,
     unpack_answer,
@@ -126,16 +126,12 @@ class FrontService:
         if not self._ledger.enter(request, self._max_waiting):
             return
         express = self._express
-        ticket = None if express is None else express.write(request)
-        if express is None or ticket is None:
-            self._announce(arrival_frame(request, self._settings))
-        else:
-            self._announce(arrival_frame(request, self._settings, ticket, express.tag))
+        self._announce(request, None if express is None else express.write(request))
 
-    def _announce(self, arrival: bytes) -> None:
+    def _announce(self, request: Request, ticket: Ticket | None = None) -> None:
         scheduler = self._scheduler
         if scheduler is not None:
-            scheduler.send(arrival)
+            scheduler.send(arrival_frame(request, self._settings, ticket))
 
     # The threads that poll, one at a time
 
@@ -182,10 +178,11 @@ class FrontService:
         hello = {"role": "front", "model": self.model}
         connection.send(frame(Kind.HELLO, pack_json(hello)))
         self._scheduler = connection
-        # Told again by number, so that one already told is not counted twice.
+        # Told again by number, so that one already told is not counted twice. An express request may
+        # be in flight since the last scheduler's life, and runs twice then.
         for request in self._ledger.all():
             if request.batch_id is None:
-                self._announce(arrival_frame(request, self._settings))
+                self._announce(request)
 
     def _cancel(self, number: int) -> None:
         if self._scheduler is not None:
@@ -210,7 +207,7 @@ class FrontService:
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
             case Kind.FAILED:
-                self._failed(header.batch_id, unpack_json(body))
+                self._failed(header, unpack_json(body))
             case Kind.PLAN:
                 self._plan(unpack_json(body))
             case Kind.HELLO:
@@ -291,15 +288,11 @@ class FrontService:
         if self._batches.give_back(batch):
             self._hub.wake()
 
-    def _failed(self, batch_id: int, data: dict[str, Any]) -> None:
-        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
-        express = int(data.get("express", NONE))
-        if express != NONE:
-            self._ledger.refuse(express, failure)
-            return
-        batch = self._batches.take(batch_id)
+    def _failed(self, header: Header, data: dict[str, Any]) -> None:
+        batch = self._batches.failed(header, data)
         if batch is None:
             return
+        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
         for request in batch.requests:
             self._ledger.refuse(request.number, failure)
         self._batches.free(batch, self._clock.now_us())

@@ -5,7 +5,7 @@ is called from the front's polling thread, except where a reply thread gives a s
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from triton_backend.serving.front_express import ExpressSlots
 from triton_backend.serving.front_generation import Batch, Generation
@@ -23,6 +23,7 @@ from triton_backend.serving.wire_bodies import (
 
 # A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
 FORGET_BATCH_US = 10_000_000
+ABORTED_KEPT = 256
 
 
 class FrontBatches:
@@ -51,6 +52,7 @@ class FrontBatches:
         self._generations: dict[int, Generation] = {}
         self._batches: dict[int, Batch] = {}
         self._sent: deque[Batch] = deque()
+        self._aborted: deque[int] = deque(maxlen=ABORTED_KEPT)  # express batches, the last of them
 
     # Generations
 
@@ -163,7 +165,9 @@ class FrontBatches:
         if body.express == NONE:
             return self._batches.get(header.batch_id)
         generation = self._generations.get(header.plan_tag)
-        return None if generation is None else generation.express_batch(body)
+        if generation is None:
+            return None
+        return generation.express_batch(body.answer_slot, body.express)
 
     def answered(self, header: Header, body: AnswerBody) -> Batch | None:
         """Take a batch whose outputs are in its slot; None when nobody waits for it.
@@ -187,9 +191,24 @@ class FrontBatches:
         batch.requests[0].batch_id = header.batch_id
         return batch
 
-    def take(self, batch_id: int) -> Batch | None:
-        """Take a batch that failed."""
-        return self._batches.pop(batch_id, None)
+    def failed(self, header: Header, data: Mapping[str, object]) -> Batch | None:
+        """Take a batch that failed; None when nobody waits for it.
+
+        Raises:
+            FrameError: `data` do not say which it was.
+        """
+        express, slot = data.get("express", NONE), data.get("slot", NONE)
+        if not isinstance(express, int) or not isinstance(slot, int):
+            raise FrameError(f"FAILED with express {express!r} in slot {slot!r}")
+        if express == NONE:
+            return self._batches.pop(header.batch_id, None)
+        generation = self._generations.get(header.plan_tag)
+        if generation is None or header.batch_id in self._aborted:
+            return None
+        batch = generation.express_batch(slot, express)
+        if batch is not None:
+            generation.take_express(batch)
+        return batch
 
     def abort(self, batch_id: int, now_us: int) -> None:
         """Its requests wait again; the scheduler has queued or dropped them."""
@@ -197,7 +216,9 @@ class FrontBatches:
             kept = [item for item in generation.held if item[0].batch_id != batch_id]
             generation.held = deque(kept)
         batch = self._batches.pop(batch_id, None)
-        if batch is not None:
+        if batch is None:
+            self._aborted.append(batch_id)
+        else:
             for request in batch.requests:
                 request.batch_id = None
             self.free(batch, now_us)

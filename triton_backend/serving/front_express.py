@@ -10,22 +10,14 @@ Here: which slots are free, and whose request lies in which. Not here: the batch
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from triton_backend.serving.front_requests import Request
+from triton_backend.serving.front_requests import Request, Ticket
 from triton_backend.serving.memory import Segment
 from triton_backend.serving.outbound import checksum_of
 from triton_backend.serving.settings import EXPRESS_BYTES, Deployment
 
-# Long enough for a worker that hangs to be noticed: it might still take from the slot, or answer.
-REST_US = 1_000_000
-
-
-class Ticket(NamedTuple):
-    """The slot that holds a request's tensors, and their checksum."""
-
-    slot: int
-    payload_checksum: int
+# Longer than a worker that hangs lives on: until then it might take from the slot, or answer.
+REST_US = 3_000_000
 
 
 class ExpressSlots:
@@ -40,32 +32,34 @@ class ExpressSlots:
     ) -> None:
         plan = deployment.plan.models[model]
         slots = deployment.express_slots(model)
-        self.tag = deployment.tag
+        self._tag = deployment.tag
         self._find = find
         self._segment = Segment.create(
             deployment.express_segment(plan.name), deployment.express_layout(plan), slots.stop
         )
         self._free = deque(slots)
         self._requests: dict[int, Request] = {}
-        self._resting: deque[tuple[int, int]] = deque()
+        self._resting: dict[int, int] = {}  # until when, by slot
 
     @property
     def busy(self) -> bool:
-        """Whether an answer may come."""
-        return bool(self._requests)
+        """Whether somebody waits for an answer."""
+        return len(self._requests) > len(self._resting)
 
     def write(self, request: Request) -> Ticket | None:
         """Write a request's tensors into a free slot; None where it has to go without. Any thread."""
-        if request.samples * self._segment.layout.bytes_per_sample > EXPRESS_BYTES:
+        layout, samples = self._segment.layout, request.samples
+        if samples > layout.batch or layout.payload_bytes(samples) > EXPRESS_BYTES:
             return None
         try:
             slot = self._free.pop()
         except IndexError:
             return None
-        for name, view in self._segment.views(slot, request.samples).items():
-            view[...] = request.tensors[name]
+        request.express = True
         self._requests[slot] = request
-        return Ticket(slot, checksum_of(self._segment, slot, request.samples))
+        for name, view in self._segment.views(slot, samples).items():
+            view[...] = request.tensors[name]
+        return Ticket(slot, checksum_of(self._segment, slot, samples), self._tag)
 
     def get(self, slot: int, number: int) -> Request | None:
         """The request of a slot, if it has that number."""
@@ -75,6 +69,7 @@ class ExpressSlots:
     def take(self, slot: int) -> None:
         """Its answer is in the slot of the same number."""
         del self._requests[slot]
+        self._resting.pop(slot, None)
 
     def give(self, slot: int) -> None:
         """A slot whose answer was sent is free again."""
@@ -82,13 +77,13 @@ class ExpressSlots:
 
     def rest(self, now_us: int) -> None:
         """Free slots, after a while, whose requests were answered in another way."""
-        while self._resting and self._resting[0][0] <= now_us:
-            self._free.append(self._resting.popleft()[1])
-        for slot, request in list(self._requests.copy().items()):
+        for slot, request in self._requests.copy().items():
             if self._find(request.number) is None:
-                del self._requests[slot]
-                self._resting.append((now_us + REST_US, slot))
+                until_us = self._resting.setdefault(slot, now_us + REST_US)
+                if now_us >= until_us:
+                    self.take(slot)
+                    self._free.appendleft(slot)
 
     def remove(self) -> None:
-        """Unmap and delete the slots."""
-        self._segment.remove()
+        """Delete the slots; unmapped with the last who looks, for `write` may be doing so."""
+        self._segment.unlink()

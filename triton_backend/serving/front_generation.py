@@ -48,15 +48,13 @@ class Generation:
             ExpressSlots(deployment, model, find) if express else None,
         )
 
-    def express_batch(self, body: AnswerBody) -> "Batch | None":
-        """The batch of the express request that an answer is to; None where nobody waits for it."""
-        request = None
-        if self.express is not None:
-            request = self.express.get(body.answer_slot, body.express)
+    def express_batch(self, slot: int, number: int) -> "Batch | None":
+        """The batch of the express request in a slot; None where that has another number."""
+        request = None if self.express is None else self.express.get(slot, number)
         if request is None:
             return None
         size = self.segment.layout.payload_bytes(request.samples)
-        return Batch([request], request.samples, self, body.answer_slot, size, request.arrival_us)
+        return Batch([request], request.samples, self, slot, size, request.arrival_us)
 
     def take_express(self, batch: "Batch") -> None:
         """An express request has its answer in its slot."""

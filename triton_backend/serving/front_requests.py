@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from triton_backend.core.decisions import DropReason
 from triton_backend.core.units import us_to_ms
@@ -29,9 +30,23 @@ class Refusal:
     message: str
 
 
+class Ticket(NamedTuple):
+    """The express slot that holds a request's tensors, their checksum, and the slot's plan."""
+
+    slot: int
+    payload_checksum: int
+    tag: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as the front holds it; `reply` is called once, from a reply thread."""
+    """One request as the front holds it; `reply` is called once, from a reply thread.
+
+    Attributes:
+        batch_id: that it is in flight with; of an express request, only once it is answered.
+        express: whether it may be in flight without the front's having heard of it.
+        cancel_told: whether the scheduler has been told that nobody waits for it.
+    """
 
     tensors: Arrays
     samples: int
@@ -43,19 +58,17 @@ class Request:
     trace: str = ""  # W3C traceparent
     number: int = 0
     batch_id: int | None = None
+    express: bool = False
+    cancel_told: bool = False
 
 
-def arrival_frame(
-    request: Request, settings: ServeSettings, ticket: tuple[int, int] = (NONE, 0), tag: int = 0
-) -> bytes:
-    """ARRIVAL: what the scheduler is told of a request.
-
-    `ticket`: the express slot that holds its tensors, of the plan of `tag`, and their checksum.
-    """
+def arrival_frame(request: Request, settings: ServeSettings, ticket: Ticket | None = None) -> bytes:
+    """ARRIVAL: what the scheduler is told of a request."""
     # The scheduler fills batches to the last moment; the guard is our own time on the way.
     allowed_us = request.deadline_us - request.arrival_us
     deadline_us = request.deadline_us - settings.guard_us(allowed_us)
-    body = ArrivalBody(request.number, deadline_us, request.samples, *ticket)
+    slot, checksum, tag = ticket or (NONE, 0, 0)
+    body = ArrivalBody(request.number, deadline_us, request.samples, slot, checksum)
     return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 
 
@@ -95,6 +108,8 @@ def expired(model: str, request: Request, now_us: int) -> Refusal:
     """What the client of a request is told that nobody has answered in time."""
     late_ms = us_to_ms(now_us - request.deadline_us)
     state = "in flight" if request.batch_id is not None else "waiting"
+    if request.express and request.batch_id is None:
+        state = "waiting or in flight"
     return Refusal(
         "UNAVAILABLE",
         f"model {model!r}: no answer {late_ms:.0f} ms after the deadline,"

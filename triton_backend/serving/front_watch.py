@@ -64,8 +64,10 @@ class RequestWatch:
                 self._ledger.expire(request)
                 continue
             next_us = min(next_us, due_us)
-            if request.batch_id is None and checks and now_us - request.arrival_us > TICK_US:
+            asked = request.batch_id is None and not request.cancel_told
+            if asked and checks and now_us - request.arrival_us > TICK_US:
                 checks -= 1
                 if self._ledger.is_cancelled(request):
+                    request.cancel_told = True
                     self._cancel(request.number)
         return next_us

@@ -185,6 +185,10 @@ class Segment:
     def remove(self) -> None:
         """The owner's end: unmap and delete."""
         self.close()
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Delete; who has it mapped keeps it."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ receiver's own slot on the same host, into a buffer of ours that TCP then carrie
 """
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.hub import Hub
@@ -93,14 +93,10 @@ class Outbound:
         if not shared:
             address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
-        road = self._open(key, address, name, layout, shared=shared)
-        if road is None or not shared or not deployment.express_slots(model):
-            return road
-        express = Segment.attach(
-            deployment.express_segment(plan.name), deployment.express_layout(plan)
-        )
-        road = self._roads[key] = replace(road, express=express)
-        return road
+        express = None
+        if shared and deployment.express_slots(model):
+            express = deployment.express_segment(plan.name), deployment.express_layout(plan)
+        return self._open(key, address, name, layout, shared=shared, express=express)
 
     def _open(
         self,
@@ -110,6 +106,7 @@ class Outbound:
         layout: SlotLayout,
         *,
         shared: bool,
+        express: tuple[str, SlotLayout] | None = None,
     ) -> Road | None:
         connection = self._hub.connect(address)
         if connection is None:
@@ -117,12 +114,13 @@ class Outbound:
         try:
             # Mapped after connecting: a receiver makes its segment before it listens.
             segment = Segment.attach(name, layout) if shared else Segment.private(layout)
+            taken_from = None if express is None else Segment.attach(*express)
         except InputError:
             self._hub.drop(connection, "it has no segment")
             return None
         if not shared:
             connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
-        self._roads[key] = Road(connection, segment, shared)
+        self._roads[key] = Road(connection, segment, shared, taken_from)
         return self._roads[key]
 
     def forget(self, connection: Connection) -> None:

@@ -244,10 +244,16 @@ class Deployment:
     def express_slots(self, model: int) -> range:
         """Slots of a front for express requests and their answers, after its other answer slots."""
         plan, slots = self.plan.models[model], self.front_slots(model)
-        alone = [pipeline.latency_us for pipeline in plan.pipelines if pipeline.batch == 1]
-        quick = min(alone, default=EXPRESS_LATENCY_US) < EXPRESS_LATENCY_US
-        small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
-        return range(slots, 2 * slots if quick and small else slots)
+        quick = {
+            number
+            for number, pipeline in enumerate(plan.pipelines)
+            if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
+        }
+        used = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES and any(
+            v.model == model and v.stage == 0 and v.pipeline in quick and self.at_gateway(v.index)
+            for v in self.vgpus
+        )
+        return range(slots, 2 * slots if used else slots)
 
     def express_layout(self, model: ModelPlan) -> SlotLayout:
         """How an express request lies in a slot of its front."""
@@ -265,6 +271,10 @@ class Deployment:
         """Whether two nodes (None: the gateway) share memory."""
         mine = self.settings.hosts.get(node)
         return mine == (None if other is None else self.settings.hosts.get(other))
+
+    def at_gateway(self, vgpu: int) -> bool:
+        """Whether a vGPU shares memory with the gateway."""
+        return self.same_host(self.node_name_of(vgpu), None)
 
     def max_waiting(self, model: ModelPlan) -> int:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""

@@ -157,7 +157,7 @@ class StageWorker:
     # Owner of the hub
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
-        """Batches from fronts and workers, direct runs from the node, orders from the scheduler.
+        """Batches from fronts, workers and the scheduler, direct runs from the node, orders from the scheduler.
 
         Raises:
             FrameError: nobody may say this to a worker.
@@ -182,14 +182,18 @@ class StageWorker:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
     def _take(self, connection: Connection, header: Header, batch: BatchBody) -> None:
-        if batch.express != NONE and not header.stage:
-            if connection is not self._onward.scheduler:
-                raise FrameError("an express request from somebody who is not the scheduler")
-            hop = self._jobs.check(header, batch)
-            if not self._onward.fetch(batch, self._segment.views(hop.slot, batch.samples)):
-                self._onward.tell_failure(header.batch_id, batch, "its front is gone")
-                return
-        self._jobs.take(header, batch)
+        if batch.express == NONE or header.stage:
+            self._jobs.take(header, batch)
+            return
+        if connection is not self._onward.scheduler:
+            raise FrameError("an express request from somebody who is not the scheduler")
+        hop = self._jobs.check(header, batch)
+        try:
+            self._onward.fetch(batch, self._segment.views(hop.slot, batch.samples))
+            self._jobs.take(header, batch)
+        except FrameError as error:  # the front's doing, and no reason to leave the scheduler
+            _LOG.warning("batch %d is not run: %s", header.batch_id, error)
+            self._onward.tell_failure(header.batch_id, batch, str(error))
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if connection is not self._onward.scheduler:

@@ -1,6 +1,6 @@
 """What a worker says about a batch: on to the next worker, back to the front, to the scheduler.
 
-Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it.
+Here: the frames of a batch that ran, an express request taken from its front, and the instants of emulated links. Not here: running it.
 """
 
 from typing import NamedTuple
@@ -64,20 +64,18 @@ class Onward:
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
         return None if road is None else WayOn(road, slot, last)
 
-    def fetch(self, body: BatchBody, into: Arrays) -> bool:
-        """Copy an express request out of its front's slot; False when the front is gone.
+    def fetch(self, body: BatchBody, into: Arrays) -> None:
+        """Copy an express request out of its front's slot.
 
         Raises:
-            FrameError: the front has no such slot.
+            FrameError: the front is gone, or has no such slot.
         """
         road = self._outbound.to_front(self._deployment, body.model)
-        if road is None or road.express is None:
-            return False
-        if not 0 <= body.answer_slot < road.express.slots:
-            raise FrameError(f"express slot {body.answer_slot} of {road.express.slots}")
-        for name, tensor in road.express.views(body.answer_slot, body.samples).items():
+        express = None if road is None else road.express
+        if express is None or not 0 <= body.answer_slot < express.slots:
+            raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
+        for name, tensor in express.views(body.answer_slot, body.samples).items():
             np.copyto(into[name], tensor)
-        return True
 
     def tell_arrival(self, job: Job) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
@@ -96,7 +94,7 @@ class Onward:
 
     def tell_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
-        told = pack_json({"reason": reason, "express": body.express})
+        told = pack_json({"reason": reason, "express": body.express, "slot": body.answer_slot})
         data = frame(Kind.FAILED, told, batch_id=batch_id, stage=self._stage, plan_tag=self._tag)
         road = self._outbound.to_front(self._deployment, body.model)
         for connection in (self.scheduler, None if road is None else road.connection):
