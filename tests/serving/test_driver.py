@@ -288,6 +288,22 @@ def test_instants_that_go_back_are_told_as_the_last_one(gateway: HeldGateway) ->
     assert dict(gateway.waiting()) == {"pair": 2}
 
 
+def test_who_waits_for_a_slot_keeps_no_other_model_waiting(tmp_path: Path) -> None:
+    deployment = deploy(tmp_path, plan(two_stage(), two_stage("other")), ServeOptions())
+    gateway = HeldGateway(deployment)
+    for vgpu in deployment.vgpus:
+        gateway.worker_up(Worker(1, vgpu.index), 0)
+    slots = deployment.worker_slots(0)
+    for number in range(BATCH * (slots + 2)):
+        gateway.intake.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
+    gateway.letters()
+    assert gateway.in_flight == slots + 2
+    for number in range(BATCH):
+        gateway.intake.arrival(Front("other"), ArrivalBody(number, 10**9, 1), 20)
+    (letter,) = gateway.letters()
+    assert (letter.to, kinds([letter])) == (Front("other"), [Kind.DISPATCH])
+
+
 def test_batches_wait_for_slots_rather_than_share_them(gateway: HeldGateway) -> None:
     slots = gateway.deployment.worker_slots(0)
     for number in range(BATCH * (slots + 2)):

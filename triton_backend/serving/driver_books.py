@@ -158,20 +158,28 @@ class Books:
             self._send_held()
 
     def _send_held(self) -> None:
-        """Send what was dispatched, first come first served, as far as slots are free."""
-        while self._held:
-            slots = self.slots.grant(self._held[0].hops, self._last_us)
-            if slots is None:
-                return
+        """Send what was dispatched, first come first served, to whom slots are free.
+
+        Who waits for a slot keeps nobody else waiting: its worker may be cut off, with all of its own.
+        """
+        for _ in range(len(self._held)):
             dispatch = self._held.popleft()
-            self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
-            front = self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
-            self._counters.dispatched(front.model, dispatch.samples)
-            express = self.express.batch_frame(dispatch, slots, self._epoch, self._last_us)
-            if express is not None:
-                self.post(Worker(self._deployment.generation, dispatch.hops[0].vgpu), express)
-                continue
+            slots = self.slots.grant(dispatch.hops, self._last_us)
+            if slots is None:
+                self._held.append(dispatch)
+            else:
+                self._send(dispatch, slots)
+
+    def _send(self, dispatch: Dispatch, slots: list[int]) -> None:
+        """To the front that gathers it, or, an express request, to its first worker."""
+        self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
+        front = self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
+        self._counters.dispatched(front.model, dispatch.samples)
+        express = self.express.batch_frame(dispatch, slots, self._epoch, self._last_us)
+        if express is None:
             self.post(front, dispatch_frame(dispatch, slots, self._deployment.tag, self._epoch))
+        else:
+            self.post(Worker(self._deployment.generation, dispatch.hops[0].vgpu), express)
 
     def end(self, number: int) -> None:
         """A batch has left its last stage; its front answers its requests."""

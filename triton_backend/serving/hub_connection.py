@@ -27,9 +27,9 @@ _READ_BYTES = 1 << 17
 _PAYLOAD_PATIENCE_SECONDS = 5.0
 _WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
-# A host that is cut off says nothing at all: both ends give the connection up after a few seconds,
+# A host that is cut off says nothing at all: both ends give the connection up after two seconds,
 # so that neither waits for the other (or for TCP's growing pauses) when the host is back.
-_SILENCE_SECONDS = 4
+_SILENCE_SECONDS = 2
 _PROBE_SECONDS = 1
 
 
