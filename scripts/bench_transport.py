@@ -29,7 +29,7 @@ from triton_backend.core.tensors import TensorSpec
 from triton_backend.serving.hub import Hub
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.memory import Segment, SlotLayout
-from triton_backend.serving.outbound import Road
+from triton_backend.serving.outbound import BUFFERS, Road
 from triton_backend.serving.wire import Header, Kind, frame
 
 SIZES = (4_096, 600_000, 3_000_000, 12_500_000)
@@ -156,9 +156,9 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
         segment = (
             Segment.attach(Path(path).name, layout(size))
             if shared
-            else Segment.private(layout(size))
+            else Segment.private(layout(size), BUFFERS)
         )
-        road = Road(connection, segment, shared)
+        road = Road(connection, segment, shared=shared)
         source = np.ones(size, np.uint8)
         times = [one_hop(hub, owner, road, source) for _ in range(repeats + 10)][10:]
         hub.close()
@@ -174,9 +174,11 @@ def one_hop(hub: Hub, owner: Sender, road: Road, source: NDArray[np.uint8]) -> t
     """Microseconds until the receiver was told, from the first and from the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
-    np.copyto(road.views(0, 1)["boundary"][0], source)
+    place = road.take(0)
+    assert place is not None
+    np.copyto(road.views(place, 1)["boundary"][0], source)
     copied = time.monotonic_ns()
-    road.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), 0, 1)
+    road.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), place, 1)
     while owner.answer is None:
         hub.poll(None)
     return (owner.answer - start) / 1e3, (owner.answer - copied) / 1e3

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.hub import Hub, make_socket
-from triton_backend.serving.hub_connection import MAX_PENDING_BYTES, Connection
+from triton_backend.serving.hub_connection import Connection
+from triton_backend.serving.hub_outgoing import MAX_PENDING_BYTES
 from triton_backend.serving.wire import MAX_BODY_BYTES, FrameError, Header, Kind, frame
 
 
@@ -128,9 +129,11 @@ def test_a_frame_with_payload_crosses_between_two_hubs(hub: Hub, recorder: Recor
     connection = other.connect(address)
     assert connection is not None
     pieces = [memoryview(b"0123"), memoryview(b"456789")]
-    assert connection.send_with_payload(frame(Kind.ANSWER, b"y", payload_bytes=10), pieces)
+    data, sent = frame(Kind.ANSWER, b"y", payload_bytes=10), list[int]()
+    assert connection.send_with_payload(data, pieces, lambda: sent.append(1))
     poll_until_quiet(hub)
     other.close()
+    assert sent == [1]
     assert recorder.frames == [(Kind.ANSWER, b"y")]
     assert bytes(recorder.payload[:10]) == b"0123456789"
 

@@ -120,8 +120,9 @@ class FrontBatches:
                 samples += request.samples
         first = body.hops[0]
         road = self._outbound.to_worker(generation.deployment, first.vgpu)
-        if road is None or not samples:
-            self._unusable(header, road is None)
+        place = road.take(first.slot) if road is not None and samples else None
+        if road is None or place is None:
+            self._unusable(header, bool(samples))
             return
         slot = generation.slots.take()
         assert slot is not None
@@ -129,7 +130,7 @@ class FrontBatches:
         self._batches[header.batch_id] = Batch(
             requests, samples, generation, slot, answer_bytes, now_us
         )
-        views = road.views(first.slot, samples)
+        views = road.views(place, samples)
         at = 0
         for request in requests:
             request.batch_id = header.batch_id
@@ -137,7 +138,7 @@ class FrontBatches:
             for name, tensor in request.tensors.items():
                 views[name][at:end] = tensor
             at = end
-        checksum = road.checksum(first.slot, samples, self._checksum_up_to_bytes)
+        checksum = road.checksum(place, samples, self._checksum_up_to_bytes)
         batch = BatchBody(
             generation.model,
             body.pipeline,
@@ -156,7 +157,7 @@ class FrontBatches:
             plan_tag=header.plan_tag,
             payload_bytes=road.segment.layout.payload_bytes(samples),
         )
-        road.send(data, first.slot, samples)
+        road.send(data, place, samples)
 
     # On their way back
 

@@ -17,7 +17,7 @@ from triton_backend.serving.alarm import Alarm
 from triton_backend.serving.hub_connection import Connection, Owner
 from triton_backend.serving.wire import FrameError
 
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 0.5
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 

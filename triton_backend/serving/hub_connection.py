@@ -6,14 +6,12 @@ from any thread. What a peer may make us hold is bounded: one frame body while r
 are read straight into the memory that the owner names after it has seen the header.
 """
 
-import contextlib
 import select
 import socket
-import threading
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
+from triton_backend.serving.hub_outgoing import Outgoing, advance
 from triton_backend.serving.wire import (
     HEADER_BYTES,
     FrameError,
@@ -22,9 +20,7 @@ from triton_backend.serving.wire import (
     parse_header,
 )
 
-MAX_PENDING_BYTES = 8 << 20
 _READ_BYTES = 1 << 17
-_PAYLOAD_PATIENCE_SECONDS = 5.0
 _WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
 # A host that is cut off says nothing at all: both ends give the connection up after two seconds,
@@ -65,19 +61,15 @@ def _notice_silence(sock: socket.socket) -> None:
     sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)
 
 
-class Connection:
+class Connection(Outgoing):
     """One peer. `name` is for messages; `trusted` is False until a TCP peer showed the token."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll, name: str) -> None:
+        super().__init__(sock, epoll)
         self.name = name
         self._local = sock.family == socket.AF_UNIX
         self.trusted = self._local
         self.role: str = ""
-        self._socket = sock
-        self._epoll = epoll
-        self._lock = threading.Lock()
-        self._pending: deque[memoryview] = deque()
-        self._pending_bytes = 0
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
         self._taken = 0
@@ -85,7 +77,6 @@ class Connection:
         self._header: Header | None = None
         self._body = b""
         self._payload: deque[memoryview] = deque()
-        self.closed = False
         sock.settimeout(0)
         if self._local:  # a size set by hand would end TCP's own tuning
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
@@ -95,67 +86,6 @@ class Connection:
     def fileno(self) -> int:
         """The descriptor polled."""
         return self._socket.fileno()
-
-    def send(self, data: bytes) -> bool:
-        """Send a frame, now or as soon as the peer takes it; False when the peer is gone."""
-        with self._lock:
-            if self.closed:
-                return False
-            if self._pending:
-                return self._queue(memoryview(data))
-            try:
-                sent = self._socket.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                return False
-            return sent == len(data) or self._queue(memoryview(data)[sent:])
-
-    def send_with_payload(self, data: bytes, payload: Iterable[memoryview]) -> bool:
-        """Send a frame and its tensors, waiting for the peer to take them; False when it is gone."""
-        with self._lock:
-            pieces = deque([*self._pending, memoryview(data), *(p.cast("B") for p in payload)])
-            self._pending.clear()
-            self._pending_bytes = 0
-            if self.closed:
-                return False
-            # One blocking call is far cheaper than a poll for every piece the peer has taken.
-            self._socket.settimeout(_PAYLOAD_PATIENCE_SECONDS)
-            try:
-                while pieces:
-                    _advance(pieces, self._socket.sendmsg(list(pieces)[:64]))
-            except OSError:
-                return False
-            finally:
-                self._socket.settimeout(0)
-            return True
-
-    def _queue(self, rest: memoryview) -> bool:
-        self._pending_bytes += len(rest)
-        if self._pending_bytes > MAX_PENDING_BYTES:
-            # Told through the poll, as any other end.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            return False
-        if not self._pending:
-            self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
-        self._pending.append(rest)
-        return True
-
-    def flush(self) -> None:
-        """The peer takes data again: send what waited."""
-        with self._lock:
-            while self._pending:
-                try:
-                    sent = self._socket.send(self._pending[0])
-                except BlockingIOError:
-                    return
-                except OSError:
-                    self._pending.clear()
-                    return
-                self._pending_bytes -= sent
-                _advance(self._pending, sent)
-            self._epoll.modify(self._socket, select.EPOLLIN)
 
     def receive(self, owner: Owner) -> bool:
         """Read what is there and tell the owner; False at the end of the stream.
@@ -167,7 +97,7 @@ class Connection:
             if self._payload:
                 got = self._socket.recv_into(self._payload[0])
                 if got:
-                    _advance(self._payload, got)
+                    advance(self._payload, got)
                     self._finish_payload(owner)
                 return got > 0
             room = memoryview(self._buffer)[self._filled :] if self._filled else self._buffer
@@ -201,7 +131,7 @@ class Connection:
             count = min(len(self._payload[0]), ready)
             self._payload[0][:count] = self._buffer[at : at + count]
             self._taken += count
-            _advance(self._payload, count)
+            advance(self._payload, count)
             self._finish_payload(owner)
             return True
         if ready < HEADER_BYTES:
@@ -244,20 +174,3 @@ class Connection:
         if least != self._least_bytes:
             self._least_bytes = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-
-    def close(self) -> None:
-        """Close the socket; harmless when it is closed."""
-        with self._lock:
-            if not self.closed:
-                self.closed = True
-                with contextlib.suppress(OSError):
-                    self._epoll.unregister(self._socket)
-                self._socket.close()
-
-
-def _advance(pieces: deque[memoryview], taken: int) -> None:
-    """Drop the first `taken` bytes of a queue of pieces."""
-    while pieces and taken >= len(pieces[0]):
-        taken -= len(pieces.popleft())
-    if taken:
-        pieces[0] = pieces[0][taken:]

@@ -128,9 +128,9 @@ class Segment:
         return cls(path, layout, slots, memory)
 
     @classmethod
-    def private(cls, layout: SlotLayout) -> Self:
-        """One slot of memory that nobody else sees."""
-        return cls(None, layout, 1, mmap.mmap(-1, layout.slot_bytes))
+    def private(cls, layout: SlotLayout, slots: int) -> Self:
+        """Slots that nobody else sees."""
+        return cls(None, layout, slots, mmap.mmap(-1, layout.slot_bytes * slots))
 
     def views(self, slot: int, samples: int) -> Arrays:
         """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.

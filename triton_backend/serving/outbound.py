@@ -1,11 +1,14 @@
 """Handing a batch to the worker of its next stage: same host in place, other hosts over TCP.
 
-Fronts and workers send through this one class. Tensors are written where `views` says: into the
-receiver's own slot on the same host, into a buffer of ours that TCP then carries otherwise.
+Fronts and workers send through this one class. Tensors are written where `take` and `views` say: into
+the receiver's own slot on the same host, otherwise into a buffer of ours, which TCP carries while
+the next batch is written into another.
 """
 
 import zlib
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from triton_backend.core.errors import InputError
 from triton_backend.serving.hub import Hub
@@ -14,15 +17,57 @@ from triton_backend.serving.memory import Arrays, Segment, SlotLayout
 from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.wire import Kind, frame, pack_json
 
+# Batches on their way to one receiver on another host. One is written while one is sent; more only
+# make up for a link that pauses.
+BUFFERS = 4
+# Of a receiver that takes nothing while all buffers are full: its batches would be late anyway.
+PATIENCE_SECONDS = 0.5
 
-@dataclass(frozen=True, slots=True)
+
 class Road:
-    """A connection to a receiver and the memory its tensors are written to."""
+    """A connection to a receiver and the memory its tensors are written to.
 
-    connection: Connection
-    segment: Segment
-    shared: bool
-    express: Segment | None = None  # a front's slots of express requests
+    Args:
+        segment: the receiver's slots, where it is `shared` with us; otherwise our buffers.
+        express: a front's slots of express requests.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        segment: Segment,
+        *,
+        shared: bool,
+        express: Segment | None = None,
+    ) -> None:
+        self.connection = connection
+        self.segment = segment
+        self.shared = shared
+        self.express = express
+        self._free = deque(range(0 if shared else segment.slots))
+
+    def take(self, slot: int, hand_over: Callable[[], None] | None = None) -> int | None:
+        """Where the tensors of a batch are to be written whose receiver has granted a slot.
+
+        Args:
+            slot: of the receiver.
+            hand_over: called before waiting for a buffer, to `send` those that are written.
+
+        Returns:
+            a slot of `segment`; None where a receiver on another host takes nothing.
+        """
+        if self.shared:
+            return slot
+        if not self._free:
+            if hand_over is not None:
+                hand_over()
+            self.connection.drain(PATIENCE_SECONDS)
+        return self._free.pop() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """A slot taken has not been sent, or has been."""
+        if not self.shared:
+            self._free.append(slot)
 
     def close(self) -> None:
         """Unmap its memory."""
@@ -32,21 +77,20 @@ class Road:
 
     def views(self, slot: int, samples: int) -> Arrays:
         """Where the tensors of a batch are to be written."""
-        return self.segment.views(slot if self.shared else 0, samples)
+        return self.segment.views(slot, samples)
 
     def checksum(self, slot: int, samples: int, up_to_bytes: int) -> int:
         """CRC-32 of the tensors written; 0 where they are larger than `up_to_bytes`."""
         if self.segment.layout.payload_bytes(samples) > up_to_bytes:
             return 0
-        return checksum_of(self.segment, slot if self.shared else 0, samples)
+        return checksum_of(self.segment, slot, samples)
 
     def send(self, data: bytes, slot: int, samples: int) -> bool:
         """Tell the receiver (and carry the tensors, to another host); False when it is gone."""
         if self.shared:
             return self.connection.send(data)
-        return self.connection.send_with_payload(
-            data, self.segment.pieces(slot if self.shared else 0, samples)
-        )
+        pieces = self.segment.pieces(slot, samples)
+        return self.connection.send_with_payload(data, pieces, partial(self.give_back, slot))
 
 
 def checksum_of(segment: Segment, slot: int, samples: int) -> int:
@@ -113,15 +157,15 @@ class Outbound:
             return None
         try:
             # Mapped after connecting: a receiver makes its segment before it listens.
-            segment = Segment.attach(name, layout) if shared else Segment.private(layout)
+            segment = Segment.attach(name, layout) if shared else Segment.private(layout, BUFFERS)
             taken_from = None if express is None else Segment.attach(*express)
         except InputError:
             self._hub.drop(connection, "it has no segment")
             return None
         if not shared:
             connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
-        self._roads[key] = Road(connection, segment, shared, taken_from)
-        return self._roads[key]
+        road = self._roads[key] = Road(connection, segment, shared=shared, express=taken_from)
+        return road
 
     def forget(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""

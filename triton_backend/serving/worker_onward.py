@@ -3,6 +3,7 @@
 Here: the frames of a batch that ran, an express request taken from its front, and the instants of emulated links. Not here: running it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from triton_backend.serving.worker_jobs import Job
 
 
 class WayOn(NamedTuple):
-    """Where a stage's results go: the memory of the next worker, or of the front."""
+    """Where a stage's results go: `slot` of the road to the next worker, or to the front."""
 
     road: Road
     slot: int
@@ -53,8 +54,11 @@ class Onward:
         self._outbound = Outbound(hub, deployment.settings, node)
         self._links = _links(deployment)
 
-    def way_of(self, job: Job) -> WayOn | None:
-        """Where the results of a batch go; None when that process is gone."""
+    def way_of(self, job: Job, hand_over: Callable[[], None]) -> WayOn | None:
+        """Where the results of a batch go; None when that process is gone, or takes nothing.
+
+        `hand_over` sends those that are left to be sent; called before waiting for a free buffer.
+        """
         body, after = job.body, self._stage + 1
         last = after == len(body.hops)
         if last:
@@ -62,7 +66,8 @@ class Onward:
         else:
             hop = body.hops[after]
             road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
-        return None if road is None else WayOn(road, slot, last)
+        place = None if road is None else road.take(slot, hand_over)
+        return None if road is None or place is None else WayOn(road, place, last)
 
     def fetch(self, body: BatchBody, into: Arrays) -> None:
         """Copy an express request out of its front's slot.
@@ -107,7 +112,7 @@ class Onward:
         checksum = road.checksum(slot, samples, self._checksum_up_to)
         data = frame(
             Kind.ANSWER,
-            pack_answer(AnswerBody(slot, samples, checksum, job.body.express)),
+            pack_answer(AnswerBody(job.body.answer_slot, samples, checksum, job.body.express)),
             batch_id=job.batch_id,
             stage=self._stage,
             plan_tag=self._tag,

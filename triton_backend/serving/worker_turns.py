@@ -126,18 +126,17 @@ class Turns:
 
     def _execute(self, job: Job) -> None:
         """Run a batch, and leave what is to be said of it."""
-        way = self._onward.way_of(job)
+        way = self._onward.way_of(job, self._errands.run)
         try:
             span_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
+            if way is not None:
+                way.road.give_back(way.slot)
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {self._stage} failed: {type(error).__name__}: {error}"
             self._errands.leave(self._onward.tell_failure, job.batch_id, job.body, reason)
         else:
             self._errands.leave(self._onward.tell_end, job, way, span_us)
-        if way is None or not way.road.shared:
-            # Another host's road has one buffer: no batch may begin before it has been sent.
-            self._errands.run()
 
     def _execute_and_follow(self, job: Job) -> Job | None:
         """Run a batch while the other thread polls; the one that follows at once, or None."""
@@ -161,7 +160,7 @@ class Turns:
             InputError: there is nobody to hand its results to; or whatever the runtime raises.
         """
         if way is None:
-            raise InputError(f"stage {self._stage}", "the way on is gone")
+            raise InputError(f"stage {self._stage}", "the way on is gone or blocked")
         samples = job.body.samples
         inputs = self._segment.views(job.hop.slot, samples)
         outputs = way.road.views(way.slot, samples)
