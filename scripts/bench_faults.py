@@ -36,6 +36,7 @@ from testbed import SERVED, SHARED_FOLDER, Load, Loaded, Served, samples_file, s
 from flows.clock import Stopwatch
 from flows.release.running import ServerError
 from triton_backend.core.plan import Plan
+from triton_backend.core.policies import SERVING_POLICY
 from triton_backend.sim.failures import Failure
 from triton_backend.sim.options import SimOptions
 from triton_backend.sim.run import simulate
@@ -132,7 +133,12 @@ def reduced(loaded: Loaded, fault: Fault, plan: Plan, fault_us: int) -> dict[str
 def simulated(plan: Plan, seconds: float, away: tuple[Failure, ...]) -> float:
     """What the simulator says of the attainment without these vGPUs."""
     options = SimOptions(
-        load_factor=LOAD_FACTOR, duration_s=seconds, failures=away, admission=True, keep_uses=False
+        policy=SERVING_POLICY,
+        load_factor=LOAD_FACTOR,
+        duration_s=seconds,
+        failures=away,
+        admission=True,
+        keep_uses=False,
     )
     return simulate(plan, options).attainment
 

@@ -50,9 +50,11 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
     simulated = simulate(
         old,
         SimOptions(
+            policy=served.options.policy,
             load_factor=options.load_factor,
             duration_s=options.seconds,
             change=PlanChange(at_s=options.seconds / 2, plan=new),
+            admission=True,
             keep_uses=False,
         ),
     )

@@ -6,7 +6,8 @@ plan's link rates. Each model is planned and served alone, offered Poisson load 
 planned rate, and the simulator is given the very same arrivals (same seed, NICs shared).
 
     .venv/bin/python scripts/bench_testbed.py --data DIR [--clusters HC1-S] [--models 6]
-        [--only rtmdet ...] [--loads 0.95] [--seconds 4] [--stretch K] [--goodput] [--out FILE]
+        [--only rtmdet ...] [--loads 0.95] [--policy NAME] [--seconds 4] [--stretch K] [--goodput]
+        [--out FILE]
 
 Two cores carry gateway, load and up to 50 workers, so every plan is slowed down by a factor (its
 times x K, its rates / K, its links too) that keeps it below `--most-rps` requests and
@@ -32,6 +33,7 @@ from flows.clock import Stopwatch
 from flows.planning import PlanOptions
 from flows.release.render import ServeOptions
 from triton_backend.core.plan import Plan
+from triton_backend.core.policies import POLICIES, SERVING_POLICY
 from triton_backend.sim.options import SimOptions
 from triton_backend.sim.run import simulate
 
@@ -114,11 +116,13 @@ class Bench:
         result = simulate(
             plan,
             SimOptions(
+                policy=self.options.policy,
                 load_factor=load_factor,
                 reference=reference,
                 duration_s=self.options.seconds,
                 seed=self.options.seed,
                 nic="shared",
+                admission=True,
                 keep_uses=False,
             ),
         )
@@ -216,7 +220,7 @@ def planner_goodput(bench: Bench, plan: Plan, reference: Plan) -> dict[str, floa
 
 def serve_options(options: argparse.Namespace) -> ServeOptions:
     """How every testbed is served."""
-    return ServeOptions(emulate_links=True, guard_fraction=options.guard)
+    return ServeOptions(policy=options.policy, emulate_links=True, guard_fraction=options.guard)
 
 
 def main() -> int:
@@ -230,6 +234,7 @@ def main() -> int:
     add("--models", type=int, default=6, help="the first so many")
     add("--only", nargs="+", default=[""], help="of those, names that contain one of these")
     add("--loads", nargs="+", type=float, default=list(LOAD_FACTORS))
+    add("--policy", choices=POLICIES, default=SERVING_POLICY)
     add("--seconds", type=float, default=4.0)
     add("--stretch", type=float)
     add("--most-rps", type=float, default=150.0)
@@ -253,7 +258,11 @@ def main() -> int:
     finally:  # hours of measurement are kept when the last one fails
         figures = judged(rows)
         show(figures)
-        details = {"guard_fraction": options.guard, "seconds_per_point": options.seconds}
+        details = {
+            "policy": options.policy,
+            "guard_fraction": options.guard,
+            "seconds_per_point": options.seconds,
+        }
         keep(options, name, figures, {**details, "rows": rows, "wall_seconds": watch.seconds()})
     return exit_code(figures)
 

@@ -117,11 +117,18 @@ def quick_model(name: str, slo_us: int, gpu: int) -> ModelPlan:
         boundary=None,
         placement=(PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0),),
     )
-    pipeline = Pipeline(batch=1, throughput_rps=QUICK_RPS, latency_us=QUICK_US, stages=(stage,))
+    return _one_pipeline(name, slo_us, 1, QUICK_RPS, (stage,))
+
+
+def _one_pipeline(
+    name: str, slo_us: int, batch: int, rate_rps: float, stages: tuple[Stage, ...]
+) -> ModelPlan:
+    latency_us = sum(s.latency_us + s.transfer_us for s in stages)
+    pipeline = Pipeline(batch=batch, throughput_rps=rate_rps, latency_us=latency_us, stages=stages)
     return ModelPlan(
         name=name,
         slo_us=slo_us,
-        throughput_rps=QUICK_RPS,
+        throughput_rps=rate_rps,
         pipelines=(pipeline,),
         inputs=(_bytes("input", 4096),),
         outputs=(_bytes("output", 1000),),
@@ -147,20 +154,7 @@ def small_plan(
             small_stage((0, cut), "FAST", 2 * number, stage_us),
             small_stage((cut, BLOCKS), "SLOW", 2 * number, stage_us),
         )
-        latency_us = sum(s.latency_us + s.transfer_us for s in stages)
-        pipeline = Pipeline(
-            batch=SMALL_BATCH, throughput_rps=rate_rps, latency_us=latency_us, stages=stages
-        )
-        models.append(
-            ModelPlan(
-                name=name,
-                slo_us=slo_us,
-                throughput_rps=rate_rps,
-                pipelines=(pipeline,),
-                inputs=(_bytes("input", 4096),),
-                outputs=(_bytes("output", 1000),),
-            )
-        )
+        models.append(_one_pipeline(name, slo_us, SMALL_BATCH, rate_rps, stages))
     models += [quick_model(name, slo_us, 2 * len(names) + n) for n, name in enumerate(quick)]
     gpus = 2 * len(names) + len(quick)
     return Plan(

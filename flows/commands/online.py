@@ -8,6 +8,7 @@ import typer
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example
 from flows.commands.output import cell, notes, print_json, progress, show
+from triton_backend.core.policies import SERVING_POLICY
 
 if TYPE_CHECKING:
     from triton_backend.core.plan import Plan
@@ -36,7 +37,7 @@ def serve(
         Path | None,
         typer.Option(metavar="PEM", help="Let in clients with certificates of this authority."),
     ] = None,
-    policy: options.Policy = "reservation",
+    policy: options.Policy = SERVING_POLICY,
     nic: options.Nic = "shared",
     noise: Annotated[
         float,

@@ -34,7 +34,13 @@ TimeLimit = Annotated[
     typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds for the integer programs."),
 ]
 
-Policy = Annotated[str, typer.Option(metavar="NAME", help="Dispatch policy, by name.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Dispatch policy: reservation is the paper's, reservation-ahead what gateways run.",
+    ),
+]
 Nic = Annotated[str, typer.Option(metavar="shared|isolated", help="Whose a node's links are.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of every random draw.")]
 Duration = Annotated[float, typer.Option(min=0.001, max=1e7, metavar="S", help="Seconds of load.")]

@@ -8,6 +8,7 @@ import typer
 from flows.commands import options
 from flows.commands.options import WAREHOUSE, AsJson, WarehouseFile, example, pairs
 from flows.commands.output import notes, print_json, show
+from triton_backend.core.policies import SERVING_POLICY
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,7 +58,7 @@ def render(
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,
-    policy: options.Policy = "reservation",
+    policy: options.Policy = SERVING_POLICY,
     nic: options.Nic = "shared",
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

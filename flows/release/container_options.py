@@ -9,6 +9,7 @@ from flows.release.container_layout import label
 from flows.release.container_models import Places
 from flows.release.render import check_dispatch
 from triton_backend.core.errors import InputError
+from triton_backend.core.policies import SERVING_POLICY
 
 # Python 3.12 and current security fixes; any later one of the same Python will do.
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
@@ -47,7 +48,7 @@ class ContainerOptions:
     tls: str = "off"
     metrics_address: str = "127.0.0.1"
     request_gpus: bool = True
-    policy: str = "reservation"
+    policy: str = SERVING_POLICY
     nic: str = "shared"
     guard_fraction: float = 0.1
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -25,7 +25,7 @@ from flows.files import write_text
 from flows.names import RESERVED_PREFIX, check_name
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Plan
-from triton_backend.core.policies import policy_number
+from triton_backend.core.policies import SERVING_POLICY, policy_number
 from triton_backend.core.topology import check_nic
 from triton_backend.engines.stages import complete_tensors
 
@@ -44,7 +44,7 @@ class ServeOptions:
     """
 
     artifacts: Path | None = None
-    policy: str = "reservation"
+    policy: str = SERVING_POLICY
     nic: str = "shared"
     emulate_links: bool | None = None
     noise: float = 0.0

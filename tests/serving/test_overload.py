@@ -41,6 +41,12 @@ def test_three_times_the_rate_is_cut_to_what_can_be_served() -> None:
     assert 0.99 * SECONDS * SLOW_STAGE_RPS <= len(kept) <= SECONDS * SLOW_STAGE_RPS + 3 * backlog
 
 
+def test_what_came_before_an_overload_was_noticed_keeps_the_door_shut_for_nobody() -> None:
+    kept = admitted(Admission(MODEL), arrivals(3.0))
+    by_slo, _ = np.histogram(kept, np.arange(0, SECONDS * 1_000_000, SLO_US))
+    assert by_slo.min() >= 0.9 * SLOW_STAGE_RPS * SLO_US / 1e6
+
+
 def test_after_an_overload_requests_are_admitted_as_before() -> None:
     admission = Admission(MODEL)
     admitted(admission, arrivals(3.0))

@@ -3,7 +3,9 @@
 The scheduler reserves ahead: at several times the planned rate every head of the line is at the
 brink of its deadline, only small batches still fit, and small batches serve less than large ones,
 so goodput would fall as the offer rises. While the offer of a model is above its capacity, a
-request is therefore refused when the work admitted before it already fills its time.
+request is therefore refused when the work admitted before it already fills its time, and told so at
+once. The door follows an ideal server: a backlog that a stall leaves behind it does not see, and only
+a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of it.
 
 One rule for the gateway and the simulator, over one row of numbers per model.
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
@@ -69,13 +71,14 @@ def admits(doors: Records, model: int, samples: int, deadline_us: int, now_us: i
     door["last_us"] = now_us
     door["offered"] = door["offered"] * exp(-gap_us / door["memory_us"]) + samples
     door["work_us"] = max(door["work_us"] - gap_us, 0.0)
-    free_us = FILLED_SHARE * (deadline_us - now_us - door["path_us"])
+    slack_us = max(deadline_us - now_us - door["path_us"], 0.0)
     offered_us = door["offered"] * door["sample_us"]
     # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
     overloaded = door["batching"] > 0 and offered_us > OVERLOAD_FACTOR * door["memory_us"]
-    if overloaded and door["work_us"] > max(free_us, 0.0):
+    if overloaded and door["work_us"] > FILLED_SHARE * slack_us:
         return False
-    door["work_us"] += samples * door["sample_us"]
+    if door["work_us"] <= slack_us:  # else the scheduler will drop it, or another in its place
+        door["work_us"] += samples * door["sample_us"]
     return True
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from triton_backend.core.errors import InputError
 from triton_backend.core.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
+from triton_backend.core.policies import SERVING_POLICY
 from triton_backend.core.tensors import TensorSpec
 from triton_backend.engines.stages import stage_inputs, stage_outputs
 from triton_backend.serving.memory import SlotLayout
@@ -62,7 +63,7 @@ class ServeSettings:
     token: str
     python: str
     artifacts: Path | None = None
-    policy: str = "reservation"
+    policy: str = SERVING_POLICY
     nic: str = "shared"
     emulate_links: bool = False
     noise: float = 0.0

@@ -3,6 +3,9 @@
 from triton_backend.core.errors import InputError
 
 POLICIES = ("reservation", "reservation-ahead")
+# What a gateway runs unless it is told otherwise. Under `reservation` a backlog once there, after a
+# stall say, stays while the overload does: late heads allow small batches only, which make all late.
+SERVING_POLICY = "reservation-ahead"
 
 
 def policy_number(name: str) -> int:
