@@ -145,3 +145,13 @@ def test_looking_ahead_prefers_the_vgpu_whose_uplink_is_free() -> None:
 
     assert second_path(0)[0] == 0
     assert second_path(1)[0] == 1
+
+
+def test_looking_ahead_prefers_who_finishes_first_where_all_wait_for_one_uplink() -> None:
+    first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=50_000_000)
+    plan = make_plan([[first, Pool(latency_us=(1_000,), gpus=4)]])
+    tables = new_tables(build_topology(plan), 1)
+    probe(tables, 0, 1, 0)
+    commit(tables, 0, 0)
+    probe(tables, 0, 1, 500)
+    assert tables.offers[0, 0]["vgpu"] == 1

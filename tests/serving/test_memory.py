@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.serving.plans import tensor
 from triton_backend.core.errors import InputError, InvariantError
-from triton_backend.serving.links import Links
+from triton_backend.serving.links import MOVES, Links
 from triton_backend.serving.memory import (
     SHARED_FOLDER,
     Segment,
@@ -97,6 +97,23 @@ def test_transfers_wait_for_both_ends_of_their_links() -> None:
     assert other.take(1, 0, earliest_us=100, duration_us=10) == 100
     links.close()
     other.close()
+
+
+def test_a_transfer_takes_a_gap_that_those_taken_before_it_leave() -> None:
+    links = Links(f"{PREFIX}links", nodes=3)
+    taken = [
+        links.take(0, receiver, earliest_us, 10)
+        for receiver, earliest_us in ((1, 150), (2, 100), (1, 145), (2, 100), (1, 141))
+    ]
+    assert taken == [150, 100, 160, 110, 170]
+    links.close()
+
+
+def test_a_link_that_is_taken_for_long_forgets_no_move_to_come() -> None:
+    links = Links(f"{PREFIX}links", nodes=2)
+    taken = [links.take(0, 1, earliest_us=100, duration_us=10) for _ in range(3 * MOVES)]
+    assert taken == [100 + 10 * n for n in range(3 * MOVES)]
+    links.close()
 
 
 def test_segments_are_found_by_their_prefix() -> None:

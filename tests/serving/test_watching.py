@@ -33,7 +33,6 @@ from triton_backend.serving.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.deaths import DeathWatch
 from triton_backend.serving.event_log import EventLog, read_events, to_line
 from triton_backend.serving.front_counters import FrontCounters, latency_bounds_ms
-from triton_backend.serving.health import HUNG_AT_LEAST_US, SILENT_US, HealthBoard
 from triton_backend.serving.memory import remove_segments
 from triton_backend.serving.metrics import (
     METRICS,
@@ -108,22 +107,6 @@ def test_a_log_that_cannot_be_written_ends_and_harms_nobody(tmp_path: Path) -> N
         log.write(item)
         log.flush()
     log.close()
-
-
-def test_workers_that_are_silent_or_never_end_are_told_from_busy_ones(
-    deployment: Deployment,
-) -> None:
-    board = HealthBoard.open(deployment, "FAST")
-    now_us = 10**9
-    assert board.complaint(0, now_us) is None
-    board.rows[0, 0] = now_us
-    board.busy(0, now_us, 5_000)
-    assert board.complaint(0, now_us + SILENT_US) is None
-    assert "no heartbeat" in (board.complaint(0, now_us + SILENT_US + 1) or "")
-    board.rows[0, 0] = later = now_us + HUNG_AT_LEAST_US + 5_001
-    assert "busy for" in (board.complaint(0, later) or "")
-    board.idle(0)
-    assert board.complaint(0, later) is None
 
 
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: Deployment) -> None:

@@ -112,7 +112,7 @@ def _offer_vgpu(
     key = start
     if tables.counts[0]["ahead"] == 1:
         key = _leave(tables, vgpu, samples, start + latency) - latency
-    if key < offer["key_us"]:
+    if key < offer["key_us"] or (key == offer["key_us"] and start + latency < offer["end_us"]):
         offer["key_us"] = key
         offer["vgpu"] = vgpu
         offer["uplink"] = uplink

@@ -2,6 +2,8 @@
 
 `beat_us`: when its heartbeat thread last ran. `busy_since_us`: when the batch it runs began, 0 when
 idle. `expected_us`: how long that batch should take. No messages, so a hundred workers cost nothing.
+
+A machine that is short of processor, or stands still for a while, hangs nobody: `HealthWatch`.
 """
 
 import math
@@ -14,14 +16,15 @@ from typing import Self
 
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.memory import SHARED_FOLDER
+from triton_backend.serving.pulse import SILENT_US, STUCK_US, thread_states
 from triton_backend.serving.settings import Deployment, short_name
 
 BEAT_SECONDS = 0.2
-# A process that does not beat for so long is stopped or stuck.
-SILENT_US = 1_000_000
 # A batch that runs so many times its profile, and so much longer at least, never ends.
 HUNG_FACTOR = 10
 HUNG_AT_LEAST_US = 1_000_000
+# A look that comes so long after the one before: the node stood still, and its workers with it.
+STALL_US = 500_000
 _BEAT, _SINCE, _EXPECTED, _COLUMNS = 0, 1, 2, 3
 _CELL_BYTES = 8
 
@@ -77,12 +80,33 @@ class HealthBoard:
             if stop.wait(BEAT_SECONDS):
                 return
 
-    def complaint(self, vgpu: int, now_us: int) -> str | None:
+
+class HealthWatch:
+    """Judges the workers on a board, in looks of a few milliseconds' distance."""
+
+    def __init__(self, board: HealthBoard) -> None:
+        self._board = board
+        self._looked_us = 0
+        self._awake_us = 0  # nobody can have done anything between two looks far apart
+
+    def look(self, now_us: int) -> None:
+        """Begin a look."""
+        if now_us - self._looked_us > STALL_US:
+            self._awake_us = now_us
+        self._looked_us = now_us
+
+    def complaint(self, vgpu: int, pid: int) -> str | None:
         """Why a worker must be taken for hung, or None. One that never beat is still loading."""
-        beat, since, expected = (self.rows[vgpu, column] for column in range(_COLUMNS))
-        if beat and now_us - beat > SILENT_US:
-            return f"no heartbeat for {(now_us - beat) / 1e6:.1f} s"
-        limit = max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US)
-        if since and now_us - since > limit:
-            return f"busy for {(now_us - since) / 1e6:.1f} s, expected {expected / 1e6:.3f} s"
+        beat, since, expected = (self._board.rows[vgpu, column] for column in range(_COLUMNS))
+        silent_us = self._looked_us - max(beat, self._awake_us)
+        if beat and silent_us > STUCK_US and (silent_us > SILENT_US or not _wants_to_run(pid)):
+            return f"no heartbeat for {silent_us / 1e6:.1f} s"
+        busy_us = self._looked_us - max(since, self._awake_us)
+        if since and busy_us > max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US):
+            return f"busy for {busy_us / 1e6:.1f} s, expected {expected / 1e6:.3f} s"
         return None
+
+
+def _wants_to_run(pid: int) -> bool:
+    """Whether a thread waits for a processor or a disk: that of the heartbeat may be one of them."""
+    return bool(thread_states(pid) & set("RD"))

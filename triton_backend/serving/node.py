@@ -19,7 +19,7 @@ from triton_backend.engines.clock import Clock
 from triton_backend.serving.adopting import adopt, forget
 from triton_backend.serving.direct import read_tensors, run_stage, write_tensors
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.health import HealthBoard
+from triton_backend.serving.health import HealthBoard, HealthWatch
 from triton_backend.serving.memory import SHARED_FOLDER
 from triton_backend.serving.settings import SETTINGS_NAME, Deployment
 from triton_backend.serving.supplying import lacking, take
@@ -57,6 +57,7 @@ class Node:
         self._deployment = deployment
         self._clock = clock
         self._board = HealthBoard.open(deployment, name)
+        self._health = HealthWatch(self._board)
         self._gpus = NodeGpus(deployment, name)
         self._workers = [_Process(vgpu) for vgpu in deployment.vgpus_on(name)]
         self._stopping = threading.Event()
@@ -151,6 +152,7 @@ class Node:
     def _run(self) -> None:
         while not self._stopping.is_set():
             now_us = self._clock.now_us()
+            self._health.look(now_us)
             loading = sum(self._is_loading(worker) for worker in self._workers)
             for worker in self._workers:
                 if worker.process is not None:
@@ -175,7 +177,7 @@ class Node:
         assert worker.process is not None
         code = worker.process.poll()
         if code is None:
-            complaint = self._board.complaint(worker.vgpu, now_us)
+            complaint = self._health.complaint(worker.vgpu, worker.process.pid)
             if complaint is None:
                 return
             _LOG.warning("worker %d is killed: %s", worker.vgpu, complaint)
