@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from flows.release.render import ServeOptions
-from tests.serving.gateway import HeldGateway
+from tests.serving.gateway import HeldGateway, kinds, run_full_batch
 from tests.serving.plans import BATCH, plan, two_stage
 from tests.serving.system import LocalSystem, deploy, wait_for
-from tests.serving.test_driver import kinds, run_full_batch
 from tests.serving.test_system import PATIENT_US, picture
 from triton_backend.engines.base import Tensors
 from triton_backend.engines.emulated import EmulatedRuntime

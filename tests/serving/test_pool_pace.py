@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from flows.release.render import ServeOptions
-from tests.serving.gateway import HeldGateway
+from tests.serving.gateway import HeldGateway, arrive, dispatches
 from tests.serving.plans import BATCH, plan, two_stage
 from tests.serving.system import deploy
-from tests.serving.test_driver import arrive, dispatches
 from triton_backend.core.events import PaceChanged
 from triton_backend.serving.driver_letters import Worker
 from triton_backend.serving.pool_pace import QUIET_US, PoolPaces
