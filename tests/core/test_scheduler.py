@@ -441,6 +441,22 @@ def test_a_timer_that_comes_when_no_batch_slot_is_free_is_not_forgotten() -> Non
     scheduler.check_invariants()
 
 
+def test_looking_ahead_drops_nobody_because_whole_requests_do_not_fill_a_batch() -> None:
+    pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+    scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy="reservation-ahead")
+    decided = [
+        decision
+        for number in range(12)
+        for decision in scheduler.handle(
+            Arrival(now_us=0, request_id=number, model=0, deadline_us=10**9, samples=3)
+        )
+    ]
+    served = [d.samples for d in decided if isinstance(d, Dispatch)]
+    assert served
+    assert set(served) == {3}
+    assert not [d for d in decided if isinstance(d, Drop)]
+
+
 def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_are_short() -> None:
     def singles(policy: str) -> int:
         pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))

@@ -9,14 +9,14 @@ import pytest
 
 from flows.release.render import ServeOptions
 from tests.serving.plans import plan, two_stage
-from tests.serving.system import deploy
+from tests.serving.system import deploy, wait_for
 from triton_backend.serving.health import (
     HUNG_AT_LEAST_US,
     STALL_US,
     HealthBoard,
     HealthWatch,
 )
-from triton_backend.serving.pulse import SILENT_US, STUCK_US
+from triton_backend.serving.pulse import SILENT_US, STUCK_US, thread_states
 
 NOW_US = 10**9
 BATCH_US = 5_000
@@ -35,6 +35,7 @@ def board(tmp_path: Path) -> Iterator[HealthBoard]:
 def waiting() -> Iterator[int]:
     """A process of which no thread wants to run."""
     with subprocess.Popen(["sleep", "600"]) as process:
+        wait_for(lambda: thread_states(process.pid) == {"S"})
         yield process.pid
         process.kill()
 

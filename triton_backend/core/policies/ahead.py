@@ -20,6 +20,7 @@ figures are in `core/README.md`.
 from triton_backend.core.compiled import FAR, NONE, kernel
 from triton_backend.core.policies.line import give_up, largest_in_time, out_of_room, send, waits
 from triton_backend.core.probe import probe
+from triton_backend.core.queues import prefix
 from triton_backend.core.tables import MORE, SETTLED, Tables
 
 
@@ -33,7 +34,7 @@ def decide(tables: Tables, model: int) -> int:
             return MORE
         pipeline = _choose(tables, model)
         size = largest_in_time(tables, model, pipeline)
-        if size == 0 or _hinders(tables, pipeline, size):
+        if size == 0 or _hinders(tables, model, pipeline, size):
             give_up(tables, model, pipeline)
         elif waits(tables, model, pipeline, size):
             return SETTLED
@@ -67,9 +68,16 @@ def _choose(tables: Tables, model: int) -> int:
 
 
 @kernel
-def _hinders(tables: Tables, pipeline: int, size: int) -> bool:
-    """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves."""
-    if size == tables.topology.pipeline_batch[pipeline]:
+def _hinders(tables: Tables, model: int, pipeline: int, size: int) -> bool:
+    """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves.
+
+    A batch that is smaller because whole requests do not fill it is as good as planned.
+    """
+    planned = tables.topology.pipeline_batch[pipeline]
+    most = planned
+    if planned < tables.queues[model]["samples"]:
+        most = prefix(tables, model, planned)
+    if size >= most:
         return False
-    probe(tables, pipeline, tables.topology.pipeline_batch[pipeline], tables.counts[0]["now_us"])
+    probe(tables, pipeline, planned, tables.counts[0]["now_us"])
     return tables.quotes[pipeline]["wait_us"] > 0
