@@ -40,6 +40,7 @@ from flows.steps.progress import Say, StepLog, cell_progress
 from flows.steps.showcase import Shown, write_showcase
 from flows.steps.workspace import Workspace
 from triton_backend.core.plan import Plan
+from triton_backend.core.policies import SERVING_POLICY
 from triton_backend.sim.results import SimResult
 from triton_backend.sim.run import SimOptions, simulate
 
@@ -89,6 +90,7 @@ def _plan(work: Workspace, models: tuple[DemoModel, ...]) -> Plan:
 @task(name="simulate", cache_policy=NO_CACHE)
 def _simulate(plan: Plan, options: QuickstartOptions) -> SimResult:
     run = SimOptions(
+        policy=SERVING_POLICY,
         load_factor=offered_share(plan, options.load_factor),
         duration_s=options.load_seconds,
         seed=options.seed,

@@ -82,7 +82,7 @@ class HealthBoard:
 
 
 class HealthWatch:
-    """Judges the workers on a board, in looks of a few milliseconds' distance."""
+    """Judges the workers on a board, in looks much less than `STALL_US` apart."""
 
     def __init__(self, board: HealthBoard) -> None:
         self._board = board

@@ -15,7 +15,7 @@ import numpy as np
 from triton_backend.serving.memory import SHARED_FOLDER
 
 _UPLINK, _DOWNLINK = 0, 1
-_BEGIN, _END = 0, 1
+_END = 1  # of a move: its begin, its end
 MOVES = 64  # the last ones to end, that a link remembers
 
 
