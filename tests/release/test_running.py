@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -137,6 +138,38 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_numbers(
     with pytest.raises(InferenceServerException, match=r"deadline 1\.0 ms after arrival") as error:
         client.infer("affine", {"x": line(1)}, timeout=1_000)
     assert error.value.status() in {"StatusCode.UNAVAILABLE", "503"}
+
+
+def metrics(state: ServerState) -> str:
+    with urllib.request.urlopen(state.metrics_url) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("timeout", ["18446744073709551615", str(2**63), "-1", '"x"', "0"])
+def test_whatever_the_timeout_the_request_is_answered_and_nothing_is_kept(
+    state: ServerState, infer: Callable[..., Any], timeout: str
+) -> None:
+    pid = psutil.Process(int(state.data["triton_pid"]))
+    body = (
+        f'{{"parameters": {{"timeout": {timeout}}}, "inputs": [{{"name": "x",'
+        ' "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}'
+    )
+    url = f"http://{state.http_url}/v2/models/affine/infer"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body.encode())) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    if timeout in {"-1", '"x"'}:  # Triton's own parser
+        assert status == 500
+    elif timeout == "0":
+        assert status == 200
+    else:
+        assert (status, timeout in text, "'timeout'" in text) == (400, True, True)
+    assert "Traceback" not in text
+    infer("affine", {"x": line(1)})
+    wait_for(lambda: 'poolpipe_requests_held{model="affine"} 0' in metrics(state))
+    assert pid.is_running()
 
 
 def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any]) -> None:

@@ -11,6 +11,17 @@ from triton_backend.serving.front import POLLERS
 from triton_backend.serving.front_requests import Refusal, Request
 
 
+def test_a_request_that_cannot_be_announced_is_answered_and_leaves_nothing(tmp_path: Path) -> None:
+    system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    front = system.fronts["pair"]
+    answer = system.ask("pair", picture(1), 2**64 - 1)()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INTERNAL"
+    assert front.held == 0
+    assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
+    system.stop()
+
+
 def test_replies_that_block_keep_no_other_request_waiting(tmp_path: Path) -> None:
     system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
     begun: list[Answer] = []

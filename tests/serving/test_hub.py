@@ -1,4 +1,5 @@
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,14 @@ from triton_backend.core.errors import InputError
 from triton_backend.serving.hub import Hub, make_socket
 from triton_backend.serving.hub_connection import Connection
 from triton_backend.serving.hub_outgoing import MAX_PENDING_BYTES
-from triton_backend.serving.wire import MAX_BODY_BYTES, FrameError, Header, Kind, frame
+from triton_backend.serving.wire import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    FrameError,
+    Header,
+    Kind,
+    frame,
+)
 
 
 class Recorder:
@@ -20,9 +28,12 @@ class Recorder:
         self.frames: list[tuple[Kind, bytes]] = []
         self.closed: list[str] = []
         self.payload = bytearray(64)
+        self.failing: Exception | None = None
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
         assert not connection.closed
+        if self.failing is not None:
+            raise self.failing
         self.frames.append((header.kind, body))
 
     def on_close(self, connection: Connection, reason: str) -> None:
@@ -75,6 +86,47 @@ def test_frames_arrive_whole_and_in_order_however_they_are_cut(
             hub.poll(0.01)
         poll_until_quiet(hub)
     assert recorder.frames == [(Kind.HELLO, body) for body in bodies]
+
+
+def test_a_large_frame_may_arrive_in_any_two_parts(
+    hub: Hub, recorder: Recorder, tmp_path: Path
+) -> None:
+    address = hub.listen(f"unix:{tmp_path}/s")
+    body = bytes(300_000)
+    data = frame(Kind.HELLO, body)
+    for first in (10, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1, 131_073):
+        recorder.frames.clear()
+        with dial(address) as peer:
+            peer.sendall(data[:first])
+            hub.poll(1)
+            hub.poll(1)
+            sender = threading.Thread(target=peer.sendall, args=(data[first:],))
+            sender.start()
+            poll_until_quiet(hub)
+            while sender.is_alive() and not recorder.closed:
+                hub.poll(0.01)
+            sender.join()
+            poll_until_quiet(hub)
+        assert recorder.frames == [(Kind.HELLO, body)], first
+        poll_until_quiet(hub)
+    assert recorder.closed == ["the peer is gone"] * 5
+
+
+def test_an_error_of_ours_costs_one_connection_and_is_logged_as_ours(
+    hub: Hub, recorder: Recorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = hub.listen(f"unix:{tmp_path}/s")
+    recorder.failing = KeyError("ours")
+    with dial(address) as bad:
+        bad.sendall(frame(Kind.BEAT))
+        poll_until_quiet(hub)
+        recorder.failing = None
+        with dial(address) as good:
+            good.sendall(frame(Kind.BEAT))
+            poll_until_quiet(hub)
+    assert recorder.frames == [(Kind.BEAT, b"")]
+    assert recorder.closed[0] == "failed: our own error, see the log"
+    assert "KeyError: 'ours'" in caplog.text
 
 
 @settings(

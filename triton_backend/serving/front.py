@@ -119,6 +119,11 @@ class FrontService:
             return self._polled_us
         return self._watch.looked_us
 
+    @property
+    def held(self) -> int:
+        """Requests taken and not answered yet."""
+        return len(self._ledger.all())
+
     # The caller's thread
 
     def submit(self, request: Request) -> None:
@@ -126,7 +131,12 @@ class FrontService:
         if not self._ledger.enter(request, self._max_waiting):
             return
         express = self._express
-        self._announce(request, None if express is None else express.write(request))
+        try:
+            self._announce(request, None if express is None else express.write(request))
+        except Exception:  # noqa: BLE001  # else it would wait for ever
+            _LOG.exception("request %d of %s", request.number, self.model)
+            failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
+            self._ledger.refuse(request.number, failure)
 
     def _announce(self, request: Request, ticket: Ticket | None = None) -> None:
         scheduler = self._scheduler

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triton_backend.core.decisions import DropReason
+from triton_backend.core.errors import InputError
 from triton_backend.core.units import us_to_ms
 from triton_backend.engines.clock import Clock
 from triton_backend.serving.memory import Arrays
@@ -20,6 +21,23 @@ from triton_backend.serving.wire_bodies import (
     DropBody,
     pack_arrival,
 )
+
+# A longer `timeout` is a client's mistake; instants that far away would not fit a frame.
+MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
+
+
+def allowed_us(model: str, timeout_us: int, slo_us: int) -> int:
+    """How long a request may take: its own `timeout`, or the SLO where it names none (0).
+
+    Raises:
+        InputError: nobody waits that long.
+    """
+    if not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        raise InputError(
+            f"model {model!r}, parameter 'timeout'",
+            f"{timeout_us} microseconds, 0 (the SLO) to {MAX_TIMEOUT_US} are allowed",
+        )
+    return timeout_us or slo_us
 
 
 @dataclass(frozen=True, slots=True)

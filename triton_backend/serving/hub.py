@@ -8,6 +8,7 @@ Here: bytes and readiness. Not here: one peer's bytes (`hub_connection`), what f
 """
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ from triton_backend.serving.alarm import Alarm
 from triton_backend.serving.hub_connection import Connection, Owner
 from triton_backend.serving.wire import FrameError
 
+_LOG = logging.getLogger(__name__)
 _CONNECT_SECONDS = 0.5
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
@@ -134,9 +136,11 @@ class Hub:
         try:
             if not connection.receive(self._owner):
                 self.drop(connection, "the peer is gone")
-        except (FrameError, InputError, KeyError, TypeError, ValueError) as error:
-            # The last three: a body that is well packed and still makes no sense.
+        except (FrameError, InputError) as error:
             self.drop(connection, f"refused: {error!r}")
+        except Exception:  # noqa: BLE001  # whatever else is our defect: this peer goes, the others stay
+            _LOG.exception("a frame of %s", connection.name)
+            self.drop(connection, "failed: our own error, see the log")
 
     def drop(self, connection: Connection, reason: str) -> None:
         """End a connection and tell the owner, once."""

@@ -100,8 +100,9 @@ class Connection(Outgoing):
                     advance(self._payload, got)
                     self._finish_payload(owner)
                 return got > 0
-            room = memoryview(self._buffer)[self._filled :] if self._filled else self._buffer
-            got = self._socket.recv_into(room)
+            # No view may outlive the read: `_parse` makes the buffer larger for a large frame.
+            with memoryview(self._buffer) as whole, whole[self._filled :] as room:
+                got = self._socket.recv_into(room)
         except BlockingIOError:
             return True
         except OSError:

@@ -22,6 +22,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_requests_late": ("counter", "Requests answered after their deadline"),
     "poolpipe_requests_failed": ("counter", "Requests answered with an error of ours"),
     "poolpipe_requests_refused": ("counter", "Requests refused as invalid"),
+    "poolpipe_requests_held": ("gauge", "Requests that a front has taken and not answered"),
     "poolpipe_requests_dropped": ("counter", "Requests dropped, by reason"),
     "poolpipe_frames_refused": ("counter", "Frames refused, with their connections"),
     "poolpipe_latency_ms_bucket": ("counter", "Answered requests by latency, cumulative (le, ms)"),
@@ -83,8 +84,8 @@ class Publisher:
         return self._metrics[key]
 
 
-def front_values(model: str, counters: FrontCounters) -> Values:
-    """Requests of one front by outcome, and their latency."""
+def front_values(model: str, counters: FrontCounters, held: int) -> Values:
+    """Requests of one front by outcome, their latency, and how many are not answered yet."""
     own: Labels = (("model", model),)
     values: Values = {
         ("poolpipe_requests_offered", own): counters.offered,
@@ -93,6 +94,7 @@ def front_values(model: str, counters: FrontCounters) -> Values:
         ("poolpipe_requests_failed", own): counters.failed,
         ("poolpipe_requests_refused", own): counters.refused,
         ("poolpipe_frames_refused", (("peer", model),)): counters.frames_refused,
+        ("poolpipe_requests_held", own): held,
         ("poolpipe_latency_ms_sum", own): counters.latency_sum_ms,
     }
     for reason, count in dict(counters.dropped).items():

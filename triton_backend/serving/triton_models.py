@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImp
 from triton_backend.core.errors import InputError
 from triton_backend.engines.clock import SystemClock
 from triton_backend.serving.front import FrontService
-from triton_backend.serving.front_requests import Refusal, Request
+from triton_backend.serving.front_requests import Refusal, Request, allowed_us
 from triton_backend.serving.memory import Arrays
 from triton_backend.serving.metrics import (
     Publisher,
@@ -41,6 +41,7 @@ from triton_backend.serving.slices import ask_for_exact_timers, ask_for_short_sl
 PUBLISH_SECONDS = 1.0
 TRACE_HEADER = "traceparent"
 SWITCH_SECONDS = 5e-4
+_LOG = logging.getLogger(__name__)
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -131,34 +132,43 @@ class FrontModel(_Model):
 
     def values(self) -> Values:
         """Requests by outcome."""
-        return front_values(self.name, self._service.counters)
+        return front_values(self.name, self._service.counters, self._service.held)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later."""
         for request in requests:
-            self._take(request)
+            reply = partial(_reply, request.get_response_sender(), request.requested_output_names())
+            try:
+                taken = self._request(request, reply)
+            except InputError as error:
+                self._service.counters.refused += 1
+                reply(Refusal("INVALID_ARG", str(error)))
+            except Exception:
+                # An error that leaves `execute` frees the requests, also those that are waiting.
+                _LOG.exception("a request of model %s", self.name)
+                self._service.counters.refused += 1
+                reply(Refusal("INTERNAL", f"model {self.name!r}: the request cannot be read"))
+            else:
+                self._service.submit(taken)
 
-    def _take(self, request: Any) -> None:
-        sender = request.get_response_sender()
+    def _request(self, request: Any, reply: Callable[[Arrays | Refusal], None]) -> Request:
+        """A request of Triton's, checked.
+
+        Raises:
+            InputError: what of it makes no sense, and why.
+        """
         arrival_us = self.clock.now_us()
-        reply = partial(_reply, sender, request.requested_output_names())
-        try:
-            tensors, samples = self._tensors(request)
-        except InputError as error:
-            self._service.counters.refused += 1
-            reply(Refusal("INVALID_ARG", str(error)))
-            return
-        self._service.submit(
-            Request(
-                tensors=tensors,
-                samples=samples,
-                arrival_us=arrival_us,
-                deadline_us=arrival_us + (request.timeout() or self._service.plan.slo_us),
-                reply=reply,
-                is_cancelled=request.is_cancelled,
-                client_id=request.request_id(),
-                trace=_trace(request.parameters()),
-            )
+        tensors, samples = self._tensors(request)
+        return Request(
+            tensors=tensors,
+            samples=samples,
+            arrival_us=arrival_us,
+            deadline_us=arrival_us
+            + allowed_us(self.name, request.timeout(), self._service.plan.slo_us),
+            reply=reply,
+            is_cancelled=request.is_cancelled,
+            client_id=request.request_id(),
+            trace=_trace(request.parameters()),
         )
 
     def _tensors(self, request: Any) -> tuple[Arrays, int]:
@@ -181,7 +191,10 @@ def _trace(parameters: str) -> str:
     """The W3C trace context of a request, which Triton forwards among its parameters."""
     if TRACE_HEADER not in parameters:
         return ""
-    return str(json.loads(parameters).get(TRACE_HEADER, ""))
+    try:
+        return str(json.loads(parameters).get(TRACE_HEADER, ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""  # what nobody can trace is served all the same
 
 
 def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:
