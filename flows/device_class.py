@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from flows.device_class import DeviceClass
-from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
-from triton_backend.core.workload import Workload
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
 
 Form = TypeVar("Form", bound="FileForm")
 Made = TypeVar("Made")

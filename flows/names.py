@@ -2,7 +2,7 @@
 
 import re
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 
 RESERVED_PREFIX = "poolpipe_"
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

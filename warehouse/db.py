@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import duckdb
 
-from triton_backend.core.errors import InputError
-from warehouse.migrate import migrate
+from triton_backend.contract.errors import InputError
+from warehouse.schema import migrate
 
 QUERY_FOLDER = Path(__file__).parent / "queries"
 _LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 from numpy.typing import NDArray
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 from warehouse.db import OFFLINE, text_of
 
 NOTHING = -1  # what stands for nothing in an optional column

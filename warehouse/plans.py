@@ -4,8 +4,8 @@ import json
 from datetime import datetime
 from typing import Any
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from warehouse.db import Warehouse
 
 

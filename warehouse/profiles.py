@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.profiles import LatencyCell, ModelProfile, profile_from_cells
-from triton_backend.core.tensors import TensorSpec
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse
 
 CellId = tuple[int, str, int, int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse
 
 

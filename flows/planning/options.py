@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
-from triton_backend.core.workload import MOST_RPS
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import MOST_RPS
 
 PLANNERS = ("pool", "no-partitioning", "dart-r")
 OBJECTIVES = ("throughput", "cost", "power")

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.options import PlanOptions
-from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InputError
-from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.units import BITS_PER_BYTE, transfer_us
-from triton_backend.core.workload import ModelDemand, Workload
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
+from triton_backend.contract.workload import ModelDemand, Workload
 
 GIB = 2**30
 

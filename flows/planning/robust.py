@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.planning.decode import plan_identity
+from flows.planning.api import make_plan, with_rates
+from flows.planning.certificate import plan_identity
 from flows.planning.options import PlanOptions
-from flows.planning.planner import make_plan, with_rates
-from triton_backend.core.cluster import Cluster
-from triton_backend.core.errors import InfeasibleError, InputError
-from triton_backend.core.plan import Plan
-from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.workload import Workload
-from triton_backend.sim.options import SimOptions
-from triton_backend.sim.run import simulate
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import Workload
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # the default first: a later one must beat it
 MARGIN_STEPS = (-0.1, 0.1)

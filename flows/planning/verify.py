@@ -8,9 +8,9 @@ Not here, on purpose: anything imported from the planner's steps, so that a mist
 import math
 from collections.abc import Iterator, Mapping
 
-from triton_backend.core.plan import ModelPlan, Pipeline, Plan, Stage
-from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.units import us_to_ms
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.units import us_to_ms
 
 _RELATIVE = 1e-9
 _BITS = 8

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flows.planning.api import make_plan
 from flows.planning.options import PlanOptions
-from flows.planning.planner import make_plan
-from triton_backend.core.cluster import Cluster, NodeGroup
-from triton_backend.core.errors import InfeasibleError, InputError
-from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.workload import Workload
+from triton_backend.contract.cluster import Cluster, NodeGroup
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

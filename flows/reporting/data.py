@@ -12,9 +12,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
-from triton_backend.core.units import US_PER_MS
+from flows.progress import Step
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_MS
 
 LAST_ANSWERED = 2  # outcomes of load records: 1 served, 2 late, 3 dropped, 4 failed
 
@@ -145,15 +146,6 @@ class Outcomes:
             note=f"policy {summary['policy']}" if "policy" in summary else "",
             uses=uses,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step that was taken; `note` says what it gave or that it was reused."""
-
-    name: str
-    seconds: float
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.timeline import timeline_data
 from flows.reporting.view import view_of
-from triton_backend.core.plan import Plan
+from triton_backend.contract.plan import Plan
 
 SHADES = ("#6f94cf", "#9db8e0")  # neighbouring blocks
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.reporting.data import Outcomes, Uses
-from triton_backend.core.errors import InputError
-from triton_backend.core.units import US_PER_MS
-from triton_backend.sim.results import SimResult
-from triton_backend.sim.world import LATE, SERVED
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.units import US_PER_MS
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.world import LATE, SERVED
 
 
 def outcomes_of_simulation(result: SimResult) -> Outcomes:

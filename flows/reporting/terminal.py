@@ -6,7 +6,7 @@ from rich.text import Text
 
 from flows.reporting import words
 from flows.reporting.view import ClassView, ModelView, PipelineView, StageView, view_of
-from triton_backend.core.plan import Plan
+from triton_backend.contract.plan import Plan
 
 CLASS_STYLES = ("blue", "yellow", "green", "magenta", "red", "cyan")
 BAR_CELLS = 24

@@ -11,8 +11,8 @@ import numpy as np
 from flows.reporting import words
 from flows.reporting.data import Uses
 from flows.reporting.svg import model_colour
-from triton_backend.core.plan import Plan
-from triton_backend.core.units import US_PER_MS
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_MS
 
 MOST_BARS = 120_000  # about 4 MB of page; longer runs show their first part
 

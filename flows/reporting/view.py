@@ -6,10 +6,10 @@ Not here: how they are drawn; whether they are right (`flows.planning.verify`).
 
 from dataclasses import dataclass
 
-from triton_backend.core.cluster import Cluster
-from triton_backend.core.plan import ModelPlan, Pipeline, Plan, Stage
-from triton_backend.core.units import BITS_PER_BYTE, US_PER_S, us_to_ms
-from triton_backend.core.workload import ModelDemand
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
+from triton_backend.contract.workload import ModelDemand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The checks of `scripts/gpu_check.py`, in order; each returns pass, fail or only a figure."""
+"""The checks of `scripts/gpu/check.py`, in order; each returns pass, fail or only a figure."""
 
 import os
 import tempfile
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.building.tensorrt_half import convert_chain
-from flows.splitting.examples import write_example
-from flows.splitting.extracting import extract_stage
-from flows.splitting.model import SplitModel
-from flows.splitting.running import (
+from flows.preparation.building.tensorrt_half import convert_chain
+from flows.preparation.splitting.examples import write_example
+from flows.preparation.splitting.extracting import extract_stage
+from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.running import (
     open_session,
     random_inputs,
     relative_error,
     run_session,
 )
-from flows.splitting.split import split_model
+from flows.preparation.splitting.split import split_model
 from scripts.gpu.copies import run_copies
 from scripts.gpu.paths import BATCHES, Arrays, GpuPath, TensorrtPath, wall_us
-from triton_backend.core.errors import PoolPipeError
-from triton_backend.engines.cuda import Cuda
-from triton_backend.engines.mps import MpsDaemon, gpu_environment
+from triton_backend.contract.errors import PoolPipeError
+from triton_backend.runtimes.cuda import Cuda
+from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 
 CHECKED_BATCH = 8
 BLOCKS = 10
@@ -92,7 +92,7 @@ Check = Callable[[Bench], Outcome]
 def check_device(bench: Bench) -> Outcome:
     """Name, driver, memory as the driver says."""
     try:
-        from flows.profiling.devices import list_devices
+        from flows.preparation.profiling.devices import list_devices
 
         return None, [device.to_dict() for device in list_devices()]
     except (PoolPipeError, ImportError) as error:

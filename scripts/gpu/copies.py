@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from flows.building.tensorrt_stage import read_edges
 from flows.clock import Stopwatch
-from flows.splitting.running import random_inputs
+from flows.preparation.building.tensorrt_stage import read_edges
+from flows.preparation.splitting.running import random_inputs
 from scripts.gpu.paths import find_path
-from triton_backend.core.errors import InputError, PoolPipeError
-from triton_backend.core.units import US_PER_S
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.units import US_PER_S
 
 COPY_SECONDS = 3.0
 COPY_BATCH = 8
-SCRIPT = Path(__file__).resolve().parents[1] / "gpu_check.py"
+SCRIPT = Path(__file__).resolve().with_name("check.py")
 
 
 def run_copies(stage: Path, path_name: str, work: Path, share: tuple[int, dict[str, str]]) -> float:

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from flows.profiling.copies import Copies
-from flows.profiling.measure import MeasureLimits
-from flows.profiling.statistics import summarise
-from flows.release.admin import ServerPorts, start, stop
-from flows.release.render import ServeOptions, render_repository
-from flows.splitting.extracting import extract_stage
-from flows.splitting.model import SplitModel
-from flows.steps.loading import LoadRequest, run_load
+from flows.preparation.profiling.copies import Copies
+from flows.preparation.profiling.measure import MeasureLimits
+from flows.preparation.profiling.statistics import summarise
+from flows.preparation.splitting.extracting import extract_stage
+from flows.preparation.splitting.model import SplitModel
+from flows.quickstart.load_process import LoadRequest, run_load
+from flows.release.render.repository import ServeOptions, render_repository
+from flows.release.server.admin import ServerPorts, start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
-from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
-from triton_backend.core.tensors import total_bytes_per_sample
-from triton_backend.core.workload import ModelDemand, Workload
-from triton_backend.engines.mps import MpsDaemon
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.tensors import total_bytes_per_sample
+from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.runtimes.mps import MpsDaemon
 
 DIVISOR = 2
 BATCH = 8

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from flows.profiling.layers import engine_layer_times_us
-from flows.splitting.model import SplitModel
-from flows.steps.layer_cuts import compare_cuts, gpu_layer_times_us
+from flows.preparation.layer_cuts import compare_cuts, gpu_layer_times_us
+from flows.preparation.profiling.layers import engine_layer_times_us
+from flows.preparation.splitting.model import SplitModel
 from scripts.gpu.paths import TensorrtPath
 
 

@@ -1,6 +1,6 @@
 """Three ways to run a stage on a GPU, tried in order: TensorRT, onnxruntime's CUDA, torch's CUDA.
 
-For `scripts/gpu_check.py`: each path opens an ONNX stage and can run it, time it on the GPU, and say
+For `scripts/gpu/check.py`: each path opens an ONNX stage and can run it, time it on the GPU, and say
 whether it has CUDA graphs. The first that works on this card is used, and the check says which.
 """
 
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.building.tensorrt import build_engines
-from flows.building.tensorrt_network import require_supported
-from flows.building.tensorrt_requests import EngineRequest, EngineSettings
 from flows.clock import Stopwatch
-from triton_backend.core.errors import InputError, PoolPipeError
-from triton_backend.core.units import US_PER_MS, US_PER_S
-from triton_backend.engines.base import NUMPY_DTYPES, Artifact
-from triton_backend.engines.cuda import open_cuda
-from triton_backend.engines.tensorrt import TensorrtRuntime, open_tensorrt
-from triton_backend.engines.tensorrt_library import load_library
+from flows.preparation.building.tensorrt import build_engines
+from flows.preparation.building.tensorrt_network import require_supported
+from flows.preparation.building.tensorrt_requests import EngineRequest, EngineSettings
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.units import US_PER_MS, US_PER_S
+from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact
+from triton_backend.runtimes.cuda import open_cuda
+from triton_backend.runtimes.tensorrt.library import load_library
+from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime, open_tensorrt
 
 Arrays = Mapping[str, NDArray[Any]]
 CLASS = "this-gpu"

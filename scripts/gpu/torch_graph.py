@@ -1,6 +1,6 @@
 """ONNX graphs of CNNs computed by torch: the way to a GPU where no packaged runtime supports it.
 
-Here: the operators that image classifiers use, one function each. For `scripts/gpu_check.py` alone; the
+Here: the operators that image classifiers use, one function each. For `scripts/gpu/check.py` alone; the
 product's runtimes are in `triton_backend/engines`.
 """
 
@@ -14,7 +14,7 @@ import torch  # pyright: ignore[reportMissingImports] -- not a dependency
 from onnx import helper, numpy_helper
 from torch.nn import functional  # pyright: ignore[reportMissingImports] -- not a dependency
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 
 Values = dict[str, Any]
 Operator = Callable[[list[Any], dict[str, Any]], Any]

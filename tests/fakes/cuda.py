@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.engines.cuda import CudaError
+from triton_backend.runtimes.cuda import CudaError
 
 
 class HostCuda:

@@ -1,8 +1,8 @@
-"""GPUs from a list: the second adapter of `flows.profiling.devices.DeviceSource`."""
+"""GPUs from a list: the second adapter of `flows.preparation.profiling.devices.DeviceSource`."""
 
 from dataclasses import dataclass
 
-from flows.profiling.devices import Device
+from flows.preparation.profiling.devices import Device
 
 
 @dataclass(frozen=True, slots=True)

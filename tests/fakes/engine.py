@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.fakes.cuda import HostCuda
-from triton_backend.core.tensors import TensorSpec
+from triton_backend.contract.tensors import TensorSpec
 
 NUMPY = {"FP32": np.float32, "FP16": np.float16, "INT64": np.int64}
 Compute = Callable[[Mapping[str, NDArray[np.generic]]], Mapping[str, NDArray[np.generic]]]

@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from flows.splitting.running import open_session, run_session
+from flows.preparation.splitting.running import open_session, run_session
 from scripts.gpu.paths import Arrays
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triton_backend.core.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.core.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
-from triton_backend.core.units import transfer_us
-from triton_backend.core.workload import ModelDemand, Workload
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.units import transfer_us
+from triton_backend.contract.workload import ModelDemand, Workload
 
 NIC_GBPS = 8.0  # 1,000 bytes per µs
 BLOCKS = 4  # of every model; the last stage takes what is left

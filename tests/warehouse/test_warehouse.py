@@ -10,11 +10,10 @@ import duckdb
 import numpy as np
 import pytest
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.profiles import ModelProfile
-from triton_backend.core.tensors import TensorSpec
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse, open_warehouse
-from warehouse.migrate import migrations
 from warehouse.profiles import (
     CellRecord,
     ModelRecord,
@@ -29,6 +28,7 @@ from warehouse.profiles import (
     sum_ratios,
 )
 from warehouse.runs import add_run, list_runs, read_run, set_report
+from warehouse.schema import migrations
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, tzinfo=UTC)

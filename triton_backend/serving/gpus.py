@@ -4,8 +4,8 @@ Stages on CPU classes and emulated stages need nothing of this. The daemon of a 
 the generations that live side by side during a rollout, so whoever leaves last stops it.
 """
 
-from triton_backend.engines.base import Artifact
-from triton_backend.engines.mps import MpsDaemon, gpu_environment
+from triton_backend.runtimes.base import Artifact
+from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 from triton_backend.serving.settings import Deployment
 
 GPU_RUNTIMES = frozenset({"tensorrt"})

@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
-from triton_backend.core.policies import SERVING_POLICY
-from triton_backend.core.tensors import TensorSpec
-from triton_backend.engines.stages import stage_inputs, stage_outputs
-from triton_backend.serving.memory import SlotLayout
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.stage_tensors import stage_inputs, stage_outputs
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.serving.layout import SlotLayout
 
 MIN_SLOTS = 4
 MIN_GUARD_US = 3_000

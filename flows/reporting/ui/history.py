@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from triton_backend.core.errors import InputError
+from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse, open_warehouse
-from warehouse.operations import Rollout, drops_between, list_rollouts
+from warehouse.observations import Rollout, drops_between, list_rollouts
 
 SPAN = timedelta(days=1)
 

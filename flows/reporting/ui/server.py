@@ -23,9 +23,9 @@ from flows.reporting.picture import NARROW, WIDTH, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.ui.watch import SystemWatch
 from flows.reporting.view import view_of
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
-from triton_backend.core.units import us_to_ms
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import us_to_ms
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"

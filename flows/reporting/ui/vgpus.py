@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triton_backend.core.plan import Plan, Stage
+from triton_backend.contract.plan import Plan, Stage
 
 WINDOW_US = 60_000_000
 TAIL_BYTES = 4 << 20  # at the start only this much of a long log is looked at

@@ -19,8 +19,8 @@ from flows.reporting.ui.history import History, read_history
 from flows.reporting.ui.live import PREFIX, LiveView, Sample
 from flows.reporting.ui.prometheus import parse_metrics
 from flows.reporting.ui.vgpus import VGpuWatch
-from triton_backend.core.errors import InputError
-from triton_backend.core.plan import Plan
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 
 INTERVAL_S = 2.0
 HISTORY_EVERY, HISTORY_SOONER = 30, 3  # samples

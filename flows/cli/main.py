@@ -1,0 +1,102 @@
+"""The `poolpipe` command: its groups, and what every command shares.
+
+Exit codes: 0 success, 2 wrong usage or bad input (one line on stderr), 1 failure, 130 and 143 when
+interrupted. Not here: what the commands do (`flows/commands`), and any heavy import.
+"""
+
+import signal
+import sys
+from io import TextIOWrapper
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from flows.cli import (
+    engines,
+    load,
+    models,
+    online,
+    operations,
+    planning,
+    quickstart,
+    render,
+    rollouts,
+    simulation,
+    splitting,
+    tables,
+    warehouse,
+    whatif,
+)
+from flows.sigpipe import piped
+from triton_backend.contract.errors import InputError, PoolPipeError
+
+FAILURE = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+
+app = typer.Typer(
+    name="poolpipe",
+    help="Serve models under latency SLOs on pools of unequal GPUs.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (  # in the order of a first day with it
+    quickstart,
+    splitting,
+    models,
+    engines,
+    tables,
+    planning,
+    whatif,
+    simulation,
+    online,
+    load,
+    rollouts,
+    operations,
+    render,
+    warehouse,
+):
+    group.add_to(app)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit; a SIGTERM cleans up like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Names of files need not be UTF-8, and not every terminal has every sign.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(piped(lambda: run(sys.argv[1:])))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line. Returns the exit code."""
+    try:
+        # A command returns nothing, or leaves by typer.Exit, whose code comes back.
+        return app(arguments or ["--help"], prog_name="poolpipe", standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise  # `piped` knows what to do
+    except (typer.TyperException, PoolPipeError, OSError, MemoryError) as error:
+        message, code = _complaint(error)
+        sys.stderr.write(f"poolpipe: {' '.join(message.split())}\n")
+        return code
+
+
+def _complaint(error: Exception) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    if isinstance(error, typer.TyperException):
+        return error.format_message(), WRONG_INPUT
+    if isinstance(error, OSError):  # a full disk, a folder nobody may write: nobody's wrong input
+        return f"{error.filename or 'output'}: {error.strerror or error}", FAILURE
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}", FAILURE
+    return str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)

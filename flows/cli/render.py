@@ -1,0 +1,104 @@
+"""The command `render`: a plan as files for stock Triton containers."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flows.cli import options
+from flows.cli.options import WAREHOUSE, AsJson, WarehouseFile, example, pairs
+from flows.cli.output import notes, print_json, show
+from triton_backend.scheduler.policies import SERVING_POLICY
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    app.command(epilog=example("poolpipe render plan.json --target container -o bundle/"))(render)
+
+
+def render(
+    plan: Annotated[str, typer.Argument(help="A plan.json, or the id of a stored plan.")],
+    *,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the bundle is written.")
+    ],
+    target: Annotated[
+        Literal["container"], typer.Option(help="Stock Triton, with compose and Kubernetes files.")
+    ] = "container",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Begins names of containers and services.")
+    ] = "poolpipe",
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="What the image built is called.")
+    ] = None,
+    triton_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Stock image of the example Dockerfile.")
+    ] = None,
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="In Kubernetes.")] = "poolpipe",
+    class_label: Annotated[
+        str, typer.Option(metavar="LABEL", help="Node label whose value is the GPU class.")
+    ] = "poolpipe/gpu-class",
+    class_value: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=VALUE", help="Its value, where it is not the class's name."),
+    ] = None,
+    tls: Annotated[
+        Literal["off", "server", "mutual"], typer.Option(help="Of the gateway's gRPC.")
+    ] = "off",
+    metrics_address: Annotated[
+        str, typer.Option(metavar="HOST", help="Of Prometheus' endpoint, in every container.")
+    ] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=ADDRESS", help="Where a node runs, if not under its own name."),
+    ] = None,
+    gateway_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The gateway's address, likewise.")
+    ] = None,
+    request_gpus: Annotated[
+        bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
+    ] = True,
+    policy: options.Policy = SERVING_POLICY,
+    nic: options.Nic = "shared",
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Write a plan as files for stock Triton containers.
+
+    Model repositories, artifacts, a start script, compose and Kubernetes examples.
+    """
+    from flows.cli.stored import find_plan
+    from flows.release.render.container import render_container
+    from flows.release.render.container_options import TRITON_IMAGE, ContainerOptions
+    from flows.state import project_state
+
+    asked = ContainerOptions(
+        artifacts=project_state().artifacts,
+        name=name,
+        image=image,
+        triton_image=triton_image or TRITON_IMAGE,
+        namespace=namespace,
+        class_label=class_label,
+        class_values=pairs("--class-value", class_value),
+        tls=tls,
+        metrics_address=metrics_address,
+        hosts=pairs("--host", host),
+        gateway_host=gateway_host,
+        request_gpus=request_gpus,
+        policy=policy,
+        nic=nic,
+    )
+    bundle = render_container(find_plan(plan, warehouse), output, asked)
+    notes(bundle.notes)
+    if as_json:
+        print_json(
+            {
+                "target": target,
+                "folder": bundle.folder,
+                "containers": list(bundle.containers),
+                "stage_models": list(bundle.stage_models),
+                "notes": list(bundle.notes),
+            }
+        )
+        return
+    show(f"{len(bundle.containers)} containers in {bundle.folder}: {', '.join(bundle.containers)}")

@@ -1,0 +1,68 @@
+"""Commands about tables of latencies and boundaries: profiles import and export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli import options
+from flows.cli.options import WAREHOUSE, AsJson, WarehouseFile, example
+from flows.cli.output import note, notes, print_json, progress, show
+
+profiles = typer.Typer(help="Tables of latencies and boundaries, in and out.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    profiles.command("import", epilog=example("poolpipe profiles import tables/"))(import_tables)
+    profiles.command("export", epilog=example("poolpipe profiles export tables/"))(export_tables)
+    app.add_typer(profiles, name="profiles")
+
+
+def import_tables(
+    folder: Annotated[Path, typer.Argument(help="Holds block_latency_us.csv, boundary_bytes.csv.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Take tables measured elsewhere into the warehouse."""
+    from flows.clock import now_utc
+    from flows.preparation.profiling.tables import read_tables
+    from warehouse.db import open_warehouse
+    from warehouse.profiles import import_profile
+
+    found, warnings = read_tables(folder)
+    notes(warnings)
+    with open_warehouse(warehouse) as store, progress("importing") as report:
+        for name, imported in found.items():
+            report(f"importing {name}")
+            import_profile(store, imported, str(folder), now_utc())
+    if as_json:
+        print_json({"models": sorted(found), "warnings": warnings})
+        return
+    classes = sorted({gpu_class for p in found.values() for gpu_class, _ in p.latency_us})
+    show(f"{len(found)} models on {', '.join(classes)} are in {warehouse}")
+
+
+def export_tables(
+    folder: Annotated[Path, typer.Argument(help="Where the two files are written.")],
+    *,
+    model: options.Models = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Write tables that `profiles import`, and other programs, can read."""
+    from flows.preparation.profiling.tables import write_tables
+    from flows.workspace import workspace
+    from warehouse.profiles import model_names, read_profiles
+
+    with workspace(warehouse).open(read_only=True) as store:
+        found, warnings = read_profiles(store, model or model_names(store))
+    notes(warnings)
+    files = write_tables(folder, found)
+    if as_json:
+        print_json({"models": sorted(found), "files": files})
+        return
+    show(f"{len(found)} models in {', '.join(map(str, files))}")
+    if not found:
+        note(f"{warehouse} holds no model")

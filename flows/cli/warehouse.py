@@ -1,0 +1,143 @@
+"""Commands that keep the warehouse file in order, and list what it holds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import WAREHOUSE, AsJson, WarehouseFile, example
+from flows.cli.output import print_json, progress, show, table
+
+care = typer.Typer(help="Keep the warehouse file in order.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this group."""
+    for name, command, line in (
+        ("check", check, "poolpipe warehouse check"),
+        ("compact", compact, "poolpipe warehouse compact"),
+        ("export", export, "poolpipe warehouse export parquet/"),
+        ("snapshot", snapshot, "poolpipe warehouse snapshot notebook.duckdb"),
+        ("prune", prune, "poolpipe warehouse prune --days 90"),
+        ("plans", plans, "poolpipe warehouse plans"),
+        ("runs", runs, "poolpipe warehouse runs"),
+    ):
+        care.command(name, epilog=example(line))(command)
+    app.add_typer(care, name="warehouse")
+
+
+def check(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """What does not fit together; exit 1 where something does not."""
+    from flows.workspace import workspace
+    from warehouse import maintenance as steps
+
+    with workspace(warehouse).open(read_only=True) as store:
+        problems, sizes = steps.check(store), steps.table_sizes(store)
+    if as_json:
+        print_json({"problems": problems, "rows": sizes})
+    else:
+        show(table(("table", "rows"), sizes.items()))
+        show("\n".join(problems) or "sound")
+    if problems:
+        raise typer.Exit(1)
+
+
+def compact(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """Write the file anew without what was deleted."""
+    from flows.cli.stored import require
+    from warehouse.maintenance import compact
+
+    with progress("compacting"):
+        before, after = compact(require(warehouse))
+    if as_json:
+        print_json({"bytes_before": before, "bytes_after": after})
+        return
+    show(f"{warehouse}: {before:,} bytes before, {after:,} bytes now")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="One Parquet file per table is written here.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Write every table as a Parquet file."""
+    from flows.workspace import workspace
+    from warehouse.maintenance import export_parquet
+
+    with workspace(warehouse).open(read_only=True) as store, progress("exporting"):
+        files = export_parquet(store, folder)
+    if as_json:
+        print_json({"files": files})
+        return
+    show(f"{len(files)} tables in {folder}")
+
+
+def snapshot(
+    target: Annotated[Path, typer.Argument(help="The read-only copy.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Copy the warehouse for notebooks and BI tools, which then hold no lock on it."""
+    from flows.workspace import workspace
+    from warehouse import maintenance as steps
+
+    with workspace(warehouse).open(read_only=True) as store, progress("copying"):
+        steps.snapshot(store, target)
+    if as_json:
+        print_json({"snapshot": target})
+        return
+    show(f"{target} is a read-only copy of {warehouse}")
+
+
+def prune(
+    *,
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Keep what is younger than this.")
+    ],
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Forget old minutes and replaced measurements; plans, runs and figures stay."""
+    from datetime import timedelta
+
+    from flows.cli.stored import require
+    from flows.clock import now_utc
+    from warehouse import maintenance as steps
+    from warehouse.db import open_warehouse
+
+    with open_warehouse(require(warehouse)) as store, progress("pruning"):
+        rows = steps.prune(store, now_utc() - timedelta(days=days))
+    if as_json:
+        print_json({"rows": rows})
+        return
+    show(table(("forgotten", "rows"), rows.items()))
+
+
+def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """The newest plans."""
+    from flows.workspace import workspace
+    from warehouse.plans import list_plans
+
+    with workspace(warehouse).open(read_only=True) as store:
+        rows = list_plans(store)
+    if as_json:
+        print_json({"plans": rows})
+        return
+    names = ("plan_id", "planner", "objective", "value", "gap", "gpus", "added_at")
+    show(table(names, [[row[name] for name in names] for row in rows]))
+
+
+def runs(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """The newest runs: simulations, loads, quickstarts."""
+    from flows.workspace import workspace
+    from warehouse.runs import list_runs
+
+    with workspace(warehouse).open(read_only=True) as store:
+        rows = list_runs(store)
+    if as_json:
+        print_json({"runs": rows})
+        return
+    names = ("run_id", "kind", "plan_id", "report", "added_at")
+    show(table(names, [[row[name] for name in names] for row in rows]))

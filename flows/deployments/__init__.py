@@ -1,0 +1,1 @@
+"""Thin Prefect flows, and what is Prefect's own."""

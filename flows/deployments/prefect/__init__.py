@@ -1,0 +1,1 @@
+"""Home, server, limits and registration of Prefect."""

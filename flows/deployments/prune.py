@@ -1,0 +1,18 @@
+"""`prune`: minutes and measurements beyond their retention leave the warehouse. Thin."""
+
+from datetime import timedelta
+
+from prefect import flow
+
+from flows.clock import now_utc
+from flows.deployments.parameters import PruneParameters
+from flows.deployments.prefect.limits import flow_workspace
+from warehouse.maintenance import prune as prune_warehouse
+
+
+@flow(name="prune", timeout_seconds=600)
+def prune(parameters: PruneParameters) -> dict[str, int]:
+    """Rows removed by table."""
+    before = now_utc() - timedelta(days=parameters.keep_days)
+    with flow_workspace(parameters.warehouse).open() as warehouse:
+        return prune_warehouse(warehouse, before)

@@ -1,0 +1,233 @@
+"""The main job as a Prefect flow: real models split, profiled, planned, served, loaded, reported.
+
+Thin: it names the steps and their order. Call `prepare_prefect` before importing it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.clock import Stopwatch
+from flows.device_class import DeviceClass
+from flows.files import write_plan
+from flows.planning import PlanOptions
+from flows.planning.stored_plans import load_profiles, plan_step
+from flows.preparation.prepare import Prepared, profile_step, split_step
+from flows.preparation.profiling.measure import MeasureLimits, cell_progress
+from flows.preparation.splitting.model import SplitModel
+from flows.progress import Say, StepLog
+from flows.quickstart.example_project import (
+    BLOCKS,
+    MAX_BATCH,
+    DemoModel,
+    demo_classes,
+    demo_cluster,
+    demo_workload,
+    example_models,
+    offered_share,
+    own_model,
+    with_slo,
+)
+from flows.quickstart.load_process import LoadRequest, run_load
+from flows.quickstart.reference_outputs import write_answers
+from flows.quickstart.report import Shown, write_showcase
+from flows.release.artifacts import attach_artifacts
+from flows.release.render.repository import ServeOptions, render_repository
+from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.running import ServerState
+from flows.workspace import Workspace
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import SimOptions, simulate
+
+LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickstartOptions:
+    """What to run.
+
+    Attributes:
+        model, slo_ms: the user's own model and its SLO; both None for the two examples.
+        load_factor: share of the planned rate that is offered; None: `offered_share`.
+        http_seconds: length of the sample over HTTP.
+    """
+
+    model: Path | None = None
+    slo_ms: float | None = None
+    keep_serving: bool = False
+    load_factor: float | None = None
+    load_seconds: float = 20.0
+    http_seconds: float = 5.0
+    seed: int = 0
+    ports: ServerPorts = field(default_factory=ServerPorts)
+
+
+@task(name="split", cache_policy=NO_CACHE)
+def _split(work: Workspace, model: DemoModel) -> SplitModel:
+    return split_step(work, model.path, model.name, blocks=BLOCKS, max_batch=MAX_BATCH)
+
+
+@task(name="build-and-profile", cache_policy=NO_CACHE)
+def _profile(work: Workspace, split: SplitModel, say: Say) -> Prepared:
+    classes = list(demo_classes().values())
+    return profile_step(work, split, classes, limits=LIMITS, progress=cell_progress(say))
+
+
+@task(name="plan", cache_policy=NO_CACHE)
+def _plan(work: Workspace, models: tuple[DemoModel, ...]) -> Plan:
+    cluster = demo_cluster()
+    profiles, _ = load_profiles(work, cluster, demo_workload(models))
+    chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
+    planned = plan_step(work, cluster, demo_workload(chosen), PlanOptions())
+    return attach_artifacts(work, planned.plan, _devices())
+
+
+@task(name="simulate", cache_policy=NO_CACHE)
+def _simulate(plan: Plan, options: QuickstartOptions) -> SimResult:
+    run = SimOptions(
+        policy=SERVING_POLICY,
+        load_factor=offered_share(plan, options.load_factor),
+        duration_s=options.load_seconds,
+        seed=options.seed,
+    )
+    return simulate(plan, run)
+
+
+@task(name="roll-out", cache_policy=NO_CACHE)
+def _roll_out(work: Workspace, plan: Plan, ports: ServerPorts, say: Say) -> ServerState:
+    folder = work.state.serve
+    render_repository(folder, plan, ServeOptions(artifacts=work.state.artifacts))
+    return start(folder, ports, lambda text: say(f"  {text}"))
+
+
+@task(name="load", cache_policy=NO_CACHE)
+def _load(request: LoadRequest) -> dict[str, Any]:
+    return run_load(request)
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def _report(work: Workspace, shown: Shown) -> dict[str, Any]:
+    return write_showcase(work, shown)
+
+
+@flow(name="quickstart", validate_parameters=False)
+def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> dict[str, Any]:
+    """The whole run; the object that `quickstart --json` prints.
+
+    Raises:
+        InputError: the model cannot be split or planned, or a port is in use.
+    """
+    watch, log = Stopwatch(), StepLog(say)
+    models, splits = _prepare(work, options, log)
+    with log.step("plan") as note:
+        plan = _plan(work, models)
+        note.text = _plan_in_words(plan)
+    with log.step("simulate (the first time, the scheduler is compiled)") as note:
+        simulated = _simulate(plan, options)
+        note.text = f"attainment {simulated.attainment:.2%} predicted"
+    try:
+        with log.step("roll out on Triton") as note:
+            state = _roll_out(work, plan, options.ports, say)
+            note.text = f"HTTP {state.http_url}, gRPC {state.grpc_url}"
+        measured, sampled = _drive(work, (plan, splits), state, options, log)
+    finally:
+        if not options.keep_serving:
+            stop(work.state.serve)
+    shown = Shown(
+        plan=plan,
+        splits=splits,
+        simulated=simulated,
+        measured=measured,
+        sampled=sampled,
+        records=work.state.reports / "records.npz",
+        events=work.state.serve / "events",
+        steps=tuple(log.steps),
+    )
+    result = _report(work, shown)
+    serving = {"http": state.http_url, "grpc": state.grpc_url} if options.keep_serving else None
+    return result | {"serving": serving, "wall_seconds": watch.seconds()}
+
+
+def _prepare(
+    work: Workspace, options: QuickstartOptions, log: StepLog
+) -> tuple[tuple[DemoModel, ...], tuple[SplitModel, ...]]:
+    if options.model is not None and options.slo_ms is not None:
+        models: tuple[DemoModel, ...] = (own_model(options.model, options.slo_ms),)
+    else:
+        models = example_models(work.state.models / "examples")
+    splits: list[SplitModel] = []
+    for model in models:
+        with log.step(f"split {model.name}") as note:
+            split = _split(work, model)
+            reused = ", reused" if split.reused else ""
+            note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+        with log.step(f"build and profile {model.name}") as note:
+            note.text = _profile(work, split, log.say).in_words()
+        splits.append(split)
+    return models, tuple(splits)
+
+
+def _drive(
+    work: Workspace,
+    served: tuple[Plan, tuple[SplitModel, ...]],
+    state: ServerState,
+    options: QuickstartOptions,
+    log: StepLog,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load over gRPC and then a sample over HTTP, every response checked."""
+    plan, splits = served
+    folder = work.state.reports
+    folder.mkdir(parents=True, exist_ok=True)
+    share = offered_share(plan, options.load_factor)
+    rate_rps = share * sum(model.throughput_rps for model in plan.models)
+    shared: Mapping[str, Any] = {
+        "plan": _plan_file(work, plan),
+        "load_factor": share,
+        "seed": options.seed,
+        "checks": {s.name: write_answers(s, folder / f"answers-{s.key}.npz") for s in splits},
+    }
+    with log.step(f"load over gRPC for {options.load_seconds:g} s at {rate_rps:.0f} rps") as note:
+        measured = _load(
+            LoadRequest(
+                url=state.grpc_url,
+                duration_s=options.load_seconds,
+                records=folder / "records.npz",
+                **shared,
+            )
+        )
+        note.text = _load_in_words(measured)
+    with log.step(f"load over HTTP for {options.http_seconds:g} s at {rate_rps:.0f} rps") as note:
+        sampled = _load(
+            LoadRequest(
+                url=state.http_url, protocol="http", duration_s=options.http_seconds, **shared
+            )
+        )
+        note.text = _load_in_words(sampled)
+    return measured, sampled
+
+
+def _plan_file(work: Workspace, plan: Plan) -> Path:
+    path = work.state.reports / f"plan-{plan.plan_id}.json"
+    write_plan(path, plan)
+    return path
+
+
+def _devices() -> dict[str, DeviceClass]:
+    return {name: c.device for name, c in demo_classes().items()}
+
+
+def _plan_in_words(plan: Plan) -> str:
+    rates = ", ".join(f"{m.name} {m.throughput_rps:.1f} rps" for m in plan.models)
+    return f"{rates}; gap {plan.objective.gap:.2%} of the bound"
+
+
+def _load_in_words(result: Mapping[str, Any]) -> str:
+    rows = result["models"].values()
+    offered, served = (sum(row[key] for row in rows) for key in ("offered", "served"))
+    return f"{served} of {offered} requests answered in time"

@@ -1,0 +1,47 @@
+"""`rollout`: a stored plan brought into force, guarded. Thin; the state lies in the warehouse."""
+
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from flows.deployments.parameters import RolloutParameters
+from flows.deployments.prefect.limits import flow_workspace
+from flows.planning.stored_plans import find_plan
+from flows.release.rollout.roll_out import RolloutOptions, RolloutResult, roll_out
+from flows.workspace import Workspace
+from triton_backend.contract.plan import Plan
+
+
+# A rollout that died is recovered by the next one, so a retry of the task is safe.
+@task(name="roll-out", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=10)
+def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> RolloutResult:
+    """Check, preload, flush, swap, watch; back on breach."""
+    return roll_out(work, plan, options)
+
+
+@flow(name="rollout", timeout_seconds=3600)
+def rollout(parameters: RolloutParameters) -> dict[str, Any]:
+    """Roll a plan out.
+
+    Raises:
+        InputError: no such plan, nothing is being served, or a check before the rollout fails.
+    """
+    work = flow_workspace(parameters.warehouse)
+    plan = find_plan(work, parameters.plan_id)
+    options = RolloutOptions(
+        bake_seconds=parameters.bake_seconds,
+        attainment_target=parameters.attainment_target,
+        reason=parameters.reason,
+    )
+    result = bring_into_force(work, plan, options)
+    create_markdown_artifact(
+        f"**{result.state}**: {result.outcome}. Plan {result.plan_id} is in force.", key="rollout"
+    )
+    return {
+        "rollout_id": result.rollout_id,
+        "plan_id": result.plan_id,
+        "state": result.state,
+        "outcome": result.outcome,
+    }

@@ -1,0 +1,96 @@
+"""`whatif`: a plan per value of one input, in parallel; on a Dask cluster where that is asked for.
+
+Thin.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.deployments.parameters import WhatIfParameters
+from flows.deployments.prefect.limits import flow_workspace
+from flows.files import read_cluster, read_workload
+from flows.planning import PlanOptions
+from flows.planning.whatif import Point, Situation, what_if
+from flows.planning.whatif_sweep import keep_sweep, situation_of
+from triton_backend.contract.errors import InputError
+
+
+# Solving takes a core; a task that is repeated on a lost worker gives the same plan.
+@task(name="plan-one", cache_policy=NO_CACHE)
+def plan_one(situation: Situation, vary: str, value: float) -> Point:
+    """One point of the curve."""
+    (point,) = what_if(situation, vary, [value])
+    return point
+
+
+@flow(name="sweep")
+def sweep(situations: dict[str, Situation], parameters: WhatIfParameters) -> dict[str, list[Point]]:
+    """Every point of every curve."""
+    futures = {
+        name: [plan_one.submit(each, parameters.vary, value) for value in parameters.values]
+        for name, each in situations.items()
+    }
+    return {name: [future.result() for future in each] for name, each in futures.items()}
+
+
+@flow(name="whatif", timeout_seconds=6 * 3600)
+def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
+    """Plan for every value and keep the curve.
+
+    Raises:
+        InputError: the inputs do not fit, or the runner is not installed.
+    """
+    runner = task_runner(parameters)
+    work = flow_workspace(parameters.warehouse)
+    cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
+    situations = {
+        name: situation_of(
+            work,
+            cluster,
+            workload,
+            PlanOptions(
+                planner=name,
+                objective=parameters.objective,
+                max_partitions=parameters.max_partitions,
+                slo_margin=parameters.slo_margin,
+                time_limit_s=parameters.time_limit_s,
+            ),
+        )
+        for name in parameters.planners
+    }
+    curves = sweep.with_options(task_runner=runner)(situations, parameters)
+    rows = [
+        {"planner": name, parameters.vary: p.value, "objective": p.objective, "why not": p.reason}
+        for name, points in curves.items()
+        for p in points
+    ]
+    create_table_artifact(table=rows, key="whatif", description=f"{parameters.vary} varied")
+    document = {
+        "vary": parameters.vary,
+        "objective": parameters.objective,
+        "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
+    }
+    return {"run_id": keep_sweep(work, document, curves), "points": rows}
+
+
+def task_runner(parameters: WhatIfParameters) -> Any:
+    """Threads of this worker, a Dask cluster of processes on its host, or one that runs already.
+
+    Raises:
+        InputError: Dask is asked for and not installed.
+    """
+    if parameters.runner == "threads":
+        return ThreadPoolTaskRunner(max_workers=parameters.workers)
+    if find_spec("prefect_dask") is None:
+        raise InputError("runner", "`dask` is not installed: pip install 'poolpipe[dask]'")
+    from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415  # an extra
+
+    if parameters.dask_address is not None:
+        return DaskTaskRunner(address=parameters.dask_address)
+    local = {"n_workers": parameters.workers, "threads_per_worker": 1, "dashboard_address": None}
+    return DaskTaskRunner(cluster_kwargs=local)

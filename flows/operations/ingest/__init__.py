@@ -1,0 +1,1 @@
+"""The gateway's event files into minutes of the warehouse."""

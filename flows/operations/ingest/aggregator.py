@@ -1,0 +1,218 @@
+"""Minutes of models and vGPUs, counted line by line from what the gateway's core was told.
+
+Every request counts in the minute it arrived in, under the plan in force then, whatever became of
+it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
+batch's stage counts in the minute it ended in.
+
+Here: which line counts where. Not here: the counts and their rows (`minutes`); files, positions in
+them, and the warehouse (`ingest`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from flows.operations.ingest.minute_stats import (
+    EPOCH,
+    Minutes,
+    ModelCounts,
+    Rows,
+    VGpuFacts,
+    vgpu_facts,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_S
+
+MINUTE_US = 60 * US_PER_S
+# An outcome that is not told so long after the deadline never will be: its end was not logged.
+GIVE_UP_US = 10 * MINUTE_US
+# What a line begins with decides whether it is worth parsing.
+REFUSED = -1  # a request that never had a number
+KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Refused", "Abort", "Plan")
+
+
+class Header(NamedTuple):
+    """Which plan the lines after it belong to, and which wall clock instant is `now_us`."""
+
+    plan_id: str
+    generation: int
+    now_us: int
+    wall_us: int
+
+
+class Request(NamedTuple):
+    """An arrival without an outcome; `minute` counts from 1970."""
+
+    arrival_us: int
+    deadline_us: int
+    model: str
+    plan_id: str
+    minute: int
+
+
+PlanFinder = Callable[[Header], Plan | None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one life of one gateway.
+
+    Attributes:
+        instance: the life's name in the warehouse.
+        skipped: lines that could not be used: torn ones, and those of a plan nobody knows.
+    """
+
+    find_plan: PlanFinder
+    instance: str = ""
+    header: Header | None = None
+    skipped: int = 0
+    now_us: int = 0
+    names: tuple[str, ...] = ()
+    facts: tuple[VGpuFacts, ...] = ()
+    requests: dict[int, Request] = field(default_factory=dict[int, Request])
+    # batch id: requests, vGPUs of its path, samples
+    batches: dict[int, tuple[list[int], list[int], int]] = field(
+        default_factory=dict[int, tuple[list[int], list[int], int]]
+    )
+    minutes: Minutes = field(default_factory=Minutes)
+
+    def take(self, item: Mapping[str, Any]) -> None:
+        """One parsed line."""
+        kind = item["t"]
+        if kind == "Plan":
+            self._plan(item)
+        elif self.header is None or not self.names:
+            self.skipped += 1
+        elif kind == "Arrival":
+            self._arrival(item)
+        elif kind == "Dispatch":
+            vgpus = [hop["vgpu"] for hop in item["hops"]]
+            self.batches[item["batch_id"]] = (item["request_ids"], vgpus, item["samples"])
+        elif kind == "StageDone":
+            self._stage_done(item)
+        elif kind == "Drop":
+            self._drop(item)
+        elif kind == "Refused":
+            self._refused(item)
+        elif kind == "Abort":
+            self.batches.pop(item["batch_id"], None)
+
+    def _plan(self, item: Mapping[str, Any]) -> None:
+        # One anchor for a whole life: a wall clock that is set back must not say minutes anew.
+        anchor = self.header or Header("", 0, item["now_us"], item["wall_us"])
+        self.instance = self.instance or _instance(anchor.wall_us)
+        self.now_us = item["now_us"]
+        self.batches.clear()  # their ids begin anew; nothing is in flight
+        self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
+
+    def use(self, header: Header) -> None:
+        """From here on under this plan."""
+        self.header = header
+        plan = self.find_plan(header)
+        self.names = () if plan is None else tuple(model.name for model in plan.models)
+        self.facts = () if plan is None else vgpu_facts(plan)
+
+    def _arrival(self, item: Mapping[str, Any]) -> None:
+        self.now_us = item["now_us"]
+        request = Request(
+            item["now_us"],
+            item["deadline_us"],
+            self.names[item["model"]],
+            self._header.plan_id,
+            self._minute(item["now_us"]),
+        )
+        self.requests[item["request_id"]] = request
+        self._model(request).offered += 1
+
+    def _refused(self, item: Mapping[str, Any]) -> None:
+        """Refused for overload, before the scheduler: offered and dropped at once."""
+        self._arrival({**item, "request_id": REFUSED})
+        self._drop({"request_id": REFUSED, "reason": "overload"})
+
+    def _stage_done(self, item: Mapping[str, Any]) -> None:
+        batch = self.batches.get(item["batch_id"])
+        if batch is None:
+            return
+        self.now_us = item["now_us"]
+        ids, path, samples = batch
+        busy_us = item["end_us"] - item["start_us"]
+        if busy_us > 0:  # no time at all: the gateway says so of a batch that failed
+            self._busy(path[item["stage"]], item["end_us"], busy_us, samples)
+        if item["stage"] == len(path) - 1:
+            del self.batches[item["batch_id"]]
+            self._end(ids, item["end_us"], failed=busy_us <= 0)
+            self._batch(path[-1], item["end_us"], samples)
+
+    def _busy(self, vgpu: int, end_us: int, busy_us: int, samples: int) -> None:
+        key = (self._header.plan_id, vgpu, self._minute(end_us))
+        counts = self.minutes.vgpu(key, self.facts)
+        table = counts.facts.latency_us_by_batch
+        counts.batches += 1
+        counts.busy_us += busy_us
+        counts.profiled_us += table[min(samples, len(table)) - 1]
+
+    def _batch(self, vgpu: int, end_us: int, samples: int) -> None:
+        key = (self._header.plan_id, self.facts[vgpu].model, self._minute(end_us))
+        counts = self.minutes.model(key)
+        counts.batches += 1
+        counts.samples += samples
+
+    def _end(self, ids: list[int], end_us: int, *, failed: bool) -> None:
+        for request_id in ids:
+            request = self.requests.pop(request_id, None)
+            if request is None:
+                continue
+            counts = self._model(request)
+            if failed:
+                counts.failed += 1
+                continue
+            counts.latency_sum_us += end_us - request.arrival_us
+            if end_us <= request.deadline_us:
+                counts.served += 1
+            else:
+                counts.late += 1
+
+    def _drop(self, item: Mapping[str, Any]) -> None:
+        request = self.requests.pop(item["request_id"], None)
+        if request is None:
+            return
+        self._model(request).dropped += 1
+        self.minutes.drop((request.model, request.minute, item["reason"]))
+
+    @property
+    def _header(self) -> Header:
+        assert self.header is not None
+        return self.header
+
+    def _minute(self, instant_us: int) -> int:
+        return (instant_us - self._header.now_us + self._header.wall_us) // MINUTE_US
+
+    def _model(self, request: Request) -> ModelCounts:
+        return self.minutes.model((request.plan_id, request.model, request.minute))
+
+    def lost(self) -> None:
+        """The gateway ended: what was open has failed."""
+        for request in self.requests.values():
+            self._model(request).failed += 1
+        self.requests.clear()
+        self.batches.clear()
+
+    def take_rows(self) -> Rows:
+        """The minutes counted since they were last taken; those that have ended are forgotten."""
+        for request_id, request in list(self.requests.items()):
+            if request.deadline_us + GIVE_UP_US < self.now_us:
+                self._model(request).failed += 1
+                del self.requests[request_id]
+        rows = self.minutes.rows(self.instance)
+        if self.header is not None:
+            # A stage's end may be told a little after the next minute began.
+            self.minutes.forget_before(self._oldest_open_minute() - 1)
+        return rows
+
+    def _oldest_open_minute(self) -> int:
+        return min([self._minute(self.now_us), *(r.minute for r in self.requests.values())])
+
+
+def _instance(wall_us: int) -> str:
+    return (EPOCH + timedelta(microseconds=wall_us)).isoformat()

@@ -1,0 +1,171 @@
+"""Counts of minutes by model, vGPU and reason of a drop, and as rows of the warehouse.
+
+Rows are totals of a minute so far, never differences, so that saying one again does no harm. Here:
+what is counted and how it is stored. Not here: which line of a log counts where (`tally`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from triton_backend.contract.plan import Plan
+from warehouse.observations import DropMinute, ModelMinute, VGpuMinute
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ModelKey = tuple[str, str, int]  # plan, model, minute
+VGpuKey = tuple[str, int, int]  # plan, vGPU, minute
+DropKey = tuple[str, int, str]  # model, minute, reason
+
+
+class VGpuFacts(NamedTuple):
+    """What the plan says of one vGPU."""
+
+    model: str
+    stage: int
+    gpu_class: str
+    divisor: int
+    latency_us_by_batch: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ModelCounts:
+    """One model, plan and minute."""
+
+    offered: int = 0
+    served: int = 0
+    late: int = 0
+    dropped: int = 0
+    failed: int = 0
+    batches: int = 0
+    samples: int = 0
+    latency_sum_us: int = 0
+
+
+@dataclass(slots=True)
+class VGpuCounts:
+    """One vGPU, plan and minute, with what the plan says of it."""
+
+    facts: VGpuFacts
+    batches: int = 0
+    busy_us: int = 0
+    profiled_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Minutes as the warehouse stores them."""
+
+    models: tuple[ModelMinute, ...]
+    vgpus: tuple[VGpuMinute, ...]
+    drops: tuple[DropMinute, ...]
+
+
+@dataclass(slots=True)
+class Minutes:
+    """Counts of every minute that is still open, by the keys above."""
+
+    models: dict[ModelKey, ModelCounts] = field(default_factory=dict[ModelKey, ModelCounts])
+    vgpus: dict[VGpuKey, VGpuCounts] = field(default_factory=dict[VGpuKey, VGpuCounts])
+    drops: dict[DropKey, int] = field(default_factory=dict[DropKey, int])
+
+    def model(self, key: ModelKey) -> ModelCounts:
+        """A model's counts, from zero where it has none."""
+        counts = self.models.get(key)
+        if counts is None:
+            counts = self.models[key] = ModelCounts()
+        return counts
+
+    def vgpu(self, key: VGpuKey, facts: Sequence[VGpuFacts]) -> VGpuCounts:
+        """A vGPU's counts, likewise; `facts` by number of vGPU."""
+        counts = self.vgpus.get(key)
+        if counts is None:
+            counts = self.vgpus[key] = VGpuCounts(facts[key[1]])
+        return counts
+
+    def drop(self, key: DropKey) -> None:
+        """One more."""
+        self.drops[key] = self.drops.get(key, 0) + 1
+
+    def rows(self, instance: str) -> Rows:
+        """Everything, as one life of a gateway stores it."""
+        return Rows(
+            models=tuple(model_row(instance, k, self.models[k]) for k in sorted(self.models)),
+            vgpus=tuple(vgpu_row(instance, k, self.vgpus[k]) for k in sorted(self.vgpus)),
+            drops=tuple(drop_row(instance, k, self.drops[k]) for k in sorted(self.drops)),
+        )
+
+    def forget_before(self, minute: int) -> None:
+        """Drop the counts of minutes before this one, counted from 1970."""
+        self.models = {k: v for k, v in self.models.items() if k[2] >= minute}
+        self.vgpus = {k: v for k, v in self.vgpus.items() if k[2] >= minute}
+        self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute}
+
+
+def model_row(instance: str, key: ModelKey, counts: ModelCounts) -> ModelMinute:
+    """One model's minute."""
+    plan_id, model, minute = key
+    return ModelMinute(
+        instance=instance,
+        model=model,
+        minute=instant_of(minute),
+        plan_id=plan_id,
+        offered=counts.offered,
+        served=counts.served,
+        late=counts.late,
+        dropped=counts.dropped,
+        failed=counts.failed,
+        batches=counts.batches,
+        samples=counts.samples,
+        latency_sum_us=counts.latency_sum_us,
+    )
+
+
+def vgpu_row(instance: str, key: VGpuKey, counts: VGpuCounts) -> VGpuMinute:
+    """One vGPU's minute."""
+    plan_id, vgpu, minute = key
+    return VGpuMinute(
+        instance=instance,
+        plan_id=plan_id,
+        vgpu=vgpu,
+        model=counts.facts.model,
+        stage=counts.facts.stage,
+        gpu_class=counts.facts.gpu_class,
+        vgpu_divisor=counts.facts.divisor,
+        minute=instant_of(minute),
+        batches=counts.batches,
+        busy_us=counts.busy_us,
+        profiled_us=counts.profiled_us,
+    )
+
+
+def drop_row(instance: str, key: DropKey, dropped: int) -> DropMinute:
+    """One model's drops for one reason in a minute."""
+    model, minute, reason = key
+    return DropMinute(
+        instance=instance,
+        model=model,
+        minute=instant_of(minute),
+        reason=reason,
+        dropped=dropped,
+    )
+
+
+def instant_of(minute: int) -> datetime:
+    """When a minute began."""
+    return EPOCH + timedelta(minutes=minute)
+
+
+def vgpu_facts(plan: Plan) -> tuple[VGpuFacts, ...]:
+    """What a plan says of its vGPUs, by their number."""
+    return tuple(
+        VGpuFacts(
+            plan.models[v.model].name,
+            v.stage,
+            stage.gpu_class,
+            stage.vgpu_divisor,
+            stage.latency_us_by_batch,
+        )
+        for v in plan.vgpus()
+        for stage in (plan.models[v.model].pipelines[v.pipeline].stages[v.stage],)
+    )

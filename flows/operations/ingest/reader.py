@@ -1,0 +1,167 @@
+"""The gateway's event files read into the minutes of the warehouse.
+
+A folder holds the files of one life of the gateway after another (`events-<start>-<roll>.jsonl`);
+each life is read on from its cursor, which the warehouse keeps together with the rows it led to.
+So a run that is cut off, repeated, or made after any pause ends with the same rows. One file is in
+memory at no time; what is held are open requests and the minutes of one piece.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flows.clock import now_utc
+from flows.operations.ingest.aggregator import KINDS, Header
+from flows.operations.ingest.cursor import Position, from_text, to_text
+from flows.workspace import Workspace
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from warehouse.observations import StatisticsFile, add_statistics, read_cursor
+from warehouse.plans import read_plan
+
+PIECE_BYTES = 32 << 20
+_NAME = re.compile(r"events-(\d+)-\d+\.jsonl")
+_KIND = re.compile(rb'\{"t": ?"(%s)"' % "|".join(KINDS).encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingested:
+    """What was new: bytes read, minutes said (again), and lines that could not be used."""
+
+    bytes_read: int = 0
+    minutes: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: "Ingested") -> "Ingested":
+        return Ingested(
+            bytes_read=self.bytes_read + other.bytes_read,
+            minutes=self.minutes + other.minutes,
+            skipped=self.skipped + other.skipped,
+        )
+
+
+def ingest(work: Workspace, folder: Path | None = None) -> Ingested:
+    """Read what is new in the event files of a serve folder (this project's by default).
+
+    Raises:
+        InputError: the warehouse cannot be written.
+    """
+    folder = folder or work.state.serve
+    lives = _lives(folder / "events")
+    last = max(lives, default="")
+    total = Ingested()
+    for start in sorted(lives):
+        total += _Life(work, folder, start).read(lives[start], ended=start != last)
+    return total
+
+
+def _lives(events: Path) -> dict[str, list[Path]]:
+    """Files of every life in order, by the instant it started."""
+    lives: dict[str, list[Path]] = {}
+    for path in sorted(events.glob("events-*.jsonl")):
+        name = _NAME.fullmatch(path.name)
+        if name:
+            lives.setdefault(name[1], []).append(path)
+    return lives
+
+
+class _Life:
+    """One life of one gateway, read on from where it was left."""
+
+    def __init__(self, work: Workspace, folder: Path, start: str) -> None:
+        self._work, self._folder = work, folder
+        self._source = f"{(folder / 'events').resolve()}/{start}"
+        with work.open() as warehouse:
+            text = read_cursor(warehouse, self._source)
+        self._position, self._tally = from_text(text, self._plan)
+
+    def read(self, files: Sequence[Path], *, ended: bool) -> Ingested:
+        total = Ingested()
+        if self._position.ended:
+            return total
+        for path in files:
+            if path.name < self._position.file:
+                continue
+            if path.name != self._position.file:
+                self._position = Position(file=path.name)
+            # What is written from now on is for the next time, or this would never end.
+            size = path.stat().st_size
+            while self._position.offset < size:
+                piece = self._piece(path)
+                if not piece.bytes_read:
+                    break
+                total += piece
+        if ended:  # another life has begun: nobody will say what became of the open requests
+            self._tally.lost()
+            self._position = replace(self._position, ended=True)
+            total += self._store(files[-1], "ended")
+        return total
+
+    def _piece(self, path: Path) -> Ingested:
+        """The next whole lines of a file, counted and stored."""
+        begin, skipped = self._position.offset, self._tally.skipped
+        digest = hashlib.sha256(f"{path}:{begin}".encode())
+        end = begin
+        for line in _lines(path, begin):
+            end += len(line)
+            digest.update(line)
+            self._take(line)
+            if end - begin >= PIECE_BYTES:
+                break
+        if end == begin:
+            return Ingested()
+        self._position = replace(self._position, offset=end)
+        found = self._store(path, digest.hexdigest())
+        return replace(found, bytes_read=end - begin, skipped=self._tally.skipped - skipped)
+
+    def _take(self, line: bytes) -> None:
+        if not _KIND.match(line):
+            if not line.startswith(b'{"t":'):
+                self._tally.skipped += 1
+            return
+        try:
+            self._tally.take(json.loads(line))
+        except (ValueError, KeyError, IndexError, TypeError):
+            self._tally.skipped += 1  # torn by a crash, and written on by nobody
+
+    def _store(self, path: Path, digest: str) -> Ingested:
+        rows = self._tally.take_rows()
+        file = StatisticsFile(
+            path=str(path),
+            digest=digest,
+            models=rows.models,
+            vgpus=rows.vgpus,
+            drops=rows.drops,
+            cursor=(self._source, to_text(self._position, self._tally)),
+        )
+        with self._work.open() as warehouse:
+            add_statistics(warehouse, file, now_utc())
+        return Ingested(minutes=len(rows.models))
+
+    def _plan(self, header: Header) -> Plan | None:
+        """The plan of a header: beside the event files, else in the warehouse."""
+        path = self._folder / "generations" / str(header.generation) / "plan.json"
+        try:
+            plan = Plan.from_dict(json.loads(path.read_text()))
+            if plan.plan_id == header.plan_id:
+                return plan
+        except (OSError, ValueError, InputError):
+            pass  # a later start has taken the folder; the warehouse knows older plans
+        try:
+            with self._work.open(read_only=True) as warehouse:
+                return read_plan(warehouse, header.plan_id)
+        except InputError:
+            return None
+
+
+def _lines(path: Path, begin: int) -> Iterator[bytes]:
+    """Whole lines from a byte on; one that is still being written is left for the next time."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield line

@@ -1,0 +1,97 @@
+"""Whether to roll out: the reasons for and against, in words an operator can act on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from triton_backend.contract.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a plan is worth on given arrivals: attainment per model (simulated) and its GPUs."""
+
+    plan_id: str
+    attainment: Mapping[str, float]
+    served_rps: float
+    gpus: int
+
+    @property
+    def lowest_attainment(self) -> float:
+        """The worst model's."""
+        return min(self.attainment.values(), default=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """How much better a new plan must be.
+
+    Attributes:
+        goodput_gain: least relative gain in requests served in time.
+        gpu_gain: least relative saving of GPUs.
+        attainment_target: below it, the plan in force is in breach.
+    """
+
+    goodput_gain: float = 0.02
+    gpu_gain: float = 0.05
+    attainment_target: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.goodput_gain < 0 or self.gpu_gain < 0 or not 0 < self.attainment_target <= 1:
+            raise InputError("thresholds", "gains must not be negative, the target within (0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Roll out or keep, and why."""
+
+    roll_out: bool
+    reason: str
+
+
+def decide(old: Outcome | None, new: Outcome, thresholds: Thresholds) -> Verdict:
+    """Compare two plans on the same arrivals.
+
+    A plan that would break the target is never rolled out over one that keeps it.
+    """
+    if old is None:
+        return Verdict(roll_out=True, reason="no plan is in force")
+    if old.plan_id == new.plan_id:
+        return Verdict(roll_out=False, reason="the new plan is the plan in force")
+    target = thresholds.attainment_target
+    if new.lowest_attainment < target <= old.lowest_attainment:
+        return Verdict(
+            roll_out=False,
+            reason=f"the new plan would attain {new.lowest_attainment:.2%}, under the target of"
+            f" {target:.2%} that the old plan keeps ({old.lowest_attainment:.2%})",
+        )
+    return _weigh(old, new, thresholds)
+
+
+def _weigh(old: Outcome, new: Outcome, thresholds: Thresholds) -> Verdict:
+    goodput = new.served_rps / old.served_rps - 1 if old.served_rps > 0 else float("inf")
+    saved = 1 - new.gpus / old.gpus if old.gpus else 0.0
+    if goodput >= thresholds.goodput_gain:
+        rates = f"{old.served_rps:.1f} to {new.served_rps:.1f} rps"
+        return Verdict(roll_out=True, reason=f"serves {goodput:+.1%} more in time ({rates})")
+    if saved >= thresholds.gpu_gain and goodput > -thresholds.goodput_gain:
+        return Verdict(
+            roll_out=True, reason=f"needs {saved:.1%} fewer GPUs ({old.gpus} to {new.gpus})"
+        )
+    return Verdict(
+        roll_out=False,
+        reason=f"gains {goodput:+.1%} goodput and {saved:+.1%} GPUs, under the thresholds of"
+        f" {thresholds.goodput_gain:.1%} and {thresholds.gpu_gain:.1%}",
+    )
+
+
+def share_shift(planned_rps: Sequence[float], measured_rps: Sequence[float]) -> float:
+    """How far the models' shares of all requests moved from the planned ones, 0 to 1.
+
+    Half the sum of absolute differences (total variation distance): the part of the requests that
+    now belongs to another model than planned.
+    """
+    planned, measured = sum(planned_rps), sum(measured_rps)
+    if planned <= 0 or measured <= 0:
+        return 0.0
+    pairs = zip(planned_rps, measured_rps, strict=True)
+    return sum(abs(p / planned - m / measured) for p, m in pairs) / 2

@@ -1,0 +1,174 @@
+"""Replanning: what was measured, what comes, a plan for it, and whether it is worth a rollout.
+
+Old and new plan are simulated on the same arrivals: the busiest minutes that were measured, drawn
+anew from a seed. What is not simulated is not claimed: quiet minutes are served by both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from flows.clock import now_utc
+from flows.operations.replanning.decide import Outcome, Thresholds, Verdict, decide, share_shift
+from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
+from flows.operations.replanning.rates import RateHistory
+from flows.planning import PlanOptions
+from flows.planning.stored_plans import plan_step
+from flows.workspace import Workspace
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_S
+from triton_backend.contract.workload import Workload
+from triton_backend.simulator.offered import Instant
+from triton_backend.simulator.run import SimOptions, simulate
+from warehouse.observations import rates_between
+
+MINUTE_S = 60
+BUSIEST_MINUTES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanOptions:
+    """How far to look back, how careful to be, and how much must be gained."""
+
+    history: timedelta = timedelta(hours=24)
+    horizon: timedelta = timedelta(hours=24)
+    forecast: ForecastOptions = field(default_factory=ForecastOptions)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    planning: PlanOptions = field(default_factory=PlanOptions)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """What replanning found; `plan` is the new plan, whether or not it is worth a rollout."""
+
+    plan: Plan
+    verdict: Verdict
+    forecast_rps: Mapping[str, float]
+    share_shift: float
+    old: Outcome | None
+    new: Outcome
+
+
+def measured_rates(
+    work: Workspace, names: Sequence[str], since: datetime, until: datetime
+) -> RateHistory:
+    """Per-minute rates of models from the warehouse; minutes without a request count as 0.
+
+    Raises:
+        InputError: nothing was measured in that time.
+    """
+    with work.open(read_only=True) as warehouse:
+        rows = rates_between(warehouse, since, until)
+    rows = [row for row in rows if row["model"] in names]
+    if not rows:
+        raise InputError("replan", f"no request of {', '.join(names)} was measured since {since}")
+    first = min(row["minute"] for row in rows)
+    minutes = int((max(row["minute"] for row in rows) - first).total_seconds()) // MINUTE_S + 1
+    rps = np.zeros((minutes, len(names)))
+    for row in rows:
+        at = int((row["minute"] - first).total_seconds()) // MINUTE_S
+        rps[at, names.index(row["model"])] += row["offered_rps"]
+    return RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=rps)
+
+
+def replan(
+    work: Workspace,
+    cluster: Cluster,
+    workload: Workload,
+    in_force: Plan | None,
+    options: ReplanOptions,
+) -> Replanned:
+    """Forecast, plan, simulate old against new, decide. Nothing is rolled out.
+
+    Raises:
+        InputError: nothing was measured, or no plan can meet an SLO.
+    """
+    until = now_utc()
+    names = [model.name for model in workload.models]
+    history = measured_rates(work, names, until - options.history, until)
+    horizon = int(options.horizon.total_seconds()) // MINUTE_S
+    foreseen = forecast_rps(history, len(history.rps), horizon, options.forecast)
+    rates = rates_to_plan(names, foreseen)
+    planning = replace(options.planning, previous=in_force)
+    plan = _plan(work, cluster, with_rates(workload, rates), planning)
+    arrivals = busiest_minutes(history, options.seed)
+    new = judge(plan, arrivals, options.seed)
+    old = None if in_force is None else judge(in_force, arrivals, options.seed)
+    shift = 0.0 if in_force is None else _shift(in_force, history)
+    return Replanned(
+        plan=plan,
+        verdict=decide(old, new, options.thresholds),
+        forecast_rps=rates,
+        share_shift=shift,
+        old=old,
+        new=new,
+    )
+
+
+def _plan(work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions) -> Plan:
+    """For cost or power the least that carries the rates; else, or beyond the cluster, the most."""
+    asked = priced(cluster) if options.objective == "cost" else cluster
+    try:
+        return plan_step(work, asked, workload, options).plan
+    except InfeasibleError:
+        if options.objective == "throughput":
+            raise
+        return plan_step(work, cluster, workload, replace(options, objective="throughput")).plan
+
+
+def priced(cluster: Cluster) -> Cluster:
+    """A cluster with prices; where one is missing, every GPU counts the same."""
+    if all(c.hourly_cost is not None for c in cluster.gpu_classes):
+        return cluster
+    classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
+    return replace(cluster, gpu_classes=classes)
+
+
+def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:
+    """The workload with each model's forecast as its rate and its weight."""
+    return Workload(
+        models=tuple(
+            replace(model, rate_rps=rates[model.name], weight=rates[model.name])
+            for model in workload.models
+        )
+    )
+
+
+def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
+    """Instants (µs) per model: the busiest minutes one after another, Poisson at their rates."""
+    busiest = np.sort(np.argsort(history.rps.sum(axis=1), kind="stable")[-BUSIEST_MINUTES:])
+    instants: dict[str, np.ndarray] = {}
+    for number, name in enumerate(history.names):
+        rng = np.random.default_rng([seed, number])
+        parts = [
+            (place * MINUTE_S + np.sort(rng.uniform(0, MINUTE_S, size=count))) * US_PER_S
+            for place, count in enumerate(rng.poisson(history.rps[busiest, number] * MINUTE_S))
+        ]
+        instants[name] = np.concatenate(parts).astype(np.int64)
+    return instants
+
+
+def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> Outcome:
+    """A plan's attainment on given arrivals, simulated; a model it does not have attains 0."""
+    known = {m.name: arrivals[m.name] for m in plan.models if m.name in arrivals}
+    duration_s = BUSIEST_MINUTES * float(MINUTE_S)
+    run = SimOptions(arrivals=Instant(by_model=known), duration_s=duration_s, seed=seed)
+    result = simulate(plan, replace(run, keep_uses=False))
+    attainment = {model.name: model.attainment for model in result.models}
+    return Outcome(
+        plan_id=plan.plan_id,
+        attainment={name: attainment.get(name, 0.0) for name in arrivals},
+        served_rps=sum(model.served for model in result.models) / duration_s,
+        gpus=sum(plan.gpus_used.values()),
+    )
+
+
+def _shift(plan: Plan, history: RateHistory) -> float:
+    planned = {model.name: model.throughput_rps for model in plan.models}
+    measured = np.nanmean(history.rps, axis=0)
+    return share_shift([planned.get(name, 0.0) for name in history.names], measured.tolist())

@@ -1,0 +1,1 @@
+"""The planners that a pool plan is compared with."""

@@ -1,0 +1,193 @@
+"""Placement of pools on GPUs and nodes.
+
+GPUs of a class are numbered across nodes first: GPU 0 of every node, then GPU 1 of every node that
+has one, and so on. Each group (model, vGPU size) takes the next whole GPUs in that order, so a
+pool that moves much data spreads over as many nodes, and as many NICs, as it has GPUs; groups with
+the most traffic per GPU come first. The planner charges every vGPU with its share of the fullest
+node's NIC, so no placement can exceed a NIC; spreading only keeps the load even. vGPUs of one GPU
+belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs,
+unless there is a plan in force to stay close to (`keep`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+
+from flows.planning.pool.incumbent_placement import Gpu, Share, Use, choose, uses_of
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.plan import PlacementRun, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What is to be placed: `vgpus` vGPUs of one stage; `traffic` bytes/s over NICs per vGPU."""
+
+    model: int
+    name: str
+    blocks: tuple[int, int]
+    gpu_class: str
+    divisor: int
+    vgpus: int
+    traffic: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strip:
+    """GPU number `gpu` of `count` nodes from `node` on."""
+
+    node: int
+    count: int
+    gpu: int
+
+
+def place(
+    cluster: Cluster, pools: Sequence[Pool], previous: Plan | None = None
+) -> list[tuple[PlacementRun, ...]]:
+    """Placement runs of every pool, in the order given; close to those of a plan in force.
+
+    Raises:
+        InvariantError: the pools need more GPUs of a class than there are.
+    """
+    by_class: dict[str, list[list[int]]] = {}
+    for group in _groups(pools):
+        by_class.setdefault(pools[group[0]].gpu_class, []).append(group)
+    uses = {} if previous is None else uses_of(previous, cluster)
+    placed: dict[int, tuple[PlacementRun, ...]] = {}
+    for gpu_class, groups in by_class.items():
+        needed = [_gpus_of(pools, group) for group in groups]
+        if sum(needed) > cluster.gpus(gpu_class):
+            raise InvariantError(
+                f"{sum(needed)} GPUs of class {gpu_class} planned, {cluster.gpus(gpu_class)} exist"
+            )
+        strips = _strips(cluster, gpu_class)
+        if uses:
+            strips_of = _kept(pools, groups, strips, uses)
+        else:
+            starts = accumulate(needed, initial=0)
+            strips_of = [_cut(strips, start) for start in starts]
+        for group, own in zip(groups, strips_of, strict=False):
+            runs: dict[int, list[PlacementRun]] = {i: [] for i in group}
+            for i, begin, end in _packed(pools, group):
+                runs[i] += _runs(own, pools[i].divisor, (begin, end))
+            placed |= {i: tuple(mine) for i, mine in runs.items()}
+    return [placed[i] for i in range(len(pools))]
+
+
+def _packed(pools: Sequence[Pool], group: list[int]) -> list[tuple[int, int, int]]:
+    """Pool, first and last vGPU + 1 within the group: GPUs of one pool alone, then the rest.
+
+    So as many GPUs as possible run one stage, and can go on with it under another plan.
+    """
+    divisor = pools[group[0]].divisor
+    whole = [pools[i].vgpus // divisor * divisor for i in group]
+    counts = [*whole, *(pools[i].vgpus - w for i, w in zip(group, whole, strict=True))]
+    starts = accumulate(counts, initial=0)
+    return [
+        (i, start, start + count)
+        for i, count, start in zip((*group, *group), counts, starts, strict=False)
+        if count
+    ]
+
+
+def _groups(pools: Sequence[Pool]) -> list[list[int]]:
+    """Pools that share GPUs, the groups with the most traffic per GPU first."""
+    order = sorted(range(len(pools)), key=lambda i: _group(pools[i]))
+    groups = [list(members) for _, members in groupby(order, key=lambda i: _group(pools[i]))]
+
+    def heat(group: list[int]) -> float:
+        return sum(pools[i].vgpus * pools[i].traffic for i in group) / _gpus_of(pools, group)
+
+    return sorted(groups, key=lambda group: (-heat(group), _group(pools[group[0]])))
+
+
+def _gpus_of(pools: Sequence[Pool], group: list[int]) -> int:
+    return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
+
+
+def _kept(
+    pools: Sequence[Pool], groups: list[list[int]], strips: list[_Strip], uses: Mapping[Gpu, Use]
+) -> list[list[_Strip]]:
+    """Strips of single GPUs for every group, close to what they ran before."""
+    gpus = [(strip.node + i, strip.gpu) for strip in strips for i in range(strip.count)]
+    shares = [_share(pools, group) for group in groups]
+    return [
+        _merged([_Strip(node=node, count=1, gpu=gpu) for node, gpu in chosen])
+        for chosen in choose(shares, gpus, uses)
+    ]
+
+
+def _share(pools: Sequence[Pool], group: list[int]) -> Share:
+    divisor = pools[group[0]].divisor
+    vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
+    held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
+    return Share(
+        model=pools[group[0]].name,
+        divisor=divisor,
+        blocks=tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held),
+    )
+
+
+def _merged(strips: list[_Strip]) -> list[_Strip]:
+    """Neighbouring strips of consecutive nodes as one."""
+    out: list[_Strip] = []
+    for strip in strips:
+        last = out[-1] if out else None
+        if last and last.gpu == strip.gpu and last.node + last.count == strip.node:
+            out[-1] = replace(last, count=last.count + strip.count)
+        else:
+            out.append(strip)
+    return out
+
+
+def _cut(strips: list[_Strip], first: int) -> list[_Strip]:
+    """The strips from GPU number `first` of the class on."""
+    out: list[_Strip] = []
+    for strip in strips:
+        skipped = min(first, strip.count)
+        first -= skipped
+        if skipped < strip.count:
+            out.append(replace(strip, node=strip.node + skipped, count=strip.count - skipped))
+    return out
+
+
+def _group(pool: Pool) -> tuple[str, int, int]:
+    return (pool.gpu_class, pool.model, pool.divisor)
+
+
+def _strips(cluster: Cluster, gpu_class: str) -> list[_Strip]:
+    strips: list[_Strip] = []
+    for gpu in range(cluster.max_gpus_per_node(gpu_class)):
+        node = 0
+        for group in cluster.nodes:
+            if group.gpu_class == gpu_class and group.gpus > gpu:
+                strips.append(_Strip(node=node, count=group.count, gpu=gpu))
+            node += group.count
+    return strips
+
+
+def _runs(strips: list[_Strip], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
+    """vGPUs [begin, end) of a group whose GPUs are those of the strips, in order."""
+    begin, end = span
+    runs: list[PlacementRun] = []
+    while begin < end:
+        slot = begin % divisor
+        node, room, index = _locate(strips, begin // divisor)
+        if slot or end - begin < divisor:
+            slots = min(divisor - slot, end - begin)
+            runs.append(PlacementRun(node=node, gpu=index, slot=slot, slots=slots))
+            begin += slots
+            continue
+        nodes = min(room, (end - begin) // divisor)
+        runs.append(PlacementRun(node=node, gpu=index, slot=0, nodes=nodes, slots=divisor))
+        begin += nodes * divisor
+    return runs
+
+
+def _locate(strips: list[_Strip], gpu: int) -> tuple[int, int, int]:
+    """Node of a GPU number, how many GPUs of its strip follow from there, and its index."""
+    for strip in strips:
+        if gpu < strip.count:
+            return strip.node + gpu, strip.count - gpu, strip.gpu
+        gpu -= strip.count
+    raise InvariantError(f"GPU number {gpu} beyond the class")

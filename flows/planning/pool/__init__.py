@@ -1,0 +1,1 @@
+"""The planner `pool`: enumerate, bound, screen, solve."""

@@ -1,0 +1,225 @@
+"""Enumeration: every configuration of every model that meets its SLO, as flat arrays.
+
+A configuration is a batch size, cuts, and a vGPU type (class and size) per stage. It is feasible
+when Σ stage latency + Σ transfer + gathering time ≤ (1 - margin) · SLO. No Python object is made
+per configuration.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.problem import ModelArrays, Problem
+from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.units import us_to_ms
+
+CHUNK_CELLS = 4_000_000  # configurations looked at in one array, to bound memory
+_ROUND_OFF_US = 1e-6  # a sum of whole µs against a limit that is no whole µs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Feasible configurations with n rows, padded to the largest number of stages S.
+
+    Attributes:
+        model: [n] model number.
+        batch: [n] batch size.
+        stages: [n] number of stages.
+        types: [n, S] vGPU type of each stage; 0 beyond `stages`.
+        cuts: [n, S + 1] block where each stage starts, then where the last one ends.
+        rate_rps: [n, S] samples/s of one vGPU of each stage; infinite beyond `stages`.
+        usage: [n, C] GPUs of each class per sample/s.
+        enumerated: configurations looked at, feasible or not.
+    """
+
+    model: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    types: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+    rate_rps: NDArray[np.float64]
+    usage: NDArray[np.float64]
+    enumerated: int
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def take(self, rows: NDArray[np.int64]) -> "Columns":
+        """The configurations of those rows, in that order."""
+        return Columns(
+            model=self.model[rows],
+            batch=self.batch[rows],
+            stages=self.stages[rows],
+            types=self.types[rows],
+            cuts=self.cuts[rows],
+            rate_rps=self.rate_rps[rows],
+            usage=self.usage[rows],
+            enumerated=self.enumerated,
+        )
+
+
+def stacked(
+    parts: Sequence[tuple[Columns, NDArray[np.int64]]],
+) -> tuple[Columns, NDArray[np.int64]]:
+    """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
+    width = max(columns.types.shape[1] for columns, _ in parts)
+    wide = [_padded(columns, width) for columns, _ in parts]
+    names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
+    arrays = {name: np.concatenate([getattr(c, name) for c in wide]) for name in names}
+    counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
+    return Columns(**arrays, enumerated=wide[0].enumerated), np.concatenate(counts)
+
+
+def _padded(columns: Columns, width: int) -> Columns:
+    more = width - columns.types.shape[1]
+    return replace(
+        columns,
+        types=np.pad(columns.types, ((0, 0), (0, more))),
+        cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
+        rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
+    )
+
+
+def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
+    """All feasible configurations with at most `max_partitions` stages.
+
+    Raises:
+        InfeasibleError: a model has none; the message carries its best reachable latency.
+    """
+    parts: list[_Part] = []
+    enumerated = 0
+    for number, model in enumerate(problem.models):
+        best_us = np.inf
+        found = 0
+        for stages in range(1, min(max_partitions, model.blocks) + 1):
+            for part in _parts(problem, number, stages):
+                enumerated += part.enumerated
+                best_us = min(best_us, part.best_excess_us)
+                found += len(part.batch)
+                parts.append(part)
+        if not found:
+            _raise_infeasible(model, best_us, max_partitions)
+    return _join(problem, parts, enumerated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Feasible configurations of one model with one number of stages."""
+
+    model: int
+    batch: NDArray[np.int64]
+    types: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+    rate_rps: NDArray[np.float64]
+    enumerated: int
+    best_excess_us: float
+
+
+def _parts(problem: Problem, number: int, stages: int) -> Iterator[_Part]:
+    model = problem.models[number]
+    sequences = np.array(list(product(range(len(model.types)), repeat=stages)), dtype=np.int64)
+    inner = np.array(list(combinations(range(1, model.blocks), stages - 1)), dtype=np.int64)
+    cuts = np.zeros((len(inner), stages + 1), dtype=np.int64)
+    cuts[:, 1:-1] = inner
+    cuts[:, -1] = model.blocks
+    step = max(1, CHUNK_CELLS // (len(cuts) * model.batches))
+    for at in range(0, len(sequences), step):
+        yield _feasible(problem, number, sequences[at : at + step], cuts)
+
+
+def _feasible(
+    problem: Problem, number: int, sequences: NDArray[np.int64], cuts: NDArray[np.int64]
+) -> _Part:
+    """Sum latencies and transfers over [sequence, cut, batch] and keep what fits."""
+    model = problem.models[number]
+    classes = problem.type_class[model.types]
+    stages = sequences.shape[1]
+    total = np.zeros((len(sequences), len(cuts), model.batches))
+    for s in range(stages):
+        chosen = sequences[:, s, None]
+        total += model.latency_us[chosen, cuts[None, :, s], cuts[None, :, s + 1]]
+        if s:
+            before = classes[sequences[:, s - 1, None]]
+            total += model.transfer_us[before, classes[chosen], cuts[None, :, s]]
+    excess = total - model.limit_us
+    measured = np.isfinite(total)
+    row, cut, batch = np.nonzero(excess <= _ROUND_OFF_US)
+    return _Part(
+        model=number,
+        batch=batch + 1,
+        types=sequences[row],
+        cuts=cuts[cut],
+        rate_rps=_rates(model, sequences[row], cuts[cut], batch),
+        enumerated=int(np.count_nonzero(measured)),
+        best_excess_us=float(excess.min()),
+    )
+
+
+def _rates(
+    model: ModelArrays,
+    types: NDArray[np.int64],
+    cuts: NDArray[np.int64],
+    batch: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """[n, stages] samples/s of one vGPU: min(batch / latency, uplink, downlink)."""
+    rate = np.empty(types.shape)
+    for s in range(types.shape[1]):
+        latency = model.latency_us[types[:, s], cuts[:, s], cuts[:, s + 1], batch]
+        rate[:, s] = (batch + 1) * 1e6 / latency
+        for side in (s, s + 1):
+            np.minimum(rate[:, s], model.link_rps[types[:, s], cuts[:, side]], out=rate[:, s])
+    return rate
+
+
+def _join(problem: Problem, parts: list[_Part], enumerated: int) -> Columns:
+    widest = max(part.types.shape[1] for part in parts)
+    total = sum(len(part.batch) for part in parts)
+    model = np.empty(total, dtype=np.int64)
+    batch = np.empty(total, dtype=np.int64)
+    stages = np.empty(total, dtype=np.int64)
+    types = np.zeros((total, widest), dtype=np.int64)
+    cuts = np.zeros((total, widest + 1), dtype=np.int64)
+    rate = np.full((total, widest), np.inf)
+    usage = np.zeros((total, len(problem.classes)))
+    at = 0
+    for part in parts:
+        width = part.types.shape[1]
+        rows = slice(at, at + len(part.batch))
+        at += len(part.batch)
+        model[rows] = part.model
+        batch[rows] = part.batch
+        stages[rows] = width
+        types[rows, :width] = problem.models[part.model].types[part.types]
+        cuts[rows, : width + 1] = part.cuts
+        rate[rows, :width] = part.rate_rps
+        local = types[rows, :width]
+        gpus = 1.0 / (part.rate_rps * problem.type_divisor[local])
+        number = problem.type_class[local]
+        for c in range(len(problem.classes)):
+            usage[rows, c] = np.where(number == c, gpus, 0.0).sum(axis=1)
+    return Columns(
+        model=model,
+        batch=batch,
+        stages=stages,
+        types=types,
+        cuts=cuts,
+        rate_rps=rate,
+        usage=usage,
+        enumerated=enumerated,
+    )
+
+
+def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int) -> None:
+    allowed = float(model.limit_us[0])
+    if not np.isfinite(excess_us):
+        reason = "no pipeline fits the memory of any GPU class"
+    else:
+        reason = (
+            f"no pipeline of at most {max_partitions} stages is fast enough: the best takes "
+            f"{us_to_ms(allowed + excess_us):.3f} ms where SLO less margin allow "
+            f"{us_to_ms(allowed):.3f} ms"
+        )
+    raise InfeasibleError(f"workload model {model.name!r}", reason)

@@ -1,0 +1,258 @@
+"""Divide the GPUs among the models, then plan every model alone: a plan and a proof at once.
+
+A small master program decides how many GPUs a_mk of every class each model gets:
+
+    a_mk whole, z          maximise  z - Σ_mk price_k · a_mk
+    capacity_k:  Σ_m a_mk ≤ gpus_k
+    price_mj:    Σ_k price_jk · a_mk ≥ weight_m · z, and ≥ minimum_m where one is asked for
+    known_mi:    a_m ≤ ā_i  ⇒  weight_m · z ≤ β_i
+
+`price` are optimal prices of the relaxation of model m alone with some GPUs: they hold for every
+number of GPUs, because the relaxation only scales. `known` are what integer programs showed: with
+the GPUs ā_i, and so with fewer, model m delivers at most β_i. The implication is written with
+binaries y_mkl = 1 ⇒ a_mk ≥ l, one of which must be 1 for the row to be off.
+
+The master program's value is a bound for every plan. Its GPUs, planned model by model, are a plan;
+where a model falls short of what the master program hoped for, a row `price` or `known` tells it.
+A program of one model with a few GPUs is proven in a fraction of the time that all models
+together take (Benders 1962, with logic in place of the dual, Hooker & Ottosson 2003).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.pool.best import Best
+from flows.planning.pool.bound import Bound, Goal, solve_bound
+from flows.planning.pool.columns import Columns
+from flows.planning.problem import Problem
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+
+_MASTER_NODES = 20_000
+_MASTER_GAP = 1e-6
+_SLACK = 1e-7  # a rate this much below the hoped for, relatively, is short of it
+_LONGER = 4  # by how much a model is looked at longer where its first proof leaves too much open
+
+Gpus = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """What one model delivers with some GPUs: vGPUs [its configurations, S], rate, most, effort."""
+
+    vgpus: NDArray[np.int64] | None
+    rate_rps: float
+    most_rps: float
+    effort: int
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One model with all its configurations, as a problem of its own."""
+
+    problem: Problem
+    columns: Columns
+    goal: Goal
+    rows: NDArray[np.int64]
+
+    def with_gpus(self, gpus: Gpus) -> "Part":
+        """The same model with other GPUs."""
+        return replace(self, problem=replace(self.problem, gpus=np.array(gpus, dtype=np.int64)))
+
+
+Solve = Callable[[Part, Bound, float, int], Alone]
+"""Plans a model until its rate is enough (samples/s); the last argument lengthens the search."""
+
+
+@dataclass(slots=True)
+class Division:
+    """One division: rows of the master program, and what models were seen to do alone.
+
+    Attributes:
+        best: the best plan known; better ones are put there.
+        ceiling: no plan's score is above this.
+        solve: plans one model.
+    """
+
+    best: Best
+    ceiling: float
+    solve: Solve
+    parts: list[Part] = field(default_factory=list[Part])
+    prices: list[tuple[int, NDArray[np.float64]]] = field(
+        default_factory=list[tuple[int, NDArray[np.float64]]]
+    )
+    seen: dict[tuple[int, Gpus], Alone] = field(default_factory=dict[tuple[int, Gpus], Alone])
+
+    def __post_init__(self) -> None:
+        models = range(len(self.best.problem.models))
+        self.parts = [_part(self.best, number) for number in models]
+
+    def improve(self, effort: int, settled: Callable[[float], bool]) -> float:
+        """Improve the best plan until it is settled or the effort is spent; returns a bound."""
+        bound = self.ceiling
+        while not settled(bound) and effort > 0:
+            answer = self._master()
+            if answer is None:
+                return self.best.score
+            bound = min(bound, answer[0])
+            if settled(bound):
+                break
+            share, hoped = answer[1], self._hoped(answer[2])
+            if self._price(share, hoped):
+                continue
+            spent = self._try(share, hoped, effort)
+            if not spent:
+                break  # nothing is open but tolerances of the master program
+            effort -= spent
+        return bound
+
+    def _hoped(self, z: float) -> NDArray[np.float64]:
+        """[models] samples/s that each model must deliver at some z."""
+        return np.maximum(self.best.goal.weight * z, self.best.goal.minimum_rps)
+
+    def _price(self, share: list[Gpus], hoped: NDArray[np.float64]) -> bool:
+        """Tell the master program which models hope for more than their relaxation allows."""
+        short = False
+        for number, gpus in enumerate(share):
+            bound = self._relaxed(number, gpus)
+            if bound is None or bound.score < hoped[number] * (1 - _SLACK):
+                prices = _scarce(self.parts[number]) if bound is None else bound.gpu_price
+                self.prices.append((number, prices))
+                short = True
+        return short
+
+    def _relaxed(self, number: int, gpus: Gpus) -> Bound | None:
+        """The relaxation of one model with some GPUs; None where they are none at all."""
+        part = self.parts[number].with_gpus(gpus)
+        return solve_bound(part.problem, part.columns, part.goal) if any(gpus) else None
+
+    def _try(self, share: list[Gpus], hoped: NDArray[np.float64], effort: int) -> int:
+        """Plan the models one by one, small ones first, while a better plan is possible."""
+        spent = 0
+        order = sorted(range(len(share)), key=lambda m: len(self.parts[m].columns))
+        counts = np.zeros(self.best.columns.types.shape, dtype=np.int64)
+        enough = self._hoped(self.best.score) if self.best.vgpus is not None else 0.0 * hoped
+        for number in order:
+            alone = self._alone(number, share[number], float(hoped[number]), effort - spent)
+            spent += alone.effort
+            if alone.vgpus is None or alone.most_rps < enough[number] * (1 + _SLACK):
+                return spent
+            counts[self.parts[number].rows] = alone.vgpus
+        self.best.offer(counts)
+        return spent
+
+    def _alone(self, number: int, gpus: Gpus, hoped: float, effort: int) -> Alone:
+        """What a model does with some GPUs; looked at again, longer, where that is still open."""
+        known, least = self.seen.get((number, gpus)), hoped * (1 - _SLACK)
+        if known is not None and (
+            known.most_rps < least or known.rate_rps >= least or known.effort * _LONGER > effort
+        ):
+            return replace(known, effort=0)
+        bound = self._relaxed(number, gpus)
+        assert bound is not None  # `_price` asked for GPUs before
+        times = 1 if known is None else known.times * _LONGER
+        alone = self.solve(self.parts[number].with_gpus(gpus), bound, hoped, times)
+        if known is not None:
+            alone = replace(alone, most_rps=min(alone.most_rps, known.most_rps))
+        self.seen[number, gpus] = replace(alone, times=times)
+        return alone
+
+    def _master(self) -> tuple[float, list[Gpus], float] | None:
+        """Bound, GPUs of every model, z; None where no plan is left."""
+        problem, goal = self.best.problem, self.best.goal
+        models, classes = len(problem.models), len(problem.gpus)
+        build = ProgramBuilder()
+        owned = build.variables(
+            "a", models * classes, upper=np.tile(problem.gpus, models), whole=True,
+            cost=np.tile(-goal.price, models),
+        ).reshape(models, classes)  # fmt: skip
+        most = 1.0 if goal.fixed else self.ceiling
+        z = build.variables(
+            "z", 1, lower=1.0 if goal.fixed else 0.0, upper=most, cost=0.0 if goal.fixed else 1.0
+        )
+        capacity = build.rows("capacity", classes, upper=problem.gpus)
+        build.entries(np.tile(capacity, models), owned.reshape(-1), 1.0)
+        for number, prices in self.prices:
+            row = build.rows("price", 1, upper=0.0)
+            build.entries(np.repeat(row, classes), owned[number], -prices)
+            build.entries(row, z, goal.weight[number])
+            if goal.minimum_rps[number]:
+                row = build.rows("floor", 1, upper=-goal.minimum_rps[number])
+                build.entries(np.repeat(row, classes), owned[number], -prices)
+        self._known_rows(build, owned, z, most)
+        program = build.build()
+        answer = solve_integer(program, Limits(relative_gap=_MASTER_GAP, nodes=_MASTER_NODES))
+        if answer.values is None:
+            return None
+        share = [tuple(int(a) for a in np.round(answer.values[row])) for row in owned]
+        return answer.bound, share, float(answer.values[z[0]])
+
+    def _known_rows(
+        self, build: ProgramBuilder, owned: NDArray[np.int64], z: NDArray[np.int64], most: float
+    ) -> None:
+        goal, gpus = self.best.goal, self.best.problem.gpus
+        steps = _steps(build, owned, sorted(self.seen), gpus)
+        for (number, given), alone in self.seen.items():
+            more = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
+            y = np.array(more, dtype=np.int64)
+            if alone.most_rps < goal.minimum_rps[number] * (1 - _SLACK):
+                row = build.rows("known", 1, upper=-1.0)
+                build.entries(np.repeat(row, len(y)), y, -1.0)
+            elif alone.most_rps < goal.weight[number] * most:
+                short = most - alone.most_rps / goal.weight[number]
+                row = build.rows("known", 1, upper=most - short)
+                build.entries(row, z, 1.0)
+                build.entries(np.repeat(row, len(y)), y, -short)
+
+
+def _steps(
+    build: ProgramBuilder,
+    owned: NDArray[np.int64],
+    seen: list[tuple[int, Gpus]],
+    gpus: NDArray[np.int64],
+) -> dict[tuple[int, int, int], int]:
+    """Binaries y of (model, class, l), each 1 only where the model has l GPUs of the class."""
+    levels: dict[tuple[int, int], set[int]] = {}
+    for number, given in seen:
+        for k, count in enumerate(given):
+            if count < gpus[k]:
+                levels.setdefault((number, k), set()).add(count + 1)
+    found: dict[tuple[int, int, int], int] = {}
+    for (number, k), counts in levels.items():
+        ordered = sorted(counts)
+        y = build.variables("y", len(ordered), upper=1.0, whole=True)
+        row = build.rows("step", 1, upper=0.0)
+        build.entries(np.repeat(row, len(y)), y, np.diff([0, *ordered]))
+        build.entries(row, owned[number, k : k + 1], -1.0)
+        order = build.rows("order", len(y) - 1, upper=0.0)
+        build.entries(order, y[1:], 1.0)
+        build.entries(order, y[:-1], -1.0)
+        found |= {(number, k, level): int(v) for level, v in zip(ordered, y, strict=True)}
+    return found
+
+
+def _part(best: Best, number: int) -> Part:
+    """A model by itself, its rate the score."""
+    rows = np.flatnonzero(best.columns.model == number)
+    columns = best.columns.take(rows)
+    return Part(
+        problem=replace(best.problem, models=(best.problem.models[number],)),
+        columns=replace(columns, model=np.zeros_like(columns.model)),
+        goal=Goal(
+            weight=np.ones(1),
+            minimum_rps=np.zeros(1),
+            price=np.zeros_like(best.goal.price),
+            fixed=False,
+        ),
+        rows=rows,
+    )
+
+
+def _scarce(part: Part) -> NDArray[np.float64]:
+    """Prices of the relaxation where every class has one GPU: they hold everywhere."""
+    ones = part.with_gpus(tuple(1 for _ in part.problem.gpus))
+    return solve_bound(ones.problem, ones.columns, ones.goal).gpu_price

@@ -1,0 +1,249 @@
+"""The integer program of a plan over the configurations that are left.
+
+Sets: configurations c of model m(c) with stages s of class k(c, s) and vGPU divisor v(c, s);
+groups (m, k, v): the GPUs of class k that model m cuts into v vGPUs each.
+
+    g_cs whole   vGPUs of stage s of configuration c
+    x_c  ≥ 0     rate of configuration c, for those of several stages; a single stage delivers
+                 rate_c · g_c
+    n_mkv whole  GPUs of a group, for v > 1; with v = 1 the vGPUs are the GPUs
+    a_mk whole   GPUs of class k that model m owns: implied, but good to bound and branch on
+    z            the lowest rate / weight (fixed at 1 where cost or power are minimised)
+
+    maximise     z - Σ_mk price_k · a_mk
+    deliver_cs:  x_c ≤ rate_cs · g_cs                        for every stage of several
+    share_m:     weight_m · z ≤ Σ_{c of m} (rate of c)       for every model
+    floor_m:     minimum_m ≤ Σ_{c of m} (rate of c)          where one is asked for
+    fit_mkv:     Σ_{cs in the group} g_cs ≤ v · n_mkv        for every group with v > 1
+    own_mk:      Σ_v n_mkv ≤ a_mk                            for every model and class
+    capacity_k:  Σ_m a_mk ≤ gpus_k                           for every class
+    better:      z - Σ_mk price_k · a_mk ≥ cutoff            where a plan is known
+
+`fit` makes every plan placeable: vGPUs of one GPU belong to one model and one divisor.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Columns
+from flows.planning.problem import Problem
+from flows.planning.solver.program import Program, ProgramBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the variables of the integer program stand, to narrow bounds and read answers.
+
+    Attributes:
+        cell_column, cell_stage: [cells] configuration and stage of every g.
+        vgpus: [cells] variable number of every g.
+        groups: [groups, 3] model, class, divisor of every group, those with divisor 1 included.
+        cell_group: [cells] group of every g.
+        gpus: [groups] variable number of n, -1 where the divisor is 1.
+        owned: [models, C] variable number of a.
+        rates: [columns] variable number of x, -1 for single stages.
+        z: variable number of z.
+    """
+
+    cell_column: NDArray[np.int64]
+    cell_stage: NDArray[np.int64]
+    vgpus: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    cell_group: NDArray[np.int64]
+    gpus: NDArray[np.int64]
+    owned: NDArray[np.int64]
+    rates: NDArray[np.int64]
+    z: int
+
+
+def integer_program(
+    problem: Problem, columns: Columns, goal: Goal, cutoff: float
+) -> tuple[Program, Layout]:
+    """Build the program; only plans with a score of at least `cutoff` are looked for."""
+    build = ProgramBuilder()
+    layout = add_integer_program(build, problem, columns, goal, cutoff)
+    return build.build(), layout
+
+
+def add_integer_program(
+    build: ProgramBuilder, problem: Problem, columns: Columns, goal: Goal, cutoff: float
+) -> Layout:
+    """Add the program's variables and rows to a larger one."""
+    cells = _cells(problem, columns)
+    vgpus = build.variables("g", len(cells.column), upper=cells.room, whole=True)
+    several = np.flatnonzero(columns.stages > 1)
+    rates = np.full(len(columns), -1, dtype=np.int64)
+    rates[several] = build.variables("x", len(several))
+    shared = cells.groups[:, 2] > 1
+    gpus = np.full(len(cells.groups), -1, dtype=np.int64)
+    limits = problem.gpus[cells.groups[:, 1]]
+    gpus[shared] = build.variables("n", int(shared.sum()), upper=limits[shared], whole=True)
+    models, classes = len(problem.models), len(problem.gpus)
+    owned = build.variables(
+        "a",
+        models * classes,
+        upper=np.tile(problem.gpus, models),
+        cost=np.tile(-goal.price, models),
+        whole=True,
+    )
+    z = _goal_rows(build, columns, goal, (vgpus, rates, cells))
+    layout = Layout(
+        cell_column=cells.column,
+        cell_stage=cells.stage,
+        vgpus=vgpus,
+        groups=cells.groups,
+        cell_group=cells.group,
+        gpus=gpus,
+        owned=owned.reshape(models, classes),
+        rates=rates,
+        z=z,
+    )
+    _delivery_rows(build, columns, layout)
+    _gpu_rows(build, problem, layout)
+    if np.isfinite(cutoff):
+        better = build.rows("better", 1, upper=-cutoff)
+        build.entries(better, np.array([z]), 0.0 if goal.fixed else -1.0)
+        build.entries(np.repeat(better, len(owned)), owned, np.tile(goal.price, models))
+    return layout
+
+
+def _delivery_rows(build: ProgramBuilder, columns: Columns, layout: Layout) -> None:
+    inner = np.flatnonzero(layout.rates[layout.cell_column] >= 0)
+    deliver = build.rows("deliver", len(inner), upper=0.0)
+    column, stage = layout.cell_column[inner], layout.cell_stage[inner]
+    build.entries(deliver, layout.rates[column], 1.0)
+    build.entries(deliver, layout.vgpus[inner], -columns.rate_rps[column, stage])
+
+
+def _gpu_rows(build: ProgramBuilder, problem: Problem, layout: Layout) -> None:
+    shared = layout.gpus >= 0
+    groups = layout.groups
+    fit = np.full(len(groups), -1, dtype=np.int64)
+    fit[shared] = build.rows("fit", int(shared.sum()), upper=0.0)
+    build.entries(fit[shared], layout.gpus[shared], -groups[shared, 2])
+    part = np.flatnonzero(shared[layout.cell_group])
+    build.entries(fit[layout.cell_group[part]], layout.vgpus[part], 1.0)
+    models, classes = layout.owned.shape
+    own = build.rows("own", models * classes, upper=0.0).reshape(models, classes)
+    build.entries(own[groups[shared, 0], groups[shared, 1]], layout.gpus[shared], 1.0)
+    straight = np.flatnonzero(~shared[layout.cell_group])
+    of = groups[layout.cell_group[straight]]
+    build.entries(own[of[:, 0], of[:, 1]], layout.vgpus[straight], 1.0)
+    build.entries(own.reshape(-1), layout.owned.reshape(-1), -1.0)
+    capacity = build.rows("capacity", classes, upper=problem.gpus)
+    build.entries(np.tile(capacity, models), layout.owned.reshape(-1), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    column: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    group: NDArray[np.int64]
+    room: NDArray[np.int64]
+
+
+def _cells(problem: Problem, columns: Columns) -> _Cells:
+    """Every (configuration, stage), and the groups they fall into."""
+    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
+    kind = columns.types[column, stage]
+    key = np.stack(
+        [columns.model[column], problem.type_class[kind], problem.type_divisor[kind]], axis=1
+    )
+    groups, group = np.unique(key, axis=0, return_inverse=True)
+    room = problem.gpus[groups[group, 1]] * groups[group, 2]
+    return _Cells(column, stage, groups, group.reshape(-1), room)
+
+
+def _goal_rows(
+    build: ProgramBuilder,
+    columns: Columns,
+    goal: Goal,
+    parts: tuple[NDArray[np.int64], NDArray[np.int64], _Cells],
+) -> int:
+    """Add z and the rows `share` and `floor`; returns the number of z."""
+    vgpus, rates, cells = parts
+    bounds = (1.0, 1.0) if goal.fixed else (0.0, np.inf)
+    z = build.variables("z", 1, lower=bounds[0], upper=bounds[1], cost=0.0 if goal.fixed else 1.0)
+    models = len(goal.weight)
+    share = build.rows("share", models, upper=0.0)
+    build.entries(share, np.repeat(z, models), goal.weight)
+    asked = np.flatnonzero(goal.minimum_rps > 0)
+    floor = np.full(models, -1, dtype=np.int64)
+    floor[asked] = build.rows("floor", len(asked), upper=-goal.minimum_rps[asked])
+    several = np.flatnonzero(rates >= 0)
+    single = np.flatnonzero(rates[cells.column] < 0)
+    for rows in (share, floor):
+        here = several[rows[columns.model[several]] >= 0]
+        build.entries(rows[columns.model[here]], rates[here], -1.0)
+        here = single[rows[columns.model[cells.column[single]]] >= 0]
+        rate = columns.rate_rps[cells.column[here], cells.stage[here]]
+        build.entries(rows[columns.model[cells.column[here]]], vgpus[here], -rate)
+    return int(z[0])
+
+
+def counts_of(layout: Layout, columns: Columns, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """[n, S] vGPU counts of an answer, without those that deliver nothing more."""
+    vgpus = np.zeros(columns.types.shape, dtype=np.int64)
+    vgpus[layout.cell_column, layout.cell_stage] = np.round(values[layout.vgpus])
+    return trimmed(columns, vgpus)
+
+
+def values_of(
+    columns: Columns, layout: Layout, vgpus: NDArray[np.int64], size: int
+) -> NDArray[np.float64]:
+    """[size] variables g, x, n and a of a plan [n, S], to start a search from; 0 elsewhere."""
+    values = np.zeros(size)
+    values[layout.vgpus] = vgpus[layout.cell_column, layout.cell_stage]
+    several = np.flatnonzero(layout.rates >= 0)
+    values[layout.rates[several]] = delivered_rps(columns, vgpus)[several]
+    count = np.bincount(
+        layout.cell_group, weights=values[layout.vgpus], minlength=len(layout.groups)
+    )
+    for (model, kind, divisor), number, vgpus_here in zip(
+        layout.groups, layout.gpus, count, strict=True
+    ):
+        gpus = np.ceil(vgpus_here / divisor)
+        values[layout.owned[model, kind]] += gpus
+        if number >= 0:
+            values[number] = gpus
+    return values
+
+
+def trimmed(columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The fewest vGPUs per stage that deliver the same rates."""
+    rate = delivered_rps(columns, vgpus)
+    needed = np.ceil(rate[:, None] / columns.rate_rps * (1 - 1e-12)).astype(np.int64)
+    return np.where(np.isfinite(columns.rate_rps), needed, 0)
+
+
+def delivered_rps(columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[n] rate of every configuration: the lowest of vGPUs times rate over its stages."""
+    with np.errstate(invalid="ignore"):
+        stage = np.where(np.isfinite(columns.rate_rps), vgpus * columns.rate_rps, np.inf)
+    return stage.min(axis=1)
+
+
+def lowest_share(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> float:
+    """The lowest rate / weight over models."""
+    rates = np.bincount(
+        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
+    )
+    return 1.0 if goal.fixed else float((rates / goal.weight).min())
+
+
+def gpus_in_use(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[C] whole GPUs that vGPU counts [n, S] take."""
+    column, stage = np.nonzero(vgpus)
+    used = np.zeros(len(problem.gpus), dtype=np.int64)
+    if not len(column):
+        return used
+    kind = columns.types[column, stage]
+    per_group = np.zeros((len(problem.models), len(problem.types)), dtype=np.int64)
+    np.add.at(per_group, (columns.model[column], kind), vgpus[column, stage])
+    whole = -(-per_group // problem.type_divisor)
+    np.add.at(used, problem.type_class, whole.sum(axis=0))
+    return used

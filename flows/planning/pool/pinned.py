@@ -1,0 +1,197 @@
+"""Models whose pools stay as the plan in force has them, while the others are planned around them.
+
+Their GPUs leave the problem before it is solved; their pipelines join the plan afterwards.
+Placement then leaves every GPU of theirs where it is, because it runs what it ran.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.options import PlanOptions
+from flows.planning.pool.best_effort import Form, Overflow, form_of, overflow_of
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Columns, enumerate_columns, stacked
+from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.problem import Problem
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Pipeline
+
+_REACHED = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left.
+
+    `overflow` is what pinned models have of it, where overflow is still wanted.
+    """
+
+    problem: Problem
+    goal: Goal
+    columns: Columns
+    vgpus: NDArray[np.int64]
+    others: NDArray[np.int64]
+    overflow: Overflow | None
+
+    def rest(self) -> tuple[Problem, Goal]:
+        """The problem of the other models on the GPUs that are left."""
+        gpus = self.problem.gpus - self.gpus()
+        models = tuple(self.problem.models[number] for number in self.others)
+        goal = replace(
+            self.goal,
+            weight=self.goal.weight[self.others],
+            minimum_rps=self.goal.minimum_rps[self.others],
+        )
+        return replace(self.problem, gpus=gpus, models=models), goal
+
+    def joined(
+        self, columns: Columns, vgpus: NDArray[np.int64]
+    ) -> tuple[Columns, NDArray[np.int64]]:
+        """Configurations and vGPUs of the others and the pinned models together."""
+        mine = replace(columns, model=self.others[columns.model])
+        return stacked([(mine, vgpus), (self.columns, self.vgpus)])
+
+    def with_overflow(self, beside: Overflow | None) -> Overflow | None:
+        """Overflow of the others and of the pinned models together."""
+        if beside is None:
+            return self.overflow
+        mine = replace(beside.columns, model=self.others[beside.columns.model])
+        theirs = self.overflow
+        parts = [(mine, beside.vgpus), *([(theirs.columns, theirs.vgpus)] if theirs else [])]
+        columns, vgpus = stacked(parts)
+        return Overflow(columns=columns, vgpus=vgpus)
+
+    def gpus(self) -> NDArray[np.int64]:
+        """[C] GPUs that pinned models use."""
+        used = gpus_in_use(self.problem, self.columns, self.vgpus)
+        if self.overflow is None:
+            return used
+        return used + gpus_in_use(self.problem, self.overflow.columns, self.overflow.vgpus)
+
+    def score(self, score: float) -> float:
+        """The score (or bound) of the whole plan from that of the others."""
+        if self.goal.fixed:
+            return score - float(self.goal.price @ self.gpus())
+        rates = _rates(self.problem, self.columns, self.vgpus)
+        shares = np.delete(rates / self.goal.weight, self.others)
+        return min(score, float(shares.min()))
+
+
+def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
+    """The pinned models of a problem; None where there are none.
+
+    Raises:
+        InputError: there is no plan in force, it has no such model, its pipelines no longer fit, or
+            no model is left to plan.
+    """
+    if not options.pinned_models:
+        return None
+    names = [model.name for model in problem.models]
+    before = {name: _pipelines(options, name, names) for name in options.pinned_models}
+    others = np.array(
+        [n for n, name in enumerate(names) if name not in options.pinned_models], dtype=np.int64
+    )
+    if not len(others):
+        raise InputError("pinned models", "all are pinned, none is left to plan")
+    deepest = max(len(p.stages) for pipelines in before.values() for p in pipelines)
+    every = enumerate_columns(problem, deepest)
+    rows: list[int] = []
+    counts: list[list[int]] = []
+    forms: list[tuple[Form, int]] = []
+    for name, pipelines in before.items():
+        for pipeline in pipelines:
+            if not pipeline.throughput_rps:
+                if options.overflow:
+                    forms.append(_overflow_form(problem, names.index(name), pipeline))
+                continue
+            rows.append(_row(problem, every, names.index(name), pipeline))
+            row = [stage.vgpus for stage in pipeline.stages]
+            counts.append(row + [0] * (every.types.shape[1] - len(row)))
+    columns = every.take(np.array(rows, dtype=np.int64))
+    vgpus = np.array(counts, dtype=np.int64)
+    kept = Pinned(
+        problem=problem,
+        goal=goal,
+        columns=columns,
+        vgpus=vgpus,
+        others=others,
+        overflow=overflow_of(problem, columns, forms),
+    )
+    _require_room(problem, kept.gpus())
+    _require_rates(problem, goal, _rates(problem, columns, vgpus), options)
+    return kept
+
+
+def _pipelines(options: PlanOptions, name: str, names: list[str]) -> tuple[Pipeline, ...]:
+    where = f"pinned model {name!r}"
+    if options.previous is None:
+        raise InputError(where, "needs the plan in force (--previous)")
+    found = [model for model in options.previous.models if model.name == name]
+    if not found or name not in names:
+        lacks = "the workload" if found else f"plan {options.previous.plan_id}"
+        raise InputError(where, f"is not in {lacks}")
+    return found[0].pipelines
+
+
+def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> int:
+    """The configuration of a pipeline of the plan in force."""
+    stages = pipeline.stages
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    wanted = [types.get((s.gpu_class, s.vgpu_divisor), -1) for s in stages]
+    cuts = [0, *(s.blocks[1] for s in stages)]
+    same = (
+        (every.model == model)
+        & (every.batch == pipeline.batch)
+        & (every.stages == len(stages))
+        & np.all(every.types[:, : len(stages)] == wanted, axis=1)
+        & np.all(every.cuts[:, : len(cuts)] == cuts, axis=1)
+    )
+    rows = np.flatnonzero(same)
+    if not len(rows):
+        form = ", ".join(f"{list(s.blocks)} on {s.gpu_class}/{s.vgpu_divisor}" for s in stages)
+        raise InputError(
+            f"pinned model {problem.models[model].name!r}",
+            f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin and classes",
+        )
+    return int(rows[0])
+
+
+def _overflow_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Form, int]:
+    """The form of a pipeline of the plan in force that promises nothing, and its GPUs."""
+    stage, arrays = pipeline.stages[0], problem.models[model]
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    number = types.get((stage.gpu_class, stage.vgpu_divisor), -1)
+    form = form_of(problem, model, number, pipeline.batch) if number in arrays.types else None
+    if form is None or stage.blocks != (0, arrays.blocks):
+        raise InputError(
+            f"pinned model {arrays.name!r}",
+            f"its overflow of batch {pipeline.batch} on {stage.gpu_class}/{stage.vgpu_divisor} "
+            "was not measured or may not be used",
+        )
+    return form, -(-stage.vgpus // stage.vgpu_divisor)
+
+
+def _require_room(problem: Problem, used: NDArray[np.int64]) -> None:
+    for name, count, exist in zip(problem.classes, used, problem.gpus, strict=True):
+        if count > exist:
+            raise InputError("pinned models", f"run on {count} GPUs of class {name}, {exist} exist")
+
+
+def _require_rates(
+    problem: Problem, goal: Goal, rates: NDArray[np.float64], options: PlanOptions
+) -> None:
+    asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
+    for model, rate, least in zip(problem.models, rates, asked, strict=True):
+        if model.name in options.pinned_models and rate < least * (1 - _REACHED):
+            raise InputError(
+                f"pinned model {model.name!r}",
+                f"its pools deliver {rate:.6g} requests/s, {least:.6g} are asked for",
+            )
+
+
+def _rates(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    rates = np.zeros(len(problem.models))
+    np.add.at(rates, columns.model, delivered_rps(columns, vgpus))
+    return rates

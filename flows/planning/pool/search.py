@@ -1,0 +1,215 @@
+"""Enumerate, bound, screen, solve: from a problem to vGPU counts with a proof.
+
+Here: the sequence of steps and the bookkeeping of the proof. Not here: the steps themselves.
+
+The proof: no plan is better than the relaxation's bound; a plan that uses a configuration dropped
+by the screen is at most as good as the best plan known then, or, where only the cheapest
+configurations were kept, at most bound - least loss of the cheapest one left out; any other plan
+is covered by the bound of the integer program. Where several models share the GPUs, the bound of
+their division (`divide`) covers every plan by itself.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.clock import Stopwatch
+from flows.planning.options import PlanOptions
+from flows.planning.pool.attempts import Attempts, Trace
+from flows.planning.pool.best import Best
+from flows.planning.pool.bound import Bound, Goal, solve_bound
+from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.divide import Alone, Division, Part
+from flows.planning.pool.rounding import round_down
+from flows.planning.pool.screen import least_loss, undominated
+from flows.planning.pool.tighten import prove, tighten
+from flows.planning.problem import Problem
+from triton_backend.contract.errors import InfeasibleError
+
+_SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
+_COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
+_WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
+_BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
+_DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
+_CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
+_ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The problem, every feasible configuration, and the prices of the relaxation over them."""
+
+    problem: Problem
+    columns: Columns
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A solved problem.
+
+    Attributes:
+        columns: configurations in use.
+        vgpus: [n, S] vGPUs of every stage of them.
+        score: z, or minus the cost.
+        bound: no plan's score is above this.
+        space: what it was found in.
+    """
+
+    columns: Columns
+    vgpus: NDArray[np.int64]
+    score: float
+    bound: float
+    trace: Trace
+    space: Space
+
+
+def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
+    """Find the best plan.
+
+    Raises:
+        InfeasibleError: a model has no feasible configuration, or the rates asked for cannot be
+            reached.
+    """
+    trace = Trace(solver=options.solver)
+    watch = Stopwatch()
+    feasible = enumerate_columns(problem, options.max_partitions)
+    columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
+    trace.configurations = {"enumerated": feasible.enumerated, "feasible": len(feasible)}
+    trace.seconds["enumerate"] = watch.restart()
+    bound = solve_bound(problem, columns, goal)
+    trace.seconds["bound"] = watch.restart()
+    best = Best(problem, columns, goal)
+    proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
+    trace.seconds["solve"] = watch.restart()
+    if best.vgpus is None:
+        raise InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
+    used = np.flatnonzero(best.vgpus.any(axis=1))
+    return Found(
+        columns=columns.take(used),
+        vgpus=best.vgpus[used],
+        score=best.score,
+        bound=max(proven, best.score),
+        trace=trace,
+        space=Space(problem=problem, columns=feasible, bound=bound),
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search: attempts at the best plan, and the relaxation's bound."""
+
+    attempts: Attempts
+    bound: Bound
+    best: Best = field(init=False)
+    trace: Trace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.best, self.trace = self.attempts.best, self.attempts.trace
+
+    def solve(self) -> float:
+        """Improve the best plan until it is proven or the limits end; returns the proven bound."""
+        best = self.best
+        loss = least_loss(best.problem, best.columns, self.bound)
+        rows = np.argsort(loss, kind="stable")
+        loss = loss[rows]
+        best.offer(round_down(best.problem, best.columns, self.bound.rate_rps, best.goal))
+        self.trace.seconds["screen"] = self.attempts.watch.restart()
+        proven, kept = self.bound.score, 0
+        sizes = self._sizes()
+        for number, most in enumerate(sizes):
+            size = int(np.searchsorted(loss, self.bound.score - best.score))
+            open_rows = rows[:size]
+            kept = min(most, self.attempts.fitting(open_rows))
+            chosen, left_out = open_rows[:kept], open_rows[kept:]
+            kept = len(chosen)
+            last = most == self._most_columns() or not len(left_out)
+            if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
+                proven = min(proven, self._divide(proven))
+                if best.gap_to(proven) <= _CLOSE or self.attempts.out_of_time():
+                    self._note(0, proven)
+                    break
+            ceiling = -np.inf
+            if len(left_out):
+                ceiling = self.bound.score - float(loss[kept])
+            inside = self.attempts.improve(np.sort(chosen), thorough=last)
+            proven = min(proven, max(inside, ceiling, best.score))
+            if last or self.attempts.settled(proven) or self.attempts.out_of_time():
+                more = self.attempts.settled(inside) or self.attempts.far(proven)
+                if len(left_out) and more and not self.attempts.out_of_time():
+                    proven = min(proven, self._whole_space(open_rows))
+                self._note(len(left_out), proven)
+                break
+        self.trace.configurations["kept"] = kept
+        return proven
+
+    def _divide(self, proven: float) -> float:
+        """Divide the GPUs among the models; returns a bound."""
+
+        def done(bound: float) -> bool:
+            return self.attempts.settled(bound) or self.attempts.out_of_time()
+
+        proven = Division(self.best, proven, self._alone).improve(_DIVISION_EFFORT, done)
+        self.trace.status = "optimal" if self.attempts.settled(proven) else "effort limit reached"
+        if self.attempts.out_of_time():
+            self.trace.status = "time limit reached"
+        return proven
+
+    def _alone(self, part: Part, bound: Bound, enough: float, times: int) -> Alone:
+        """Plan one model on the GPUs it was given."""
+        options = replace(
+            self.attempts.options,
+            node_limit=self._alone_nodes(times),
+            time_limit_s=self.attempts.seconds_left(),
+        )
+        best = Best(part.problem, part.columns, part.goal)
+        trace = Trace(solver=options.solver)
+        attempts = Attempts(best, bound.score, options, trace, Stopwatch(), enough)
+        most = _Run(attempts, bound).solve()
+        return Alone(
+            vgpus=best.vgpus,
+            rate_rps=best.score,
+            most_rps=max(most, best.score),
+            effort=1 + trace.effort,
+        )
+
+    def _alone_nodes(self, times: int) -> int:
+        asked = self.attempts.options.node_limit
+        nodes = _ALONE_NODES * times
+        return nodes if asked is None else min(asked, nodes)
+
+    def _whole_space(self, rows: NDArray[np.int64]) -> float:
+        """What the narrowed relaxation over all configurations left open still allows."""
+        best, cutoff = self.best, self.attempts.cutoff()
+        if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
+            return self.bound.score
+        columns = best.columns.take(np.sort(rows))
+        narrowed = tighten(best.problem, columns, best.goal, cutoff)
+        if narrowed is None:
+            self.trace.status = "optimal"
+            return cutoff
+        if self.attempts.short or not self.attempts.far(narrowed.ceiling):
+            return max(cutoff, narrowed.ceiling)
+        return prove(best.problem, columns, best.goal, cutoff, _BOXES)
+
+    def _sizes(self) -> list[int]:
+        """How many configurations each integer program may have, the last one the most."""
+        if self.attempts.settled(self.bound.score):
+            return []
+        most = self._most_columns()
+        return [size for size in _SKETCHES if 2 * size <= most] + [most]
+
+    def _most_columns(self) -> int:
+        if self.attempts.options.max_columns is not None:
+            return self.attempts.options.max_columns
+        return _COLUMNS if self.attempts.short else _COLUMNS_DEEP
+
+    def _note(self, left_out: int, proven: float) -> None:
+        if left_out and not self.attempts.settled(proven):
+            self.trace.notes.append(
+                f"{left_out} configurations that the exact screen left open were set aside; "
+                "the gap covers them through the relaxation's bound"
+            )
+        if self.trace.status == "time limit reached":
+            self.trace.notes.append("time limit hit: this is the best plan found, with its gap")

@@ -1,0 +1,329 @@
+"""Among plans as good as the best: what sustains most, then fewest stages, then fewest GPUs moved.
+
+The integer program once more, with the objective held where it is, and over every configuration
+that a plan as good can use:
+
+    on_c    ∈ {0, 1}     configuration c is in use:   g_cs ≤ room_cs · on_c
+    stay_cs whole        GPUs that go on with stage s of c:   v_cs · stay_cs ≤ g_cs, and over all
+                         stages of one model, vGPU type and blocks no more than run it now
+
+    first   maximise     the value of `sustain`, where throughput is the objective
+    then    minimise     Σ_c stages_c · on_c              at nearly that value
+    then    minimise     Σ_mk a_mk - Σ_cs stay_cs        at no more stages, at nearly that value
+
+Only the scarcest model is at its limit in a plan of the best objective. The first program gives the
+others what is left of the GPUs, where it helps most, and prefers forms that leave more time to wait.
+(What lost before: fewest stages first, which took slack from pipelines; see the planner's README.)
+
+A GPU stays where all its vGPUs keep model, size and blocks; without a plan in force none does, and
+the plan with fewest GPUs is left. All solves look only for something better than what is known, so
+that most end with the proof that there is nothing. Their effort is limited in nodes; where one
+ends without proof, the certificate's `ties` say so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.clock import Stopwatch
+from flows.planning.options import PlanOptions
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Columns
+from flows.planning.pool.headroom import HEADROOM
+from flows.planning.pool.integer import (
+    Layout,
+    add_integer_program,
+    counts_of,
+    delivered_rps,
+    gpus_in_use,
+    lowest_share,
+    values_of,
+)
+from flows.planning.pool.queueing import needed_by
+from flows.planning.pool.screen import least_loss
+from flows.planning.pool.search import Found
+from flows.planning.pool.sustained_load import BURSTS, Sustained
+from flows.planning.problem import Problem
+from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+
+# Configurations looked at, those with the least loss, and branch-and-bound nodes × stages of
+# configurations that each solve may take: a look, or more where a plan is in force.
+_LOOK = (48, 600)
+_IN_FORCE = (240, 10_000)
+_SHARE = 0.1  # of a time limit that each solve may add
+_GIVE = 1e-3  # what stages and moves may cost of the value sustained: a hair
+_LESS = 0.5  # solutions must be better by more than this to count
+_HELD = (
+    1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
+)
+_ENOUGH = 1e-4  # of the value: closer to the best is not looked for
+_ROUNDING = 1e-9
+_EQUAL = 1e-12  # scores this close are ties
+_REACHED = 1e-9  # a prescribed rate counts as reached from this close
+
+Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tied:
+    """The configurations of equally good plans, what they sustain, and what GPUs run now."""
+
+    problem: Problem
+    columns: Columns
+    goal: Goal
+    score: float
+    running: Mapping[Use, int]
+    sustained: Sustained | None
+
+    def stages(self, vgpus: NDArray[np.int64]) -> int:
+        """Stages in use."""
+        return int(np.count_nonzero(vgpus))
+
+    def moved(self, vgpus: NDArray[np.int64]) -> int:
+        """GPUs in use less those that stay."""
+        stay: dict[Use, int] = {}
+        for row, s in zip(*np.nonzero(vgpus), strict=True):
+            use = self.use(int(row), int(s))
+            whole = int(vgpus[row, s]) // self.problem.types[use[1]][1]
+            stay[use] = stay.get(use, 0) + whole
+        used = int(gpus_in_use(self.problem, self.columns, vgpus).sum())
+        return used - sum(min(count, self.running.get(use, 0)) for use, count in stay.items())
+
+    def use(self, row: int, s: int) -> Use:
+        """What a stage of a configuration makes a GPU do."""
+        columns = self.columns
+        first, last = columns.cuts[row, s : s + 2]
+        return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)
+
+    def as_good(self, vgpus: NDArray[np.int64]) -> bool:
+        """Whether a plan reaches the score and the rates asked for."""
+        rates = np.bincount(
+            self.columns.model,
+            weights=delivered_rps(self.columns, vgpus),
+            minlength=len(self.goal.weight),
+        )
+        asked = np.maximum(self.goal.weight * self.goal.fixed, self.goal.minimum_rps)
+        if np.any(rates < asked * (1 - _REACHED)):
+            return False
+        if self.goal.fixed:
+            used = gpus_in_use(self.problem, self.columns, vgpus)
+            return -float(self.goal.price @ used) >= self.score * (1 + _EQUAL)
+        return lowest_share(self.columns, vgpus, self.goal) >= self.score * (1 - _EQUAL)
+
+
+def settle(
+    found: Found,
+    goal: Goal,
+    options: PlanOptions,
+    running: Mapping[Use, int],
+    margin_us: NDArray[np.float64],
+) -> Found:
+    """The same objective, better sustained, with fewer stages and fewer GPUs that change hands.
+
+    Args:
+        found: the best plan, and the space it was found in.
+        goal: what was asked of the rates.
+        options: the solver, and its node limit where one is given.
+        running: how many GPUs run what under the plan in force; empty without one.
+        margin_us: [models] what their margins leave of the SLOs.
+    """
+    watch = Stopwatch()
+    in_force = options.previous is not None
+    most, node_cells = _IN_FORCE if in_force else _LOOK
+    tied, vgpus, proven = _tied(found, goal, (running, margin_us), most)
+    nodes = max(1, node_cells // int(np.isfinite(tied.columns.rate_rps).sum()))
+    limit = options.time_limit_s
+    limits = Limits(
+        relative_gap=0.0,
+        nodes=options.node_limit or nodes,
+        seconds=None if limit is None else limit * _SHARE,
+    )
+    ties = found.trace.ties
+    least = -np.inf
+    if tied.sustained is not None:
+        vgpus, ended = _more_sustained(tied, tied.sustained, vgpus, limits)
+        proven = proven and ended
+        ties["sustained"] = [round(float(e), 4) for e in tied.sustained.shares(vgpus)[0]]
+        least = tied.sustained.value(vgpus) - _GIVE
+    full = np.array_equal(gpus_in_use(tied.problem, tied.columns, vgpus), tied.problem.gpus)
+    if not full:
+        vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=True)
+        proven = proven and ended
+    if in_force or (goal.fixed and not full):  # what is free else becomes slack anyway
+        vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=False)
+        proven = proven and ended
+    found.trace.seconds["ties"] = watch.seconds()
+    ties |= {"stages": tied.stages(vgpus), "proven": proven}
+    used = np.flatnonzero(vgpus.any(axis=1))
+    score = found.score if goal.fixed else lowest_share(tied.columns, vgpus, goal)
+    return replace(
+        found,
+        columns=tied.columns.take(used),
+        vgpus=vgpus[used],
+        score=score,
+        bound=max(score, found.bound),
+    )
+
+
+def _tied(
+    found: Found,
+    goal: Goal,
+    given: tuple[Mapping[Use, int], NDArray[np.float64]],
+    most: int,
+) -> tuple[_Tied, NDArray[np.int64], bool]:
+    """Configurations that a plan as good can use, the plan known over them, and if that is all."""
+    running, margin_us = given
+    space, problem = found.space, found.space.problem
+    columns = space.columns
+    paid = columns.usage @ space.bound.gpu_price
+    reduced = np.maximum(paid - space.bound.rate_price[columns.model], 0.0)
+    loss = least_loss(problem, columns, replace(space.bound, reduced_cost=reduced))
+    order = np.argsort(loss, kind="stable")
+    size = int(np.searchsorted(loss[order], (space.bound.score - found.score) * (1 + 1e-9)))
+    rows = np.sort(order[: min(size, most)])
+    own = _rows_of(found.columns, columns)
+    rows = np.union1d(rows, own)
+    vgpus = np.zeros((len(rows), columns.types.shape[1]), dtype=np.int64)
+    vgpus[np.searchsorted(rows, own), : found.vgpus.shape[1]] = found.vgpus
+    columns, sustained = columns.take(rows), None
+    promised = np.maximum(goal.weight * found.score, goal.minimum_rps)
+    if not goal.fixed and np.all(promised > 0):
+        needed = needed_by(problem, columns, margin_us, promised)
+        sustained = Sustained(columns=columns, needed=needed, promised_rps=promised)
+    tied = _Tied(
+        problem=problem,
+        columns=columns,
+        goal=goal,
+        score=found.score,
+        running=running,
+        sustained=sustained,
+    )
+    return tied, vgpus, size <= most
+
+
+def _rows_of(some: Columns, every: Columns) -> NDArray[np.int64]:
+    """Where configurations stand among all."""
+
+    def keys(columns: Columns) -> list[bytes]:
+        parts = (columns.model[:, None], columns.batch[:, None], columns.stages[:, None])
+        table = np.ascontiguousarray(np.hstack([*parts, columns.types, columns.cuts]))
+        return [row.tobytes() for row in table]
+
+    number = {key: row for row, key in enumerate(keys(every))}
+    return np.array([number[key] for key in keys(some)], dtype=np.int64)
+
+
+def _more_sustained(
+    tied: _Tied, sustained: Sustained, vgpus: NDArray[np.int64], limits: Limits
+) -> tuple[NDArray[np.int64], bool]:
+    """A plan as good that sustains more, and whether none does."""
+    build = ProgramBuilder()
+    layout = add_integer_program(build, tied.problem, tied.columns, tied.goal, -np.inf)
+    e, h = sustained.variables(build, layout)
+    program = _held(tied, build.build(), layout)
+    cost = np.zeros_like(program.cost)
+    cost[e], cost[h] = 1.0, BURSTS
+    start = values_of(tied.columns, layout, vgpus, len(cost))
+    start[e], start[h] = sustained.shares(vgpus)
+    start[layout.z] = program.lower[layout.z]
+    known = sustained.value(vgpus)
+    limits = replace(limits, enough=sustained.most() * (1 - _ENOUGH), relative_gap=_ENOUGH)
+    answer = solve_integer(replace(program, cost=cost), limits, start=start)
+    if answer.values is not None:
+        fresh = counts_of(layout, tied.columns, answer.values)
+        if sustained.value(fresh) > known and tied.as_good(fresh):
+            known, vgpus = sustained.value(fresh), fresh
+    return vgpus, answer.bound <= known * (1 + 2 * _ENOUGH)
+
+
+def _fewer(
+    tied: _Tied, vgpus: NDArray[np.int64], limits: Limits, least: float, *, stages_first: bool
+) -> tuple[NDArray[np.int64], bool]:
+    """A plan as good with fewer stages (or moves, at no more stages), and whether none has less."""
+    now = tied.stages(vgpus) if stages_first else tied.moved(vgpus)
+    program, layout = _program(tied, None if stages_first else tied.stages(vgpus), least)
+    answer = solve_integer(program, replace(limits, cutoff=_LESS - now))
+    if answer.values is not None:
+        fresh = counts_of(layout, tied.columns, answer.values)
+        size = tied.stages(fresh) if stages_first else tied.moved(fresh)
+        held = tied.sustained is None or tied.sustained.value(fresh) >= least - _HELD
+        if size < now and held and tied.as_good(fresh):
+            now, vgpus = size, fresh
+    return vgpus, answer.bound < _LESS - now
+
+
+def _held(tied: _Tied, program: Program, layout: Layout) -> Program:
+    """The program with its score held."""
+    if tied.goal.fixed:
+        return program
+    lower, upper = program.lower.copy(), program.upper.copy()
+    lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
+    return replace(program, lower=lower, upper=upper)
+
+
+def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Program, Layout]:
+    """Fewest stages, or fewest moves with at most so many stages, at the least value."""
+    columns, goal = tied.columns, tied.goal
+    build = ProgramBuilder()
+    cutoff = tied.score if goal.fixed else -np.inf
+    layout = add_integer_program(build, tied.problem, columns, goal, cutoff)
+    on = build.variables("on", len(columns), upper=1.0, whole=True)
+    most = np.maximum(goal.weight * (1.0 if goal.fixed else tied.score), goal.minimum_rps)
+    if tied.sustained is not None:
+        tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
+        most = most * (1 + HEADROOM)
+    most = most[columns.model]
+    room = _use_rows(build, tied, layout, (on, most))
+    stay = _stay_rows(build, tied, layout)
+    if most_stages is not None:
+        row = build.rows("stages", 1, upper=float(most_stages))
+        build.entries(np.repeat(row, len(on)), on, columns.stages)
+    program = _held(tied, build.build(), layout)
+    cost, upper = np.zeros_like(program.cost), program.upper.copy()
+    if most_stages is None:
+        cost[on] = -columns.stages
+    else:
+        cost[layout.owned.reshape(-1)], cost[stay] = -1.0, 1.0
+    upper[layout.vgpus] = np.minimum(upper[layout.vgpus], room)
+    return replace(program, cost=cost, upper=upper), layout
+
+
+def _use_rows(
+    build: ProgramBuilder,
+    tied: _Tied,
+    layout: Layout,
+    parts: tuple[NDArray[np.int64], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Rows that make `on` speak of use; returns the most vGPUs any stage can need."""
+    on, most = parts
+    several = np.flatnonzero(layout.rates >= 0)
+    used = build.rows("used", len(several), upper=0.0)
+    build.entries(used, layout.rates[several], 1.0)
+    build.entries(used, on[several], -most[several])
+    rate = tied.columns.rate_rps[layout.cell_column, layout.cell_stage]
+    room = np.ceil(most[layout.cell_column] / rate - _ROUNDING)
+    opened = build.rows("opened", len(room), upper=0.0)
+    build.entries(opened, layout.vgpus, 1.0)
+    build.entries(opened, on[layout.cell_column], -room)
+    return room
+
+
+def _stay_rows(build: ProgramBuilder, tied: _Tied, layout: Layout) -> NDArray[np.int64]:
+    """Variables `stay` with their rows."""
+    cells = zip(layout.cell_column, layout.cell_stage, strict=True)
+    uses = [tied.use(int(column), int(stage)) for column, stage in cells]
+    same = [i for i, use in enumerate(uses) if tied.running.get(use)]
+    stay = build.variables("stay", len(same), whole=True)
+    whole = build.rows("whole", len(same), upper=0.0)
+    divisors = [tied.problem.types[uses[i][1]][1] for i in same]
+    build.entries(whole, stay, divisors)
+    build.entries(whole, layout.vgpus[np.array(same, dtype=np.int64)], -1.0)
+    known = sorted({uses[i] for i in same})
+    counts = np.array([tied.running[use] for use in known], dtype=np.float64)
+    running = build.rows("running", len(known), upper=counts)
+    at = np.array([known.index(uses[i]) for i in same], dtype=np.int64)
+    build.entries(running[at], stay, 1.0)
+    return stay

@@ -1,0 +1,1 @@
+"""Sparse programs and the solvers that take them."""

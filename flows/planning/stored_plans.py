@@ -1,0 +1,83 @@
+"""A plan made from the warehouse's profiles, stored there, and made ready to be served."""
+
+from dataclasses import dataclass
+
+from flows.clock import now_utc
+from flows.planning import PlanOptions, make_plan
+from flows.planning.robust import make_robust_plan
+from flows.planning.verify import verify_plan
+from flows.preparation.boundaries import as_measured
+from flows.workspace import Workspace
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import Workload
+from warehouse.plans import add_plan, read_plan
+from warehouse.profiles import read_profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A stored plan, and what was left out or odd about its profiles."""
+
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+def load_profiles(
+    work: Workspace, cluster: Cluster, workload: Workload
+) -> tuple[dict[str, ModelProfile], list[str]]:
+    """Profiles of the workload's models on the cluster's classes, boundaries as measured.
+
+    Raises:
+        InputError: a model is not in the warehouse or was not profiled on any of the classes.
+    """
+    names = [model.name for model in workload.models]
+    classes = [gpu_class.name for gpu_class in cluster.gpu_classes]
+    with work.open(read_only=True) as warehouse:
+        profiles, warnings = read_profiles(warehouse, names, classes)
+        for name in names:
+            profiles[name], more = as_measured(work, warehouse, profiles[name])
+            warnings += more
+        return profiles, warnings
+
+
+def plan_step(
+    work: Workspace,
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions,
+    *,
+    robust: bool = False,
+) -> Planned:
+    """Plan, verify against the profiles, and store; `robust` chooses margins by simulation.
+
+    Raises:
+        InputError: the inputs do not fit, or no plan can meet an SLO.
+        InvariantError: the plan's own numbers do not follow from the profiles.
+    """
+    profiles, warnings = load_profiles(work, cluster, workload)
+    make = make_robust_plan if robust else make_plan
+    plan = make(profiles, cluster, workload, options)
+    differences = verify_plan(plan, profiles)
+    if differences:
+        raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")
+    store_plan(work, plan)
+    return Planned(plan=plan, warnings=tuple(warnings))
+
+
+def store_plan(work: Workspace, plan: Plan) -> None:
+    """Store a plan under its id."""
+    with work.open() as warehouse:
+        add_plan(warehouse, plan, now_utc())
+
+
+def find_plan(work: Workspace, plan_id: str) -> Plan:
+    """A stored plan by its id or the beginning of it.
+
+    Raises:
+        InputError: none or several fit.
+    """
+    with work.open(read_only=True) as warehouse:
+        return read_plan(warehouse, plan_id)

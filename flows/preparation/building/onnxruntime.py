@@ -1,0 +1,116 @@
+"""Artifacts of onnxruntime: the stage's ONNX file beside the class's cores, threads, stretch.
+
+onnxruntime optimises when it loads, for the machine it is on; nothing is compiled here. The file is
+linked, not copied, where the file system allows it.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnxruntime
+
+from flows.device_class import DeviceClass
+from flows.preparation.building.keys import BuiltArtifact, artifact_key, file_digest, publish
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import Artifact
+from triton_backend.runtimes.onnxruntime import CUDA, DEVICE_OPTION
+
+RUNTIME = "onnxruntime"
+DATA_SUFFIX = ".data"
+# Raised when the same ingredients would give another artifact.
+RECIPE = 1
+
+
+def build_stage(
+    stage: Path,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    device_class: DeviceClass,
+    max_batch: int,
+    root: Path,
+) -> BuiltArtifact:
+    """Make the artifact of one stage for one CPU class under `root`, or find it there.
+
+    Args:
+        stage: the stage's ONNX file; large weights lie beside it as `<file>.data`.
+        inputs: tensors it takes.
+        outputs: tensors it gives.
+        device_class: cores, threads and stretch.
+        max_batch: largest batch it will be asked for.
+        root: folder of all artifacts.
+
+    Raises:
+        InputError: no such stage file.
+    """
+    artifact = Artifact(
+        runtime=RUNTIME,
+        gpu_class=device_class.name,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        max_batch=max_batch,
+        files={"model": stage.name},
+        options=device_class.to_options(),
+    )
+    return _publish(stage, artifact, root)
+
+
+def build_cuda_stage(
+    stage: Path,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    gpu_class: str,
+    max_batch: int,
+    root: Path,
+) -> BuiltArtifact:
+    """As `build_stage`, for onnxruntime's CUDA provider on a GPU class.
+
+    Raises:
+        InputError: no such stage file.
+    """
+    artifact = Artifact(
+        runtime=RUNTIME,
+        gpu_class=gpu_class,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        max_batch=max_batch,
+        files={"model": stage.name},
+        options={DEVICE_OPTION: CUDA},
+    )
+    return _publish(stage, artifact, root)
+
+
+def _publish(stage: Path, artifact: Artifact, root: Path) -> BuiltArtifact:
+    if not stage.is_file():
+        raise InputError(str(stage), "no such stage file")
+    data = stage.with_name(stage.name + DATA_SUFFIX)
+    files = [file for file in (stage, data) if file.is_file()]
+    key = artifact_key(
+        {
+            "recipe": RECIPE,
+            "stage": [file_digest(file) for file in files],
+            "runtime": RUNTIME,
+            "version": onnxruntime.__version__,
+            "class": [artifact.gpu_class, dict(artifact.options)],
+            "tensors": [spec.to_dict() for spec in (*artifact.inputs, *artifact.outputs)],
+            "max_batch": artifact.max_batch,
+        }
+    )
+
+    def fill(folder: Path) -> None:
+        for file in files:
+            _link(file, folder / file.name)
+        artifact.write(folder)
+
+    return publish(root, key, fill)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)

@@ -1,0 +1,71 @@
+"""Do block times add up? The sum of a model's block times against the whole model as one stage.
+
+A planner adds block latencies up. Where blocks fuse better together, or lose time at their edges,
+the sum is off; the ratio says by how much, and is stored beside the cells.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flows.preparation.profiling.copies import Copies
+from flows.preparation.profiling.measure import MeasureLimits
+from flows.preparation.profiling.statistics import summarise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumRatio:
+    """`ratio` = sum of the blocks' mean latencies / mean latency of the whole stage (µs)."""
+
+    model: str
+    gpu_class: str
+    vgpu_divisor: int
+    batch: int
+    blocks_us: float
+    whole_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: the planner is pessimistic."""
+        return self.blocks_us / self.whole_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeTarget:
+    """The artifact of all blocks of a model, and the sum of block latencies by (divisor, batch)."""
+
+    model: str
+    gpu_class: str
+    artifact: Path
+    blocks_us: Mapping[tuple[int, int], float]
+
+
+def measure_ratios(
+    targets: list[WholeTarget],
+    *,
+    store: Callable[[SumRatio], None],
+    limits: MeasureLimits | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Measure whole models and hand every ratio to `store`; how many were measured.
+
+    Raises:
+        InputError: an artifact cannot be loaded.
+    """
+    asked, count = asdict(limits or MeasureLimits()), 0
+    with Copies(environment) as copies:
+        for target in targets:
+            for (divisor, batch), blocks_us in target.blocks_us.items():
+                copies.load(target.artifact, divisor)
+                store(
+                    SumRatio(
+                        model=target.model,
+                        gpu_class=target.gpu_class,
+                        vgpu_divisor=divisor,
+                        batch=batch,
+                        blocks_us=blocks_us,
+                        whole_us=summarise(copies.measure(batch, asked)).mean_us,
+                    )
+                )
+                count += 1
+    return count

@@ -1,0 +1,157 @@
+"""Profile tables as CSV files: `block_latency_us.csv` and `boundary_bytes.csv`, in and out.
+
+Pure files to and from core types; the warehouse's import and the benchmarks share it.
+Not here: measuring cells, and storing them.
+"""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.files import write_text
+from triton_backend.contract.cluster import MAX_DIVISOR
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import LARGEST
+from triton_backend.contract.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.simulator.offered import text_lines
+
+LATENCY_FILE = "block_latency_us.csv"
+BOUNDARY_FILE = "boundary_bytes.csv"
+MAX_BLOCKS = 1_000
+MAX_BATCH = 4_096
+
+
+@dataclass(slots=True)
+class _Raw:
+    """What the two files say of one model."""
+
+    cells: list[LatencyCell] = field(default_factory=list[LatencyCell])
+    bytes_after: dict[int, int] = field(default_factory=dict[int, int])
+
+
+def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
+    """Profiles of every model in a folder, and warnings about what was left out or odd.
+
+    Latencies are microseconds, boundaries bytes per sample. An empty or unreadable latency cell
+    counts as missing, so that its class is left out with a warning.
+
+    Raises:
+        InputError: a file is absent, lacks a column, or a model has nothing usable.
+    """
+    raw: dict[str, _Raw] = {}
+    for where, row in _rows(folder / LATENCY_FILE, set(LatencyCell._fields) | {"model"}):
+        cell = LatencyCell(
+            gpu_class=_name(where, row, "gpu_class"),
+            vgpu_divisor=_whole(where, row, "vgpu_divisor", (1, MAX_DIVISOR)),
+            block=_whole(where, row, "block", (0, MAX_BLOCKS - 1)),
+            batch=_whole(where, row, "batch", (1, MAX_BATCH)),
+            latency_us=_number(row["latency_us"]),
+        )
+        raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
+    for where, row in _rows(folder / BOUNDARY_FILE, {"model", "after_block", "bytes_per_sample"}):
+        entry = raw.setdefault(_name(where, row, "model"), _Raw())
+        block = _whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
+        entry.bytes_after[block] = _whole(where, row, "bytes_per_sample", (0, LARGEST))
+    return _profiles(folder, raw)
+
+
+def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Path, Path]:
+    """Write the two files for these profiles, as `read_tables` reads them; returns their paths.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    cells = [
+        [name, gpu_class, divisor, block, batch + 1, float(value)]
+        for name, profile in profiles.items()
+        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
+        for (block, batch), value in np.ndenumerate(table)
+    ]
+    sizes = [
+        [name, block, size]
+        for name, profile in profiles.items()
+        for block, size in enumerate(profile.boundary_bytes)
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(str(folder), f"cannot be written: {error.strerror}") from error
+    latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
+    write_text(latency, _csv(["model", *LatencyCell._fields], cells))
+    write_text(boundary, _csv(["model", "after_block", "bytes_per_sample"], sizes))
+    return latency, boundary
+
+
+def _csv(head: list[str], rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(head)
+    out.writerows(rows)
+    return text.getvalue()
+
+
+def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelProfile], list[str]]:
+    profiles: dict[str, ModelProfile] = {}
+    warnings: list[str] = []
+    for name, entry in raw.items():
+        blocks = max((cell.block for cell in entry.cells), default=-1) + 1
+        if not blocks:
+            warnings.append(f"{name} left out: boundaries but no latencies")
+            continue
+        missing = [i for i in range(blocks - 1) if i not in entry.bytes_after]
+        if missing:
+            raise InputError(
+                f"{folder / BOUNDARY_FILE}, model {name!r}", f"no bytes after block {missing[0]}"
+            )
+        sizes = tuple(entry.bytes_after[i] for i in range(blocks - 1))
+        profiles[name], complaints = profile_from_cells(name, entry.cells, sizes)
+        warnings.extend(complaints)
+    return profiles, warnings
+
+
+def _rows(path: Path, columns: set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Each row with where it stands, for messages."""
+    reader = csv.DictReader(text_lines(path))
+    absent = columns - set(reader.fieldnames or ())
+    if absent:
+        raise InputError(str(path), f"column {min(absent)!r} is missing")
+    try:
+        rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}", f"not CSV: {error}") from error
+    if not rows:
+        raise InputError(str(path), "has no row")
+    return rows
+
+
+def _name(where: str, row: Mapping[str, str], column: str) -> str:
+    if not row[column]:
+        raise InputError(f"{where}, {column}", "is empty")
+    return row[column]
+
+
+def _whole(where: str, row: Mapping[str, str], column: str, bounds: tuple[int, int]) -> int:
+    try:
+        value = int(row[column])
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{where}, {column}", f"{row[column] or ''!r} is no whole number"
+        ) from error
+    if not bounds[0] <= value <= bounds[1]:
+        reason = f"{value:.4g} is not within {bounds[0]} and {bounds[1]}"
+        raise InputError(f"{where}, {column}", reason)
+    return value
+
+
+def _number(text: str | None) -> float:
+    """NaN where there is none, and where it is beyond all measure."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return float("nan")
+    return value if value <= LARGEST else float("nan")

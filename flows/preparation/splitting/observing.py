@@ -1,0 +1,142 @@
+"""Running a model and looking: which tensors carry the batch, and whether samples stay alone.
+
+Shapes found by running hold for every operator; rules about operators do not. A tensor may cross a
+boundary only if its dimension 0 is the batch, its other dimensions are fixed, and the row of a
+sample does not depend on which batch the sample is in (batches may be formed anew).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from flows.preparation.splitting.graph import KSERVE_DTYPES, Layers
+from flows.preparation.splitting.running import (
+    Arrays,
+    first_line,
+    open_session,
+    quiet_options,
+    random_inputs,
+    relative_error,
+    run_session,
+    with_outputs,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
+
+SMALL_BATCH, LARGE_BATCH = 2, 3
+# Kernels differ between batch sizes in the last bits; a mix-up of samples shows as order 1.
+SAMPLE_TOLERANCE = 1e-4
+SEED = 7
+NUMPY_TO_KSERVE = {
+    np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)): name
+    for code, name in KSERVE_DTYPES.items()
+}
+
+
+def input_specs(model: onnx.ModelProto, names: Sequence[str], where: str) -> tuple[TensorSpec, ...]:
+    """Specs of the model's inputs, batch symbolic.
+
+    Raises:
+        InputError: an element type that clients cannot send.
+    """
+    values = {value.name: value.type.tensor_type for value in model.graph.input}
+    specs: list[TensorSpec] = []
+    for name in names:
+        dtype = KSERVE_DTYPES.get(values[name].elem_type)
+        if dtype is None:
+            raise InputError(f"{where}, input {name!r}", "element type is not served")
+        dims = tuple(d.dim_value for d in values[name].shape.dim)[1:]
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=(-1, *dims)))
+    return tuple(specs)
+
+
+def require_samples_alone(
+    path: Path, where: str, inputs: Sequence[TensorSpec], max_batch: int
+) -> None:
+    """Run at batch 1, 2 and the largest, at least 3, and compare every sample's results.
+
+    Raises:
+        InputError: a batch cannot be run, an output has no batch dimension, or a sample's result
+            depends on its batch.
+    """
+    session = open_session(path, where)
+    max_batch = max(max_batch, LARGE_BATCH)
+    feed = random_inputs(inputs, max_batch, np.random.default_rng(SEED))
+    whole = _run(session, feed, where)
+    for batch in (1, SMALL_BATCH):
+        part = _run(session, {k: v[:batch] for k, v in feed.items()}, where)
+        for name in whole:
+            if part[name].shape[:1] != (batch,) or whole[name].shape[:1] != (max_batch,):
+                shape = list(part[name].shape)
+                raise InputError(
+                    f"{where}, output {name!r}",
+                    f"shape {shape} at batch {batch}: dimension 0 is not the batch",
+                )
+            error = relative_error(part[name], whole[name][:batch])
+            if not error <= SAMPLE_TOLERANCE:
+                raise InputError(
+                    f"{where}, output {name!r}",
+                    f"a sample's result at batch {batch} differs from the one at batch"
+                    f" {max_batch} by {error:.2g} relative: its batch cannot be made symbolic",
+                )
+
+
+def boundary_specs(
+    path: Path, where: str, layers: Layers, inputs: Sequence[TensorSpec]
+) -> dict[str, TensorSpec]:
+    """Specs of all tensors that may cross a boundary, by name.
+
+    Raises:
+        InputError: the model cannot be run with its inner tensors as outputs.
+    """
+    names = [n for n in layers.made_at if n in layers.last_use and n not in layers.inputs]
+    small, large = run_batches(path, where, names, inputs)
+    found = {spec.name: spec for spec in inputs}
+    for name in names:
+        spec = _spec(name, small, large)
+        if spec is not None:
+            found[name] = spec
+    return found
+
+
+def run_batches(
+    path: Path, where: str, names: Sequence[str], inputs: Sequence[TensorSpec]
+) -> tuple[Arrays, Arrays]:
+    """Inner tensors at `SMALL_BATCH` and at `LARGE_BATCH`, which begins with the same samples.
+
+    Raises:
+        InputError: the model cannot be run with its inner tensors as outputs.
+    """
+    options = quiet_options()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    probe = with_outputs(path, names, path.with_name(f".observe-{path.name}"))
+    try:
+        session = open_session(probe, where, options)
+    finally:
+        probe.unlink()
+    feed = random_inputs(inputs, LARGE_BATCH, np.random.default_rng(SEED))
+    small = _run(session, {name: array[:SMALL_BATCH] for name, array in feed.items()}, where)
+    return small, _run(session, feed, where)
+
+
+def _spec(name: str, small: Arrays, large: Arrays) -> TensorSpec | None:
+    """The spec of one tensor seen at two batches; None where it may not cross a boundary."""
+    few, many = small[name], large[name]
+    dtype = NUMPY_TO_KSERVE.get(many.dtype)
+    rows = few.shape[:1] == (SMALL_BATCH,) and many.shape[:1] == (LARGE_BATCH,)
+    if dtype is None or not rows or few.shape[1:] != many.shape[1:] or not many.size:
+        return None
+    if relative_error(few, many[:SMALL_BATCH]) > SAMPLE_TOLERANCE:
+        return None
+    return TensorSpec(name=name, dtype=dtype, shape=(-1, *many.shape[1:]))
+
+
+def _run(session: onnxruntime.InferenceSession, feed: Arrays, where: str) -> Arrays:
+    batch = len(next(iter(feed.values())))
+    try:
+        return run_session(session, feed)
+    except Exception as error:  # onnxruntime's own exceptions share no public base class
+        raise InputError(where, f"cannot run a batch of {batch}: {first_line(error)}") from error

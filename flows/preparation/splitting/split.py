@@ -1,0 +1,188 @@
+"""Splitting one model file: the steps in order, and the folder they end in."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import onnx
+
+from flows.names import check_name
+from flows.preparation.splitting.checking import check_split
+from flows.preparation.splitting.extracting import extract_stage
+from flows.preparation.splitting.graph import Layers, read_layers
+from flows.preparation.splitting.grouping import group_layers
+from flows.preparation.splitting.layer_times import read_times, times_of
+from flows.preparation.splitting.loading import (
+    load_external_data,
+    load_skeleton,
+    save_model,
+    weight_bytes,
+)
+from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SplitModel
+from flows.preparation.splitting.observing import boundary_specs, input_specs, require_samples_alone
+from flows.preparation.splitting.shapes import make_shapes_constant
+from flows.preparation.splitting.symbolic import make_batch_symbolic
+from flows.preparation.splitting.timing import layer_times_us
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
+
+DEFAULT_BLOCKS = 10
+DEFAULT_MAX_BATCH = 8
+# Raised whenever the same input would be split or checked differently.
+FORMAT = 1
+KEY_DIGITS = 16
+
+
+def split_model(
+    path: Path,
+    *,
+    name: str,
+    out: Path,
+    blocks: int = DEFAULT_BLOCKS,
+    max_batch: int = DEFAULT_MAX_BATCH,
+    layer_times: Path | None = None,
+) -> SplitModel:
+    """Split an ONNX model into blocks under `out/<name>/<key>/`, or find it split there.
+
+    Args:
+        path: the model file; external data lies where it says.
+        name: what the model is called from here on.
+        out: folder of all split models.
+        blocks: blocks wanted; a model with fewer legal cuts gets fewer.
+        max_batch: largest batch the split is checked at.
+        layer_times: file of layer times to cut by; None times the layers on this machine.
+
+    Raises:
+        InputError: the model cannot be split, with the reason.
+    """
+    check_name(name)
+    if blocks < 1 or max_batch < 1:
+        raise InputError("split", f"{blocks} blocks and a largest batch of {max_batch}")
+    skeleton = load_skeleton(path)
+    times = None if layer_times is None else read_times(layer_times)
+    key = _key(skeleton, path, (name, blocks, max_batch, *(() if times is None else (times,))))
+    folder = out / name / key
+    if (folder / RECORD_NAME).exists():
+        return SplitModel.read(folder)
+    unfinished = out / name / f".{key}.{os.getpid()}"
+    unfinished.mkdir(parents=True)
+    try:
+        model = make_batch_symbolic(skeleton, str(path))
+        load_external_data(model, path)
+        save_model(model, unfinished / MODEL_NAME)
+        split = _group(
+            unfinished,
+            str(path),
+            SplitRequest(name=name, key=key, blocks=blocks, max_batch=max_batch, times=times),
+        )
+        found = check_split(split)
+        split = replace(
+            split,
+            block_memory_bytes=_memory(split),
+            check={
+                "max_relative_error": found.max_relative_error,
+                "input_dependence": found.input_dependence,
+            },
+        )
+        split.write()
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another process was first
+            return SplitModel.read(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return replace(split, folder=folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRequest:
+    """What was asked of `split_model`."""
+
+    name: str
+    key: str
+    blocks: int
+    max_batch: int
+    times: Mapping[str, float] | None
+
+
+def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
+    """Group the layers of the prepared model in `folder` into blocks; not checked yet."""
+    path = folder / MODEL_NAME
+    make_shapes_constant(path, where, _read(path, where)[1])
+    layers, inputs = _read(path, where)
+    for output in layers.outputs:
+        if layers.made_at.get(output, -1) < 0:
+            raise InputError(f"{where}, output {output!r}", "is not computed from any input")
+    require_samples_alone(path, where, inputs, asked.max_batch)
+    specs = boundary_specs(path, where, layers, inputs)
+    for output in layers.outputs:
+        if output not in specs:
+            raise InputError(f"{where}, output {output!r}", "its type or shape cannot be served")
+    legal = legal_cuts(layers, specs)
+    times = (
+        layer_times_us(path, where, inputs)
+        if asked.times is None
+        else times_of(layers, asked.times, f"layer times of {where}")
+    )
+    sizes = {position: total_bytes_per_sample(live) for position, live in legal.items()}
+    grouping = group_layers(times, sizes, asked.blocks)
+    edges = list(pairwise(grouping.cuts))
+    return SplitModel(
+        name=asked.name,
+        key=asked.key,
+        folder=folder,
+        inputs=inputs,
+        outputs=tuple(specs[output] for output in layers.outputs),
+        cuts=grouping.cuts,
+        boundaries=tuple(legal[position] for position in grouping.cuts[1:-1]),
+        block_times_us=tuple(round(sum(times[a:b]), 3) for a, b in edges),
+        tolerance=grouping.tolerance,
+        tolerance_below=grouping.tolerance_below,
+        legal_cuts=len(legal),
+        max_batch=asked.max_batch,
+    )
+
+
+def _read(path: Path, where: str) -> tuple[Layers, tuple[TensorSpec, ...]]:
+    model = onnx.load(path, load_external_data=False)
+    layers = read_layers(model.graph)
+    return layers, input_specs(model, layers.inputs, where)
+
+
+def _memory(split: SplitModel) -> tuple[int, ...]:
+    """Weights of each block and what enters and leaves it at the largest batch, in bytes."""
+    needs: list[int] = []
+    for block in range(split.blocks):
+        stage = onnx.load(extract_stage(split, block, block + 1), load_external_data=False)
+        crossing = (*split.stage_inputs(block), *split.stage_outputs(block + 1))
+        needs.append(weight_bytes(stage.graph) + split.max_batch * total_bytes_per_sample(crossing))
+    return tuple(needs)
+
+
+def _key(skeleton: onnx.ModelProto, path: Path, asked: tuple[object, ...]) -> str:
+    """Hash of the model file, the data files it names, and what was asked for."""
+    digest = hashlib.sha256(repr((FORMAT, *asked)).encode())
+    names = {path.name}
+    for tensor in skeleton.graph.initializer:
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in sorted(names):
+        file = path.parent / name
+        if not file.is_file():
+            raise InputError(str(path), f"its external data file {name} is missing")
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:KEY_DIGITS]
+
+
+def legal_cuts(layers: Layers, specs: dict[str, TensorSpec]) -> dict[int, tuple[TensorSpec, ...]]:
+    """Every position where all live tensors may cross, with these tensors."""
+    legal: dict[int, tuple[TensorSpec, ...]] = {}
+    for position in range(1, len(layers.nodes)):
+        live = layers.live_at(position)
+        if live and all(tensor in specs for tensor in live):
+            legal[position] = tuple(specs[tensor] for tensor in live)
+    return legal

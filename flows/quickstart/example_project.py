@@ -1,0 +1,114 @@
+"""What the quickstart runs on: two example models, two CPU classes, a small cluster.
+
+The slow class is stretched far enough that a whole model misses its SLO there and a part of it
+does not, which is the case PoolPipe is for; both classes are stretched so that eight vGPUs, the
+server and the load fit two cores.
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flows.device_class import DeviceClass
+from flows.preparation.prepare import ClassToProfile
+from flows.preparation.splitting.examples import write_example
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.units import ms_to_us
+from triton_backend.contract.workload import ModelDemand, Workload
+
+EXAMPLES = ("squeezenet", "shufflenet")
+FAST, SLOW = "fast-cpu", "slow-cpu"
+FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
+MAX_BATCH = 4
+BLOCKS = 10
+SLO_FACTOR = 5
+# Triton, eight workers and the load share two cores: their own jitter must not decide.
+SHORTEST_SLO_US = ms_to_us(200.0)
+NIC_GBPS = 10.0
+LOAD_FACTOR = 0.5
+# What a client written in Python, Triton and eight workers do without haste on two shared cores.
+# A tiny model is planned at thousands of requests/s, which says more about the client than the plan.
+MOST_RPS = 400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoModel:
+    """One model to be served; `slo_us` None: chosen from its profile."""
+
+    name: str
+    path: Path
+    slo_us: int | None = None
+
+
+def example_models(folder: Path) -> tuple[DemoModel, ...]:
+    """The two example models, written into `folder`."""
+    return tuple(
+        DemoModel(name=name, path=write_example(name, folder / f"{name}.onnx")) for name in EXAMPLES
+    )
+
+
+def own_model(path: Path, slo_ms: float) -> DemoModel:
+    """A user's model under a name that Triton accepts.
+
+    Raises:
+        InputError: the SLO is not positive.
+    """
+    if not slo_ms > 0:
+        raise InputError("--slo-ms", f"{slo_ms} is not positive")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "model"
+    return DemoModel(name=name, path=path, slo_us=ms_to_us(slo_ms))
+
+
+def demo_classes() -> dict[str, ClassToProfile]:
+    """The two CPU classes: the first and the last core this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
+    slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=SLOW_STRETCH)
+    return {
+        FAST: ClassToProfile(device=fast, divisors=(1, 2)),
+        SLOW: ClassToProfile(device=slow, divisors=(1,)),
+    }
+
+
+def demo_cluster() -> Cluster:
+    """One node with two fast GPUs, two nodes with three slow ones each."""
+    classes = demo_classes()
+    return Cluster(
+        name="quickstart",
+        gpu_classes=tuple(
+            GpuClass(name=name, vgpu_divisors=c.divisors) for name, c in classes.items()
+        ),
+        nodes=(
+            NodeGroup(count=1, gpu_class=FAST, gpus=2, nic_gbps=NIC_GBPS),
+            NodeGroup(count=2, gpu_class=SLOW, gpus=3, nic_gbps=NIC_GBPS),
+        ),
+    )
+
+
+def with_slo(model: DemoModel, profile: ModelProfile) -> DemoModel:
+    """The model with an SLO: its own, else 5 times the fast class's latency at batch 1."""
+    if model.slo_us is not None:
+        return model
+    fast_us = int(profile.stage_latency_us(FAST, 1, (0, profile.blocks))[0])
+    return replace(model, slo_us=max(SLO_FACTOR * fast_us, SHORTEST_SLO_US))
+
+
+def offered_share(plan: Plan, asked: float | None) -> float:
+    """Load factor to offer: as asked, else half the plan, or less where that is too much for here."""
+    if asked is not None:
+        return asked
+    planned_rps = sum(model.throughput_rps for model in plan.models)
+    return min(LOAD_FACTOR, MOST_RPS / planned_rps) if planned_rps > 0 else LOAD_FACTOR
+
+
+def demo_workload(models: tuple[DemoModel, ...]) -> Workload:
+    """Equal weights."""
+    return Workload(
+        models=tuple(
+            ModelDemand(name=m.name, slo_us=m.slo_us or SHORTEST_SLO_US, weight=1.0) for m in models
+        )
+    )

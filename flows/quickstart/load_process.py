@@ -1,0 +1,111 @@
+"""Running the load generator, which is a process of its own, and reading what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triton_backend.contract.errors import InputError, PoolPipeError
+
+STOP_SECONDS = 20.0
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """One run of the load generator; see its `--help`.
+
+    Attributes:
+        checks: model name to a file of samples and expected answers.
+        more: further options as they stand on its command line.
+    """
+
+    plan: Path
+    url: str
+    protocol: str = "grpc"
+    duration_s: float = 20.0
+    load_factor: float | None = None
+    seed: int = 0
+    records: Path | None = None
+    checks: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    more: Sequence[str] = ()
+
+    def arguments(self) -> list[str]:
+        """The command line."""
+        command = [
+            sys.executable,
+            "-m",
+            "triton_backend.serving.loadgen",
+            "--json",
+            f"--plan={self.plan}",
+            f"--url={self.url}",
+            f"--protocol={self.protocol}",
+            f"--duration={self.duration_s}",
+            f"--seed={self.seed}",
+        ]
+        if self.load_factor is not None:
+            command.append(f"--load-factor={self.load_factor}")
+        if self.records is not None:
+            command.append(f"--records={self.records}")
+        command += [f"--check={name}={path}" for name, path in self.checks.items()]
+        return command + list(self.more)
+
+
+def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[str, Any]:
+    """Run to the end; the object of `load --json`.
+
+    With `keep_interrupted`, Ctrl-C ends the sending and what was measured until then is the
+    result; its `interrupted` is true then.
+
+    Raises:
+        InputError: the generator refused its input.
+        PoolPipeError: it failed.
+    """
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        request.arguments(),
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        out, err = process.communicate()
+    except BaseException as error:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=STOP_SECONDS)
+        kept = keep_interrupted and isinstance(error, KeyboardInterrupt)
+        if not kept or process.returncode != INTERRUPTED:
+            raise
+        return json.loads(out)
+    if process.returncode == BAD_INPUT:
+        raise InputError(**_complaint(out, err))
+    if process.returncode != 0:
+        raise PoolPipeError(
+            f"the load generator ended with {process.returncode}: {(err or '')[-500:]}"
+        )
+    return json.loads(out)
+
+
+def _complaint(out: str, err: str | None) -> dict[str, str]:
+    """What the generator refused, and why; an option that it does not take is told on stderr."""
+    if out:
+        return json.loads(out)
+    where, _, reason = (err or "load: wrong usage").strip().partition(": ")
+    return {"where": where, "reason": reason}
+
+
+def span_of_load(records: Path) -> tuple[int, int]:
+    """First and last instant of a load run on the host's monotonic clock, from its records (µs)."""
+    with np.load(records, allow_pickle=False) as saved:
+        start_us = int(saved["started_monotonic_us"])
+        return start_us, start_us + int(saved["records"]["done_us"].max(initial=0))

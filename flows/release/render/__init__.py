@@ -1,0 +1,1 @@
+"""A plan as a Triton model repository, for this machine or for containers."""

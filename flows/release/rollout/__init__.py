@@ -1,0 +1,1 @@
+"""From the plan in force to another one."""

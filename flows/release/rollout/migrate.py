@@ -1,0 +1,288 @@
+"""From the plan being served to another one, without a request lost: the steps of a rollout.
+
+1. *render*: the next generation's plan and node models are written beside the old ones, on every host.
+2. *preload*: each host's Triton loads its node models (their workers start), fronts of added models too.
+3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
+4. *flush*: nothing more is dispatched; requests wait; what is in flight ends (at most one SLO).
+5. *swap*: the scheduler goes on under the new plan.
+6. *settle*: configurations on disk name the new generation, for the next restart.
+7. *unload*: old node models and fronts of removed models go.
+
+Whatever fails before the swap is undone: the old plan goes on. Each step is told to a callback with
+its duration, so that a flow can record where a rollout stands.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from flows.clock import Stopwatch
+from flows.names import check_name
+from flows.release.render.repository import (
+    node_model,
+    remove_model,
+    render_control,
+    render_front,
+    render_generation,
+    used_nodes,
+)
+from flows.release.rollout.hosts import OtherHosts
+from flows.release.server.running import ServerError, ServerState, note_plan, read_state
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.units import US_PER_S
+from triton_backend.runtimes.stage_tensors import complete_tensors
+
+READY_SECONDS = 120.0
+READY_POLL_SECONDS = 0.1
+FLUSH_POLL_SECONDS = 0.005
+FLUSH_SLOS = 5
+
+
+class Step(StrEnum):
+    """Steps of a rollout in order; ABORT instead of the rest where one fails before the swap."""
+
+    RENDER = "render"
+    PRELOAD = "preload"
+    PREPARE = "prepare"
+    FLUSH = "flush"
+    SWAP = "swap"
+    SETTLE = "settle"
+    UNLOAD = "unload"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One step that has ended."""
+
+    step: Step
+    seconds: float
+    plan_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """A rollout that succeeded; `downtime_seconds` is the time in which nothing was dispatched."""
+
+    plan_id: str
+    generation: int
+    steps: tuple[StepDone, ...]
+
+    @property
+    def downtime_seconds(self) -> float:
+        """From the request to flush until the swap was done."""
+        return sum(s.seconds for s in self.steps if s.step in {Step.FLUSH, Step.SWAP})
+
+    @property
+    def seconds(self) -> float:
+        """All steps."""
+        return sum(s.seconds for s in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    state: ServerState
+    old: Plan
+    old_generation: int
+    new: Plan
+    generation: int
+    hosts: OtherHosts
+
+    @property
+    def folder(self) -> Path:
+        return self.state.folder
+
+    def added(self) -> list[ModelPlan]:
+        """Models the old plan does not have."""
+        known = {model.name for model in self.old.models}
+        return [model for model in self.new.models if model.name not in known]
+
+    def removed(self) -> list[str]:
+        """Names of models the new plan no longer has."""
+        kept = {model.name for model in self.new.models}
+        return [model.name for model in self.old.models if model.name not in kept]
+
+    def old_nodes(self) -> list[str]:
+        """Node models of the old plan on the gateway's host."""
+        return self._here(self.old, self.old_generation)
+
+    def new_nodes(self) -> list[str]:
+        """Node models of the new plan on the gateway's host."""
+        return self._here(self.new, self.generation)
+
+    def _here(self, plan: Plan, generation: int) -> list[str]:
+        nodes = (node for node in used_nodes(plan) if node not in self.hosts.addresses)
+        return [node_model(node, generation) for node in nodes]
+
+
+def migrate(
+    folder: Path,
+    plan: Plan,
+    on_step: Callable[[StepDone], None] = lambda _: None,
+    *,
+    ready_seconds: float = READY_SECONDS,
+) -> Migration:
+    """Roll a plan out on the system served from `folder`.
+
+    Args:
+        folder: the serve folder.
+        plan: what is served from then on.
+        on_step: told each step when it has ended.
+        ready_seconds: how long the new workers may take to come up.
+
+    Raises:
+        InputError: nothing is served there, or the plan cannot follow the one being served.
+        ServerError: a step failed; before the swap, the old plan is being served as before.
+    """
+    change = _plan_change(folder, plan)
+    done: list[StepDone] = []
+
+    def run(step: Step, work: Callable[[_Change], None]) -> None:
+        watch = Stopwatch()
+        work(change)
+        done.append(
+            StepDone(
+                step=step,
+                seconds=watch.seconds(),
+                plan_id=plan.plan_id,
+                generation=change.generation,
+            )
+        )
+        on_step(done[-1])
+
+    try:
+        run(Step.RENDER, _render)
+        run(Step.PRELOAD, _preload)
+        run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
+        run(Step.FLUSH, _flush)
+        run(Step.SWAP, _swap)
+    except BaseException:
+        run(Step.ABORT, _abort)
+        raise
+    run(Step.SETTLE, _settle)
+    run(Step.UNLOAD, _unload)
+    return Migration(plan_id=plan.plan_id, generation=change.generation, steps=tuple(done))
+
+
+def _plan_change(folder: Path, plan: Plan) -> _Change:
+    state = read_state(folder)
+    served = state.control("status")
+    if served["plan_id"] == plan.plan_id:
+        raise InputError(f"plan {plan.plan_id}", "is being served already")
+    old_generation = int(served["generation"])
+    path = state.folder / "generations" / str(old_generation) / "plan.json"
+    old = Plan.from_dict(json.loads(path.read_text()))
+    new = complete_tensors(plan)
+    for model in new.models:
+        check_name(model.name)
+    for model in old.models:
+        _check_tensors(model, new)
+    hosts = OtherHosts.of(state)
+    hosts.check(old, new)
+    hosts.lacks(old, old_generation, new)
+    used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
+    return _Change(state, old, old_generation, new, max(used) + 1, hosts)
+
+
+def _check_tensors(model: ModelPlan, new: Plan) -> None:
+    """Clients of a model that stays must not see other tensors."""
+    for other in new.models:
+        if other.name == model.name and (other.inputs, other.outputs) != (
+            model.inputs,
+            model.outputs,
+        ):
+            raise InputError(
+                f"plan {new.plan_id}, model {model.name!r}",
+                "has other inputs or outputs than the plan being served; give it another name",
+            )
+
+
+def _render(change: _Change) -> None:
+    render_generation(change.folder, change.new, change.generation)
+    for node in change.hosts.addresses:
+        remove_model(change.folder, node_model(node, change.generation))
+    for model in change.added():
+        render_front(change.folder, model, change.generation)
+    change.hosts.adopt(change.old, change.old_generation, change.new, change.generation)
+
+
+def _preload(change: _Change) -> None:
+    change.hosts.load(change.new, change.generation)
+    for name in [*change.new_nodes(), *(model.name for model in change.added())]:
+        change.state.load(name)
+
+
+def _prepare(change: _Change, ready_seconds: float) -> None:
+    status = change.state.control(
+        "prepare", plan_id=change.new.plan_id, generation=change.generation
+    )
+    watch = Stopwatch()
+    while (ready := status["prepared"]) is None or ready["up"] < ready["total"]:
+        if ready is None:
+            raise ServerError(f"the gateway no longer knows plan {change.new.plan_id}: restarted")
+        if watch.seconds() > ready_seconds:
+            raise ServerError(f"workers of plan {change.new.plan_id} are not ready: {ready}")
+        time.sleep(READY_POLL_SECONDS)
+        status = change.state.control("status")
+
+
+def _flush(change: _Change) -> None:
+    slowest_us = max(model.slo_us for model in change.old.models)
+    watch = Stopwatch()
+    status = change.state.control("flush", plan_id=change.new.plan_id)
+    while status["state"] != "flushed":
+        if watch.seconds() > FLUSH_SLOS * slowest_us / US_PER_S:
+            raise ServerError(f"{status['in_flight']} batches did not end: {status}")
+        time.sleep(FLUSH_POLL_SECONDS)
+        status = change.state.control("status")
+
+
+def _swap(change: _Change) -> None:
+    change.state.control("swap", plan_id=change.new.plan_id)
+
+
+def _settle(change: _Change) -> None:
+    render_control(change.folder, change.generation)
+    for model in change.new.models:
+        render_front(change.folder, model, change.generation)
+    note_plan(change.folder, change.new.plan_id, change.generation)
+    # One that restarted between swap and now has come back under the old plan and needs its nodes.
+    if change.state.control("status")["generation"] != change.generation:
+        raise ServerError(f"the gateway restarted under plan {change.old.plan_id}")
+
+
+def _unload(change: _Change) -> None:
+    for name in [*change.old_nodes(), *change.removed()]:
+        change.state.unload(name)
+        remove_model(change.folder, name)
+    change.hosts.leave(change.old, change.old_generation, (change.new, change.generation))
+
+
+def _abort(change: _Change) -> None:
+    """Back to the old plan, unless the swap was done and only its answer got lost.
+
+    Where the gateway does not say which, nothing is taken away: `recover` asks again.
+    """
+    try:
+        status = change.state.control("abort", plan_id=change.new.plan_id)
+    except PoolPipeError:
+        return
+    if status["generation"] == change.generation:
+        return
+    for name in [*change.new_nodes(), *(model.name for model in change.added())]:
+        with contextlib.suppress(PoolPipeError):
+            change.state.unload(name)
+        remove_model(change.folder, name)
+    change.hosts.leave(change.new, change.generation, (change.old, change.old_generation))
+
+
+def steps_to_dicts(migration: Migration) -> list[dict[str, Any]]:
+    """Plain form of the steps, for records."""
+    return [{"step": str(s.step), "seconds": s.seconds} for s in migration.steps]

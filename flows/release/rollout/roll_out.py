@@ -1,0 +1,258 @@
+"""A guarded rollout: checked before, recorded at every step, watched after, undone on breach.
+
+States in the warehouse, in order: `checked`, the migration's steps (`render` .. `unload`), `bake`,
+and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is recovered first
+(`flows/release/recover`): the running system itself says which plan is in force. Rolling out the
+plan in force is no error and changes nothing.
+"""
+
+import getpass
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flows.clock import Stopwatch, now_utc
+from flows.planning.verify import verify_plan
+from flows.progress import Say, quiet
+from flows.release.rollout.migrate import StepDone, migrate
+from flows.release.rollout.recover import recover
+from flows.release.rollout.watching import ENOUGH_REQUESTS, Outcomes, read_outcomes
+from flows.release.server.running import ServerState, read_state
+from flows.workspace import Workspace
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.base import MANIFEST_NAME
+from warehouse.db import Warehouse
+from warehouse.observations import (
+    Rollout,
+    RolloutStep,
+    add_rollout_step,
+    begin_rollout,
+    end_rollout,
+    list_rollouts,
+    unfinished_rollout,
+)
+from warehouse.plans import add_plan, read_plan
+
+DONE, ROLLED_BACK, FAILED = "done", "rolled back", "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutOptions:
+    """How to roll out.
+
+    Attributes:
+        bake_seconds: how long the new plan is watched; 0 watches nothing.
+        attainment_target: below it for any model (of at least 50 requests) the former plan comes
+            back.
+        latency_factor: and if a model's mean latency exceeds so many times its SLO.
+        reason: why, for the history.
+    """
+
+    bake_seconds: float = 30.0
+    poll_seconds: float = 1.0
+    attainment_target: float = 0.95
+    latency_factor: float = 1.0
+    reason: str = "requested"
+
+    def __post_init__(self) -> None:
+        if self.bake_seconds < 0 or not self.poll_seconds > 0:
+            raise InputError("rollout", "bake and poll times must not be negative")
+        if not 0 < self.attainment_target <= 1 or not self.latency_factor > 0:
+            raise InputError("rollout", "the targets must be positive, attainment at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """How it ended; `plan_id` is the plan in force now."""
+
+    rollout_id: str | None
+    plan_id: str
+    state: str
+    outcome: str
+
+
+def roll_out(
+    work: Workspace, plan: Plan, options: RolloutOptions, say: Say = quiet
+) -> RolloutResult:
+    """Bring a plan into force on the system served from this project.
+
+    Raises:
+        InputError: nothing is being served, or the plan fails a check; the old plan goes on.
+        PoolPipeError: a step failed before the swap; the old plan goes on.
+    """
+    state = read_state(work.state.serve)
+    in_force = finish_interrupted(work, say)
+    if in_force == plan.plan_id:
+        return RolloutResult(
+            rollout_id=None, plan_id=in_force, state=DONE, outcome="is in force already"
+        )
+    check_plan(work, plan)
+    rollout = _begin(plan.plan_id, in_force, options)
+    before = read_outcomes(state.metrics_url)
+    # Open throughout: nobody may make the rollout wait between flush and swap.
+    with work.open() as warehouse:
+        add_plan(warehouse, plan, now_utc())
+        begin_rollout(warehouse, rollout)
+        record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
+        failure = _migrate(work, warehouse, rollout, plan, say)
+    if failure is not None:
+        # The running system itself knows whether the step that failed came before the swap.
+        if recover(work.state.serve) == plan.plan_id:
+            return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
+        _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
+        raise failure
+    breach = bake(state, plan, before, options)
+    if breach is None:
+        return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
+    say(f"  {breach}; putting plan {in_force} back")
+    with work.open(read_only=True) as warehouse:
+        former = read_plan(warehouse, in_force)
+    with work.open() as warehouse:
+        failure = _migrate(work, warehouse, rollout, former, say)
+    if failure is not None:
+        raise failure  # the next rollout asks the running system how far it came
+    return _end(work, rollout, ROLLED_BACK, breach)
+
+
+def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> RolloutResult:
+    """Bring the plan before the last finished rollout into force again.
+
+    Raises:
+        InputError: no rollout to go back from.
+    """
+    with work.open(read_only=True) as warehouse:
+        done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
+        if not done:
+            raise InputError("rollout --rollback", "no finished rollout to go back from")
+        former = read_plan(warehouse, str(done[0].former_plan_id))
+    return roll_out(work, former, options, say)
+
+
+def finish_interrupted(work: Workspace, say: Say = quiet) -> str:
+    """End a rollout whose flow died, whatever it had reached; returns the plan in force.
+
+    Raises:
+        InputError: nothing is being served.
+    """
+    with work.open() as warehouse:
+        unfinished = unfinished_rollout(warehouse)
+    if unfinished is None:
+        return str(read_state(work.state.serve).control("status")["plan_id"])
+    in_force = recover(work.state.serve)
+    swapped = in_force == unfinished.plan_id
+    outcome = f"interrupted after {unfinished.state!r}; plan {in_force} is in force"
+    _end(work, unfinished, DONE if swapped else FAILED, outcome)
+    say(f"  rollout {unfinished.rollout_id} was {outcome}")
+    return in_force
+
+
+def check_plan(work: Workspace, plan: Plan) -> None:
+    """What must hold before anything is touched.
+
+    Raises:
+        InputError: the plan does not verify, or an artifact is missing.
+    """
+    differences = verify_plan(plan, None)
+    if differences:
+        raise InputError(f"plan {plan.plan_id}", f"does not verify: {differences[0]}")
+    for model in plan.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            if stage.artifact is None:
+                continue
+            if not (work.state.artifacts / stage.artifact / MANIFEST_NAME).is_file():
+                raise InputError(
+                    f"plan {plan.plan_id}",
+                    f"artifact {stage.artifact} of {model.name} {list(stage.blocks)} on"
+                    f" {stage.gpu_class} is missing; build it first",
+                )
+
+
+def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:
+    now = now_utc()
+    return Rollout(
+        rollout_id=f"rollout-{uuid.uuid4().hex[:8]}",
+        plan_id=plan_id,
+        former_plan_id=former,
+        state="begun",
+        requested_by=_user(),
+        reason=options.reason,
+        outcome=None,
+        started_at=now,
+        changed_at=now,
+    )
+
+
+def _user() -> str:
+    """Who asks, by name; by number in a container whose user has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def record_step(
+    warehouse: Warehouse, rollout: Rollout, step: str, detail: str, seconds: float
+) -> None:
+    """Write down that a step has ended."""
+    done = RolloutStep(step=step, detail=detail, seconds=seconds, done_at=now_utc())
+    add_rollout_step(warehouse, rollout.rollout_id, done)
+
+
+def _migrate(
+    work: Workspace, warehouse: Warehouse, rollout: Rollout, plan: Plan, say: Say
+) -> PoolPipeError | None:
+    """Every step recorded when it has ended; what it failed with, if it did."""
+
+    def record(step: StepDone) -> None:
+        say(f"  {step.step} {step.seconds:.2f} s")
+        detail = f"plan {step.plan_id}, generation {step.generation}"
+        record_step(warehouse, rollout, str(step.step), detail, step.seconds)
+
+    try:
+        migrate(work.state.serve, plan, record)
+    except PoolPipeError as error:
+        return error
+    return None
+
+
+def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> RolloutResult:
+    with work.open() as warehouse:
+        end_rollout(warehouse, rollout.rollout_id, state, outcome, now_utc())
+    in_force = rollout.plan_id if state == DONE else str(rollout.former_plan_id)
+    return RolloutResult(
+        rollout_id=rollout.rollout_id, plan_id=in_force, state=state, outcome=outcome
+    )
+
+
+def bake(
+    state: ServerState, plan: Plan, before: Mapping[str, Outcomes], options: RolloutOptions
+) -> str | None:
+    """Watch the new plan; the breach that was seen, if any."""
+    watch = Stopwatch()
+    while watch.seconds() < options.bake_seconds:
+        time.sleep(min(options.poll_seconds, options.bake_seconds))
+        after = read_outcomes(state.metrics_url)
+        for model in plan.models:
+            seen = after.get(model.name, Outcomes()).since(before.get(model.name, Outcomes()))
+            breach = breach_of(model.name, model.slo_us / 1e3, seen, options)
+            if breach:
+                return breach
+    return None
+
+
+def breach_of(name: str, slo_ms: float, seen: Outcomes, options: RolloutOptions) -> str | None:
+    """Why what was seen of a model is not good enough, or None."""
+    if seen.ended < ENOUGH_REQUESTS:
+        return None
+    if seen.attainment < options.attainment_target:
+        return (
+            f"{name} attains {seen.attainment:.2%} of {seen.ended} requests, under"
+            f" {options.attainment_target:.2%}"
+        )
+    mean_ms = seen.latency_sum_ms / max(seen.served + seen.late, 1)
+    if mean_ms > options.latency_factor * slo_ms:
+        return f"{name} takes {mean_ms:.1f} ms on average, over {options.latency_factor:g} SLOs"
+    return None

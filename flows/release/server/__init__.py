@@ -1,0 +1,1 @@
+"""Starting, stopping and asking a running system."""

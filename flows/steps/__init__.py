@@ -1,1 +1,0 @@
-"""Whole steps of the offline half, made of the step packages and the warehouse."""

@@ -1,0 +1,330 @@
+"""What the gateway costs: requests per second it takes, and the latency it adds.
+
+A real Triton server on this machine serves one emulated stage with 4 KB requests. `wrk` over HTTP
+(where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; then 500
+requests/s with batches of one, whose stage time is known, show the latency added, over HTTP and over
+gRPC. Beside it, in turns and at the same rate, run two trivial models of Triton's Python backend that
+do nothing: one that answers at once, and one that answers from a thread of its own as the gateway
+must. They show how much of the added latency is Triton, its protocol and the load generator on the
+same cores.
+
+    .venv/bin/python scripts/benchmarks/gateway.py [--port 18040] [--seconds 10] [--rounds 3]
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flows.release.render import repository as render
+from flows.release.server import admin
+from flows.release.server.running import ServerState
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.workload import ModelDemand, Workload
+
+STAGE_US = 1_000
+SLO_US = 100_000
+RATE_OFFERED = 4_000.0
+RATE_QUIET = 500.0
+WRK_CONNECTIONS = 64
+HTTP_TARGET_RPS = 2_000.0
+GRPC_TARGET_RPS = 1_500.0
+ATTAINMENT_TARGET = 0.99
+ADDED_LATENCY_MS = {"p50": 1.5, "p99": 5.0}
+PROTOCOLS = ("http", "grpc")
+SINK = "sink"
+FLOOR_CONFIG = """name: "{name}"
+backend: "python"
+max_batch_size: 0
+input {{ name: "input" data_type: TYPE_UINT8 dims: [-1, 4096] }}
+output {{ name: "output" data_type: TYPE_UINT8 dims: [-1, 4096] }}
+instance_group {{ kind: KIND_CPU count: 1 }}
+"""
+FLOORS = {
+    "at_once": """
+import triton_python_backend_utils as triton
+
+def answer(request):
+    tensor = triton.Tensor("output", request.inputs()[0].as_numpy())
+    return triton.InferenceResponse([tensor])
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(request) for request in requests]
+""",
+    "from_thread": """
+import queue
+import sys
+import threading
+import triton_python_backend_utils as triton
+
+class TritonPythonModel:
+    def initialize(self, args):
+        sys.setswitchinterval(5e-4)
+        self.queue = queue.SimpleQueue()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            sender, array = self.queue.get()
+            answer = triton.InferenceResponse([triton.Tensor("output", array)])
+            sender.send(answer, flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def execute(self, requests):
+        for request in requests:
+            self.queue.put((request.get_response_sender(), request.inputs()[0].as_numpy()))
+""",
+}
+
+
+def one_stage_plan(batch: int, vgpus: int, rate_rps: float, name: str = SINK) -> Plan:
+    """A model of one emulated stage that takes a millisecond at any batch."""
+    stage = Stage(
+        blocks=(0, 1),
+        gpu_class="EMULATED",
+        vgpu_divisor=1,
+        vgpus=vgpus,
+        latency_us=STAGE_US,
+        transfer_us=0,
+        latency_us_by_batch=(STAGE_US,) * batch,
+        boundary_bytes_per_sample=0,
+        placement=(PlacementRun(node=0, gpu=0, slot=0, gpus=vgpus),),
+    )
+    pipeline = Pipeline(batch=batch, throughput_rps=rate_rps, latency_us=STAGE_US, stages=(stage,))
+    model = ModelPlan(
+        name=name,
+        slo_us=SLO_US,
+        throughput_rps=rate_rps,
+        pipelines=(pipeline,),
+        inputs=(TensorSpec(name="input", dtype="UINT8", shape=(-1, 4096)),),
+        outputs=(TensorSpec(name="output", dtype="UINT8", shape=(-1, 4096)),),
+    )
+    return Plan(
+        plan_id=f"{name}-{batch}",
+        planner="by hand",
+        options={},
+        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
+        solver="none",
+        solve_seconds=0.0,
+        cluster=Cluster(
+            name="one",
+            gpu_classes=(GpuClass(name="EMULATED"),),
+            nodes=(NodeGroup(count=1, gpu_class="EMULATED", gpus=vgpus, nic_gbps=100.0),),
+        ),
+        workload=Workload(models=(ModelDemand(name=name, slo_us=SLO_US),)),
+        gpus_used={"EMULATED": vgpus},
+        models=(model,),
+    )
+
+
+class Served:
+    """A plan, and the trivial models beside it, served from a temporary folder while it lasts."""
+
+    def __init__(self, plan: Plan, port: int) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-"))
+        self._plan = plan
+        self._folder = self._root / "serve"
+        self._ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        render.render_repository(self._folder, plan, render.ServeOptions())
+        for name, code in FLOORS.items():
+            model = self._folder / "repository" / name
+            (model / "1").mkdir(parents=True)
+            (model / "config.pbtxt").write_text(FLOOR_CONFIG.format(name=name))
+            (model / "1" / "model.py").write_text(code)
+
+    def plan_file(self, model: str = SINK) -> Path:
+        """A plan whose only model is this one, for the load generator."""
+        path = self._root / f"{model}.json"
+        plan = self._plan
+        if model != SINK:
+            renamed = replace(plan.models[0], name=model)
+            demands = (ModelDemand(name=model, slo_us=SLO_US),)
+            plan = replace(plan, models=(renamed,), workload=Workload(models=demands))
+        path.write_text(json.dumps(plan.to_dict()))
+        return path
+
+    def __enter__(self) -> ServerState:
+        return admin.start(self._folder, self._ports)
+
+    def __exit__(self, *_: object) -> None:
+        admin.stop(self._folder)
+        shutil.rmtree(self._root)
+
+
+def wrk(state: ServerState, seconds: int) -> dict[str, Any] | None:
+    """Requests per second of `wrk` over HTTP with 4 KB of binary input; None without wrk."""
+    program = shutil.which("wrk")
+    if program is None:
+        return None
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "input",
+                    "shape": [1, 4096],
+                    "datatype": "UINT8",
+                    "parameters": {"binary_data_size": 4096},
+                }
+            ],
+            "outputs": [{"name": "output", "parameters": {"binary_data": True}}],
+        }
+    )
+    script = "\n".join(
+        [
+            'wrk.method = "POST"',
+            f"wrk.body = [[{header}]] .. string.rep('a', 4096)",
+            'wrk.headers["Content-Type"] = "application/octet-stream"',
+            f'wrk.headers["Inference-Header-Content-Length"] = "{len(header)}"',
+            "local failed = 0",
+            "done = function(summary)",
+            '  io.write(string.format("RESULT %d %d %d\\n", summary.requests,',
+            "    summary.errors.status, summary.duration))",
+            "end",
+        ]
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+        file.write(script)
+        file.flush()
+        text = subprocess.run(
+            [
+                program,
+                "-t1",
+                f"-c{WRK_CONNECTIONS}",
+                f"-d{seconds}s",
+                f"-s{file.name}",
+                f"http://{state.http_url}/v2/models/{SINK}/infer",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    (line,) = [line for line in text.splitlines() if line.startswith("RESULT")]
+    requests, failed, duration_us = map(int, line.split()[1:])
+    return {"rps": requests / duration_us * 1e6, "not_2xx": failed, "requests": requests}
+
+
+def load(
+    state: ServerState, plan_file: Path, rate: float, seconds: int, protocol: str = "grpc"
+) -> dict[str, Any]:
+    """`poolpipe load` at a rate, Poisson arrivals."""
+    text = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "triton_backend.serving.loadgen",
+            f"--plan={plan_file}",
+            f"--url={state.grpc_url if protocol == 'grpc' else state.http_url}",
+            f"--protocol={protocol}",
+            f"--rate={rate}",
+            f"--duration={seconds}",
+            "--arrivals=poisson",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (row,) = json.loads(text)["models"].values()
+    return row
+
+
+def throughput(port: int, seconds: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Requests per second that the gateway takes."""
+    full = Served(one_stage_plan(batch=16, vgpus=2, rate_rps=RATE_OFFERED), port)
+    with full as state:
+        http = wrk(state, seconds)
+        grpc = load(state, full.plan_file(), GRPC_TARGET_RPS, seconds)
+        raw = {
+            "wrk_http": http,
+            "load_grpc": grpc,
+            "status": state.control("status")["counters"],
+        }
+    what = f"attainment at {GRPC_TARGET_RPS:.0f} requests/s, poolpipe load over gRPC"
+    figures = [
+        Figure(
+            name="requests/s, wrk over HTTP",
+            value=None if http is None else http["rps"],
+            unit="1/s",
+            least=HTTP_TARGET_RPS,
+        ),
+        Figure(name=what, value=grpc["attainment"], least=ATTAINMENT_TARGET),
+    ]
+    return figures, raw
+
+
+def added_latency(port: int, seconds: int, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Latency beyond the stage's at a quiet rate; median over rounds that take turns."""
+    single = Served(one_stage_plan(batch=1, vgpus=4, rate_rps=RATE_QUIET), port)
+    turns = [(name, protocol) for name in (SINK, *FLOORS) for protocol in PROTOCOLS]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {turn: [] for turn in turns}
+    with single as state:
+        for _ in range(rounds):
+            for name, protocol in turns:
+                plan_file = single.plan_file(name)
+                row = load(state, plan_file, RATE_QUIET, seconds, protocol)
+                runs[name, protocol].append(row["latency_ms"])
+
+    def typical(model: str, protocol: str, quantile: str) -> float:
+        return median(run[quantile] for run in runs[model, protocol])
+
+    at = f"at {RATE_QUIET:.0f} requests/s"
+    figures = [
+        Figure(
+            name=f"added latency {q} {at} over {protocol} (all but the stage itself)",
+            value=typical(SINK, protocol, q) - STAGE_US / 1000,
+            unit="ms",
+            most=limit,
+        )
+        for protocol in PROTOCOLS
+        for q, limit in ADDED_LATENCY_MS.items()
+    ]
+    figures += [
+        Figure(
+            name=f"  {q} of a trivial Python model over {protocol}, answering {how}",
+            value=typical(model, protocol, q),
+            unit="ms",
+        )
+        for model, how in (("at_once", "at once"), ("from_thread", "from a thread"))
+        for protocol in PROTOCOLS
+        for q in ADDED_LATENCY_MS
+    ]
+    taken = {f"{name}, {protocol}": row for (name, protocol), row in runs.items()}
+    return figures, {"latency_ms": taken}
+
+
+def main() -> int:
+    """Run, print the table, exit 1 where a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, default=18_040)
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3, help="of the latency measurement")
+    parser.add_argument("--only", choices=("throughput", "latency"))
+    add_destinations(parser)
+    options = parser.parse_args()
+    figures: list[Figure] = []
+    raw: dict[str, Any] = {}
+    if options.only != "latency":
+        found, raw["throughput"] = throughput(options.port, options.seconds)
+        figures += found
+    if options.only != "throughput":
+        each = max(options.seconds // 2, 1)
+        found, raw["latency"] = added_latency(options.port, each, options.rounds)
+        figures += found
+    show(figures)
+    keep(options, "gateway", figures, raw)
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

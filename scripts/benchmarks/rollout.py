@@ -1,0 +1,131 @@
+"""A rollout under load: how long nothing is dispatched, what is lost, what a minute attains.
+
+Two emulated models of two stages are offered load factor 0.8 with checked answers on the real
+Triton; in the middle of the run another plan (other cuts, other vGPUs, same tensors) takes over.
+
+    .venv/bin/python scripts/benchmarks/rollout.py [--seconds 60] [--load-factor 0.8] [--out FILE]
+
+Lost is every request that failed or was never answered. Attainment is that of the whole run, of the
+five seconds around the change, and beside them the simulator's, which changes plan under the same
+arrivals.
+"""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from flows.clock import Stopwatch
+from flows.release.rollout.migrate import migrate, steps_to_dicts
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
+from triton_backend.contract.units import s_to_us, us_to_s
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import PlanChange, SimOptions
+
+SLACK_S = 0.05
+ATTAINED = 0.99
+AROUND_S = 2.5
+
+
+def rollout(options: argparse.Namespace) -> dict[str, Any]:
+    """One run with a change of plan in its middle."""
+    old, new = small_plan("old"), small_plan("new", cut=4)
+    with Served(old, options.port) as served:
+        checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in old.models]
+        load = Load(
+            served.state.grpc_url,
+            served.write_plan(old, "plan"),
+            f"--load-factor={options.load_factor}",
+            f"--duration={options.seconds}",
+            "--give-up-s=2",
+            *checks,
+        )
+        time.sleep(options.seconds / 2)
+        change = migrate(served.folder, new)
+        changed_us = time.monotonic_ns() // 1000
+        loaded = load.result()
+    simulated = simulate(
+        old,
+        SimOptions(
+            policy=served.options.policy,
+            load_factor=options.load_factor,
+            duration_s=options.seconds,
+            change=PlanChange(at_s=options.seconds / 2, plan=new),
+            admission=True,
+            keep_uses=False,
+        ),
+    )
+    models = loaded.summary["models"].values()
+    return {
+        "slo_s": us_to_s(old.models[0].slo_us),
+        "downtime_s": change.downtime_seconds,
+        "steps": steps_to_dicts(change),
+        "lost": sum(row["failed"] for row in models),
+        "wrong": sum(row["checked"]["wrong"] for row in models),
+        "dropped": sum(row["dropped"] for row in models),
+        "late": sum(row["late"] for row in models),
+        "offered": sum(row["offered"] for row in models),
+        "attainment": loaded.attainment,
+        "attainment_around": around(loaded, changed_us - loaded.started_us),
+        "simulated_attainment": simulated.attainment,
+        "messages": loaded.summary["messages"],
+        "send_lag_ms": loaded.summary["send_lag_ms"],
+    }
+
+
+def around(loaded: Loaded, instant_us: int) -> float:
+    """Attainment of the requests due within `AROUND_S` of an instant of the run."""
+    near = np.abs(loaded.records["intended_us"] - instant_us) < s_to_us(AROUND_S)
+    return float((loaded.records["outcome"][near] == SERVED).mean())
+
+
+def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:
+    """What must hold."""
+    span = f"attainment over {options.seconds:g} s at load {options.load_factor:g}"
+    return [
+        Figure(
+            name="nothing dispatched for",
+            value=row["downtime_s"],
+            unit="s",
+            most=row["slo_s"] + SLACK_S,
+            note=f"SLO {row['slo_s']:g} s",
+        ),
+        Figure(name="requests lost", value=row["lost"], most=0, note=f"of {row['offered']}"),
+        Figure(name="wrong answers", value=row["wrong"], most=0),
+        Figure(
+            name=span,
+            value=row["attainment"],
+            least=ATTAINED,
+            note=f"simulated {row['simulated_attainment']:.4f}",
+        ),
+        Figure(
+            name=f"the same within {AROUND_S:g} s of the change", value=row["attainment_around"]
+        ),
+        Figure(name="requests dropped", value=row["dropped"]),
+        Figure(name="requests late", value=row["late"]),
+    ]
+
+
+def main() -> int:
+    """Run, print, store."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--load-factor", type=float, default=0.8)
+    parser.add_argument("--port", type=int, default=18_580)
+    add_destinations(parser)
+    options = parser.parse_args()
+    watch = Stopwatch()
+    row = rollout(options)
+    measured = figures(row, options)
+    show(measured)
+    keep(options, "rollout", measured, {**row, "wall_seconds": watch.seconds()})
+    return exit_code(measured)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

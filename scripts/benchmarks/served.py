@@ -1,0 +1,350 @@
+"""What the benchmarks of the running system share: plans made slower, servers, load, machine.
+
+Here: a plan stretched in time, a server that lives as long as a context, the load generator as a
+process with its records, right answers of emulated models, and what a result file says of the
+machine. Not here: what is measured.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from flows.release.render import repository as render
+from flows.release.server import admin
+from flows.release.server.running import ServerState, read_state
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.workload import ModelDemand, Workload
+
+SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
+INTERRUPTED = 130  # the load generator's exit code after a stop
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
+SAMPLES_CHECKED = 16
+BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
+QUICK_US, QUICK_RPS = 5_000, 20.0
+
+
+def stretched(plan: Plan, factor: float) -> Plan:
+    """The same plan in slow motion: all times x `factor`, all rates / `factor`."""
+
+    def slow(us: int) -> int:
+        return round(us * factor)
+
+    def stage(old: Stage) -> Stage:
+        return replace(
+            old,
+            latency_us=slow(old.latency_us),
+            transfer_us=slow(old.transfer_us),
+            latency_us_by_batch=tuple(map(slow, old.latency_us_by_batch)),
+        )
+
+    def pipeline(old: Pipeline) -> Pipeline:
+        return replace(
+            old,
+            throughput_rps=old.throughput_rps / factor,
+            latency_us=slow(old.latency_us),
+            stages=tuple(map(stage, old.stages)),
+        )
+
+    def model(old: ModelPlan) -> ModelPlan:
+        return replace(
+            old,
+            slo_us=slow(old.slo_us),
+            throughput_rps=old.throughput_rps / factor,
+            pipelines=tuple(map(pipeline, old.pipelines)),
+        )
+
+    cluster = replace(
+        plan.cluster,
+        nodes=tuple(replace(g, nic_gbps=g.nic_gbps / factor) for g in plan.cluster.nodes),
+    )
+    demands = tuple(ModelDemand(name=m.name, slo_us=slow(m.slo_us)) for m in plan.models)
+    return replace(
+        plan,
+        plan_id=f"{plan.plan_id}-x{factor:g}",
+        cluster=cluster,
+        workload=Workload(models=demands),
+        models=tuple(map(model, plan.models)),
+    )
+
+
+def _bytes(name: str, size: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype="UINT8", shape=(-1, size))
+
+
+def small_stage(blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_us: int) -> Stage:
+    """Four vGPUs, two on each of the two nodes of a class; 0.6 of the time is there at batch 1."""
+    last = blocks[1] == BLOCKS
+    by_batch = tuple(round(stage_us * (0.6 + 0.4 * b / SMALL_BATCH)) for b in range(1, 5))
+    node = 0 if gpu_class == "FAST" else 2
+    return Stage(
+        blocks=blocks,
+        gpu_class=gpu_class,
+        vgpu_divisor=1,
+        vgpus=4,
+        latency_us=by_batch[-1],
+        transfer_us=0 if last else 160,
+        latency_us_by_batch=by_batch,
+        boundary_bytes_per_sample=0 if last else BOUNDARY_BYTES,
+        boundary=None if last else (_bytes("boundary", BOUNDARY_BYTES),),
+        placement=(PlacementRun(node=node, nodes=2, gpu=first_gpu, gpus=2, slot=0),),
+    )
+
+
+def quick_model(name: str, slo_us: int, gpu: int) -> ModelPlan:
+    """One stage in batches of one, on a vGPU of each node of the first class: express requests."""
+    stage = Stage(
+        blocks=(0, BLOCKS),
+        gpu_class="FAST",
+        vgpu_divisor=1,
+        vgpus=2,
+        latency_us=QUICK_US,
+        transfer_us=0,
+        latency_us_by_batch=(QUICK_US,),
+        boundary_bytes_per_sample=0,
+        boundary=None,
+        placement=(PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0),),
+    )
+    return _one_pipeline(name, slo_us, 1, QUICK_RPS, (stage,))
+
+
+def _one_pipeline(
+    name: str, slo_us: int, batch: int, rate_rps: float, stages: tuple[Stage, ...]
+) -> ModelPlan:
+    latency_us = sum(s.latency_us + s.transfer_us for s in stages)
+    pipeline = Pipeline(batch=batch, throughput_rps=rate_rps, latency_us=latency_us, stages=stages)
+    return ModelPlan(
+        name=name,
+        slo_us=slo_us,
+        throughput_rps=rate_rps,
+        pipelines=(pipeline,),
+        inputs=(_bytes("input", 4096),),
+        outputs=(_bytes("output", 1000),),
+    )
+
+
+def small_plan(
+    plan_id: str,
+    names: tuple[str, ...] = ("alpha", "beta"),
+    stage_us: int = 80_000,
+    cut: int = 5,
+    quick: tuple[str, ...] = ("quick",),
+) -> Plan:
+    """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
+
+    `quick` are names of `quick_model`s beside them.
+    """
+    slo_us = 5 * stage_us
+    rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
+    models: list[ModelPlan] = []
+    for number, name in enumerate(names):
+        stages = (
+            small_stage((0, cut), "FAST", 2 * number, stage_us),
+            small_stage((cut, BLOCKS), "SLOW", 2 * number, stage_us),
+        )
+        models.append(_one_pipeline(name, slo_us, SMALL_BATCH, rate_rps, stages))
+    models += [quick_model(name, slo_us, 2 * len(names) + n) for n, name in enumerate(quick)]
+    gpus = 2 * len(names) + len(quick)
+    return Plan(
+        plan_id=plan_id,
+        planner="by hand",
+        options={},
+        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
+        solver="none",
+        solve_seconds=0.0,
+        cluster=Cluster(
+            name="small",
+            gpu_classes=(GpuClass(name="FAST"), GpuClass(name="SLOW")),
+            nodes=tuple(
+                NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=10.0)
+                for name in ("FAST", "SLOW")
+            ),
+        ),
+        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=slo_us) for m in models)),
+        gpus_used={"FAST": 2 * gpus, "SLOW": 4 * len(names)},
+        models=tuple(models),
+    )
+
+
+class Served:
+    """A plan served from a temporary folder while the context lasts."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        port: int,
+        options: render.ServeOptions | None = None,
+        within: Path | None = None,
+    ) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-", dir=within))
+        self.folder = self.root / "serve"
+        self.plan = plan
+        self.ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self.options = options or render.ServeOptions()
+
+    def __enter__(self) -> Self:
+        render.render_repository(self.folder, self.plan, self.options)
+        admin.start(self.folder, self.ports)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        admin.stop(self.folder)
+        if kind is None or kind is KeyboardInterrupt:
+            shutil.rmtree(self.root)
+        else:
+            print(f"left for inspection: {self.root}", file=sys.stderr)
+
+    @property
+    def state(self) -> ServerState:
+        """Where it is reached now."""
+        return read_state(self.folder)
+
+    def write_plan(self, plan: Plan, name: str) -> Path:
+        """A plan file for the load generator."""
+        path = self.root / f"{name}.json"
+        path.write_text(json.dumps(plan.to_dict()))
+        return path
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs in its process group."""
+        group = int(self.state.data["process_group"])
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def segments(self) -> list[Path]:
+        """Its shared memory."""
+        return sorted(SHARED_FOLDER.glob(f"poolpipe-{self.state.data['instance']}-*"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One run of the load generator; `records` as `serving/load/record.py` describes them."""
+
+    summary: dict[str, Any]
+    records: NDArray[Any]
+    deadline_us: NDArray[np.int64]
+    started_us: int
+
+    @property
+    def attainment(self) -> float:
+        """Served / offered over all models."""
+        return float(np.mean(self.records["outcome"] == SERVED)) if len(self.records) else 1.0
+
+    def waited_past_deadline_us(self) -> NDArray[np.int64]:
+        """How long after its deadline each request had its answer, or gave up."""
+        limit = self.deadline_us[self.records["model"]]
+        return self.records["done_us"] - self.records["intended_us"] - limit
+
+    def windows(self, seconds: float) -> list[tuple[float, float, int]]:
+        """Attainment and offered requests of every window, by the instant requests were due."""
+        at = self.records["intended_us"] // round(seconds * 1e6)
+        out: list[tuple[float, float, int]] = []
+        for window in range(int(at.max(initial=-1)) + 1):
+            rows = self.records[at == window]
+            if len(rows):
+                share = float(np.mean(rows["outcome"] == SERVED))
+                out.append((window * seconds, share, len(rows)))
+        return out
+
+
+class Load:
+    """The load generator as a process, started at once; `result` waits for its end.
+
+    `stop` ends it before its time, with what was measured.
+    """
+
+    def __init__(self, url: str, plan_path: Path, *arguments: str) -> None:
+        self._stopped = False
+        self._records = Path(tempfile.mkstemp(suffix=".npz")[1])
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "triton_backend.serving.loadgen",
+                f"--plan={plan_path}",
+                f"--url={url}",
+                "--json",
+                f"--records={self._records}",
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        )
+
+    def stop(self) -> None:
+        """Send no more; `result` then waits for what is on its way."""
+        self._stopped = True
+        self._process.send_signal(signal.SIGINT)
+
+    def result(self) -> Loaded:
+        """Wait and read.
+
+        Raises:
+            RuntimeError: the generator failed.
+        """
+        out, err = self._process.communicate()
+        if self._process.returncode not in {0, INTERRUPTED if self._stopped else 0}:
+            self._records.unlink(missing_ok=True)
+            raise RuntimeError(f"load generator: {err.strip()[-2000:]}")
+        with np.load(self._records) as file:
+            loaded = Loaded(
+                summary=json.loads(out),
+                records=file["records"],
+                deadline_us=file["deadline_us"],
+                started_us=int(file["started_monotonic_us"]),
+            )
+        self._records.unlink()
+        return loaded
+
+
+def emulated_answer(samples: NDArray[np.uint8], boundary_bytes: list[int]) -> NDArray[np.uint8]:
+    """The value that fills each sample's answer after stages with these boundaries between them.
+
+    An emulated stage marks its outputs with a checksum of its input's first 4,096 bytes
+    (`engines/emulated.py`); a mix-up of samples or stages changes it.
+    """
+    marks: list[int] = []
+    for sample in samples:
+        mark = zlib.crc32(sample.tobytes()[:4096]) % 128
+        for size in boundary_bytes:
+            mark = zlib.crc32(bytes([mark]) * min(size, 4096)) % 128
+        marks.append(mark)
+    return np.asarray(marks, dtype=np.uint8)
+
+
+def samples_file(folder: Path, model: ModelPlan, seed: int = 0) -> Path:
+    """Samples with the answers an emulated model must give, for `--check`.
+
+    All inputs and outputs are UINT8, and all pipelines have the same boundaries.
+    """
+    rng = np.random.default_rng(seed)
+    (given,), (answer,) = model.inputs, model.outputs
+    samples = rng.integers(0, 256, size=(SAMPLES_CHECKED, *given.shape[1:]), dtype=np.uint8)
+    boundaries = [s.boundary_bytes_per_sample for s in model.pipelines[0].stages[:-1]]
+    marks = emulated_answer(samples, boundaries)
+    expected = np.repeat(marks[:, None], answer.shape[1], axis=1)
+    path = folder / f"samples-{model.name}.npz"
+    arrays = {f"inputs/{given.name}": samples, f"outputs/{answer.name}": expected}
+    np.savez(path, **arrays)
+    return path

@@ -1,0 +1,164 @@
+"""Soak of a running system: does anything grow, is a request lost, while plans take turns.
+
+    .venv/bin/python scripts/benchmarks/soak.py [--minutes 4] [--change-seconds 30] [--out FILE]
+
+Load factor 0.7 with checked answers for `--minutes`, while two plans take turns every
+`--change-seconds`. Memory, open files, sockets, processes and shared memory are counted before,
+between and after; every flush and swap is timed against one SLO and 50 ms. The full run is
+`--minutes 30 --change-seconds 60`.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flows.clock import Stopwatch
+from flows.release.rollout.migrate import Migration, migrate, steps_to_dicts
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.resource_usage import resources
+from scripts.benchmarks.served import SHARED_FOLDER, Load, Served, samples_file, small_plan
+from triton_backend.contract.plan import Plan
+
+SOAK = 0.7
+DOWNTIME_SLACK_S = 0.05
+MEMORY_FRACTION = 0.05
+
+
+def alternating() -> Iterator[Plan]:
+    """Two plans that take turns: another cut, other vGPUs; same tensors, same answers."""
+    number = 0
+    while True:
+        number += 1
+        plan = small_plan("soak", cut=4 if number % 2 else 5)
+        yield replace(plan, plan_id=f"soak-{number}")
+
+
+def soak(options: argparse.Namespace) -> dict[str, Any]:
+    """Plan changes under load."""
+    first = small_plan("soak-0")
+    slo_s = first.models[0].slo_us / 1e6
+    migrations: list[Migration] = []
+    with Served(first, options.port, within=options.within) as served:
+        checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in first.models]
+        load = Load(
+            served.state.grpc_url,
+            served.write_plan(first, "plan"),
+            f"--load-factor={SOAK}",
+            f"--duration={options.minutes * 60}",
+            *checks,
+        )
+        steady = [resources(served)]
+        watch, plans = Stopwatch(), alternating()
+        while watch.seconds() + options.change_seconds < options.minutes * 60:
+            time.sleep(options.change_seconds / 2)
+            migrations.append(migrate(served.folder, next(plans)))
+            time.sleep(options.change_seconds / 2)
+            steady.append(resources(served))
+            print(_progress(migrations[-1], steady[-1]), flush=True)
+        loaded = load.result()
+        instance, group = (served.state.data[k] for k in ("instance", "process_group"))
+        socket_folder = Path(served.state.data["socket_folder"])
+    return {
+        "changes": len(migrations),
+        "downtime_s": [m.downtime_seconds for m in migrations],
+        "downtime_target_s": slo_s + DOWNTIME_SLACK_S,
+        "steps": [steps_to_dicts(m) for m in migrations],
+        "attainment": loaded.attainment,
+        "lowest_attainment_10_s": min(share for _, share, _ in loaded.windows(10.0)),
+        "waited_longest_ms": float(loaded.waited_past_deadline_us().max()) / 1000,
+        "models": {
+            name: {k: v for k, v in row.items() if k != "histogram"}
+            for name, row in loaded.summary["models"].items()
+        },
+        "messages": loaded.summary["messages"],
+        "resources": steady,
+        "left_over": {
+            "processes": [p.pid for p in psutil.process_iter() if _lives(p, group)],
+            "segments": [str(p) for p in SHARED_FOLDER.glob(f"poolpipe-{instance}-*")],
+            "socket_folder": socket_folder.exists(),
+        },
+    }
+
+
+def _lives(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+def _progress(migration: Migration, now: dict[str, Any]) -> str:
+    return (
+        f"{migration.plan_id}: {migration.seconds:.1f} s in all, nothing dispatched for"
+        f" {migration.downtime_seconds * 1000:.0f} ms; {now['rss_mb']:.0f} MB in"
+        f" {now['processes']} processes, {now['segments']} segments of {now['segments_mb']:.1f} MB,"
+        f" {now['sockets']} sockets, {now['files']} files; machine load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def figures_of(row: dict[str, Any]) -> list[Figure]:
+    """What changes of plan under load cost, and what grows meanwhile."""
+    models = row["models"].values()
+    first, last = row["resources"][min(2, len(row["resources"]) - 1)], row["resources"][-1]
+    left = row["left_over"]
+    grown = [
+        Figure(name=f"{what} more than after warm-up", value=last[what] - first[what])
+        for what in ("processes", "segments", "sockets", "files")
+    ]
+    return [
+        Figure(name="changes of plan", value=row["changes"]),
+        Figure(
+            name="longest downtime",
+            value=max(row["downtime_s"], default=None),
+            unit="s",
+            most=row["downtime_target_s"],
+        ),
+        Figure(name="requests lost", value=sum(m["failed"] for m in models), most=0),
+        Figure(name="wrong answers", value=sum(m["checked"]["wrong"] for m in models), most=0),
+        Figure(name="requests dropped", value=sum(m["dropped"] for m in models)),
+        Figure(name="attainment", value=row["attainment"]),
+        Figure(name="attainment, lowest 10 s", value=row["lowest_attainment_10_s"]),
+        Figure(
+            name="memory at the end, of that after warm-up",
+            value=last["rss_mb"] / first["rss_mb"],
+            most=1 + MEMORY_FRACTION,
+            note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
+        ),
+        *grown,
+        Figure(
+            name="processes, segments and folders left over",
+            value=len(left["processes"]) + len(left["segments"]) + left["socket_folder"],
+            most=0,
+        ),
+    ]
+
+
+def main() -> int:
+    """Run, print, store."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=4.0)
+    add("--change-seconds", type=float, default=30.0)
+    add("--port", type=int, default=18_555)
+    add("--within", type=Path, help="where the serve folder is made")
+    add_destinations(parser)
+    options = parser.parse_args()
+    watch = Stopwatch()
+    result = soak(options)
+    figures = figures_of(result)
+    show(figures)
+    keep(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

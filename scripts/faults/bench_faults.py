@@ -1,0 +1,312 @@
+"""Faults on a running system at load factor 0.6: what is lost, who waits, how soon all is well.
+
+Two emulated models of two stages on pools of four vGPUs over two nodes each are served by the real
+Triton and loaded with requests whose right answers are known. A few seconds into each run one part
+is broken; a prober asks for the state ten times a second and tries a request of every model.
+
+    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--out FILE]
+
+Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
+(those that a killed process held are never answered by Triton, their clients give up after a
+second); seconds until repaired (every worker up, every model answers) and from then until attainment
+is back at 99 % and stays there; attainment of the whole run beside the simulator's, which loses the
+same vGPUs for as long. Of a fault that lasts, attainment without them beside the simulator's.
+
+Full disk and full shared memory need a mount namespace of our own (`unshare`), two hosts a network
+namespace, the jumping clock a C compiler; where one is not there the row says so.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.clock import Stopwatch
+from flows.release.server.running import ServerError
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.served import (
+    SERVED,
+    SHARED_FOLDER,
+    Load,
+    Loaded,
+    Served,
+    samples_file,
+    small_plan,
+)
+from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, Fault
+from scripts.faults.places import Far, NotHereError, Shifted
+from scripts.faults.probe import Prober, wait_well
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.simulator.failures import Failure
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+LOAD_FACTOR = 0.6
+FAULT_AT_S = 3.0
+NOTICED_S = 6.0  # a fault that lasts is noticed by then
+WINDOW_S = 0.5
+GOOD = 0.99
+GRACE_US = 100_000
+RECOVERY_TARGET_S = 5.0
+GIVE_UP_S = 1.0
+
+
+def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
+    """One run with one fault in it."""
+    checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in served.plan.models]
+    load = Load(
+        served.state.grpc_url,
+        served.write_plan(served.plan, "plan"),
+        f"--load-factor={LOAD_FACTOR}",
+        f"--duration={seconds}",
+        f"--give-up-s={GIVE_UP_S}",
+        *checks,
+    )
+    prober = Prober(served)
+    prober.start()
+    time.sleep(FAULT_AT_S)
+    fault_us = time.monotonic_ns() // 1000
+    fault.inject(served)
+    gone_us = time.monotonic_ns() // 1000
+    loaded = load.result()
+    prober.end()
+    row = counted(loaded) | {"complaints": prober.complaints}
+    if fault.lasts:
+        return row | reduced(loaded, fault, served.plan, fault_us)
+    repaired_us = max(gone_us, prober.last_bad_us)
+    began_s = (fault_us - loaded.started_us) / 1e6
+    ended_s = (repaired_us - loaded.started_us) / 1e6
+    away = tuple(Failure(start_s=began_s, end_s=ended_s, vgpu=v) for v in fault.vgpus)
+    return (
+        row
+        | recovery(loaded, fault_us, repaired_us)
+        | {"attainment": loaded.attainment, "simulated": simulated(served.plan, seconds, away)}
+    )
+
+
+def counted(loaded: Loaded) -> dict[str, Any]:
+    """What became of the requests of a run."""
+    checks = [row["checked"] for row in loaded.summary["models"].values()]
+    waited = loaded.waited_past_deadline_us()
+    return {
+        "offered": len(loaded.records),
+        "checked": sum(c["responses"] for c in checks),
+        "wrong": sum(c["wrong"] for c in checks),
+        **{
+            name: sum(row[name] for row in loaded.summary["models"].values())
+            for name in ("late", "dropped", "failed")
+        },
+        "waited_longest_ms": float(waited.max()) / 1000,
+        "waited_too_long": int((waited > GRACE_US).sum()),
+        "messages": loaded.summary["messages"],
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
+    """When all was well again, and how well."""
+    begin_us = loaded.started_us
+    bad = [at for at, share, _ in loaded.windows(WINDOW_S) if share < GOOD]
+    good_again_us = begin_us + round((bad[-1] + WINDOW_S) * 1e6) if bad else fault_us
+    after = loaded.records[loaded.records["intended_us"] + begin_us >= repaired_us]
+    return {
+        "repaired_s": (repaired_us - fault_us) / 1e6,
+        "good_again_s": max(good_again_us - fault_us, 0) / 1e6,
+        "good_after_repair_s": max(good_again_us - repaired_us, 0) / 1e6,
+        "attainment_after_repair": float((after["outcome"] == SERVED).mean())
+        if len(after)
+        else 1.0,
+    }
+
+
+def reduced(loaded: Loaded, fault: Fault, plan: Plan, fault_us: int) -> dict[str, Any]:
+    """Attainment at the capacity that is left, once the fault is noticed."""
+    from_us = fault_us + NOTICED_S * 1e6 - loaded.started_us
+    left = loaded.records[loaded.records["intended_us"] >= from_us]
+    away = tuple(Failure(start_s=0.0, vgpu=v) for v in fault.vgpus)
+    return {
+        "attainment": float((left["outcome"] == SERVED).mean()),
+        "simulated": simulated(plan, 60.0, away),
+    }
+
+
+def simulated(plan: Plan, seconds: float, away: tuple[Failure, ...]) -> float:
+    """What the simulator says of the attainment without these vGPUs."""
+    options = SimOptions(
+        policy=SERVING_POLICY,
+        load_factor=LOAD_FACTOR,
+        duration_s=seconds,
+        failures=away,
+        admission=True,
+        keep_uses=False,
+    )
+    return simulate(plan, options).attainment
+
+
+def run_all(
+    options: argparse.Namespace, faults: tuple[Fault, ...], made: Callable[[], Served]
+) -> list[dict[str, Any]]:
+    """All faults against one system, one after the other."""
+    wanted = [fault for fault in faults if not options.only or fault.name in options.only]
+    rows: list[dict[str, Any]] = []
+    if not wanted:
+        return rows
+    try:
+        with made() as served:
+            before = len(served.processes())
+            wait_well(served)
+            rows += [one(served, f, max(options.seconds, f.at_least_s)) for f in wanted]
+            after = len(served.processes())
+            print(f"processes before {before}, after {after}", flush=True)
+            if options.verbose:
+                for log in ("server.log", "triton.log"):
+                    print((served.folder / "logs" / log).read_text()[-6000:])
+    except NotHereError as error:
+        rows += [{"fault": f.name, "broken": f"not tried: {error}"} for f in wanted]
+    return rows
+
+
+def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
+    """One fault, and all well again."""
+    row: dict[str, Any] = {"fault": fault.name, "may_lose": fault.loses, "holds": fault.holds}
+    try:
+        row |= measure(served, fault, seconds)
+    except (RuntimeError, ServerError) as error:
+        row |= {"broken": str(error)}
+    if fault.lasts and isinstance(served, Far):
+        served.mend()
+    row["whole_again"] = wait_well(served)
+    print(line(row), flush=True)
+    return row
+
+
+HEADINGS = (
+    "wrong", "late", "dropped", "failed", ">100 ms", "longest", "repaired", ">=99 %", "attained",
+    "simulated",
+)  # fmt: skip
+
+
+def line(row: dict[str, Any]) -> str:
+    """One line of the table: times in seconds, the longest wait past the deadline in ms."""
+    if "offered" not in row:
+        return f"{row['fault']:<38} {row['broken']}"
+    counts = "".join(
+        f"{row[k]:>10}" for k in ("wrong", "late", "dropped", "failed", "waited_too_long")
+    )
+    times = (
+        f"{row['repaired_s']:>10.1f}{row['good_after_repair_s']:>10.1f}"
+        if "repaired_s" in row
+        else f"{'lasts':>10}{'-':>10}"
+    )
+    whole = "" if row["whole_again"] else "  NOT WHOLE AGAIN"
+    return (
+        f"{row['fault']:<38}{counts}{row['waited_longest_ms']:>10.0f}{times}"
+        f"{row['attainment']:>10.3f}{row['simulated']:>10.3f}{whole}"
+    )
+
+
+def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
+    """The figures that have targets."""
+    figures: list[Figure] = []
+    for row in rows:
+        name = row["fault"]
+        if "offered" not in row:
+            figures.append(Figure(name=f"{name}: wrong answers", value=None, note=row["broken"]))
+            continue
+        held = "held by the dead process" if row["holds"] else ""
+        figures += [
+            Figure(name=f"{name}: wrong answers", value=row["wrong"], most=0),
+            Figure(
+                name=f"{name}: answers later than deadline + 100 ms",
+                value=row["waited_too_long"],
+                most=None if held else 0,
+                note=held,
+            ),
+            Figure(name=f"{name}: not whole again", value=int(not row["whole_again"]), most=0),
+        ]
+        if "repaired_s" in row:
+            what = f"{name}: from repair to 99 % attainment"
+            value = row["good_after_repair_s"]
+            figures.append(Figure(name=what, value=value, unit="s", most=RECOVERY_TARGET_S))
+        else:
+            what = f"{name}: attainment less the simulator's"
+            figures.append(Figure(name=what, value=row["attainment"] - row["simulated"]))
+    return figures
+
+
+def in_namespace() -> list[dict[str, Any]]:
+    """The faults of full file systems, in a mount namespace of their own."""
+    path = Path(f"/tmp/poolpipe-faults-{os.getpid()}.json")  # noqa: S108  # read back at once
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return [{"fault": f.name, "broken": "not tried: no unshare"} for f in FILLED]
+    command = [unshare, "--mount", "--map-root-user", sys.executable, *sys.argv]
+    code = subprocess.run([*command, "--inside", str(path)], check=False).returncode
+    if code or not path.exists():
+        return [
+            {"fault": f.name, "broken": f"not tried: unshare ended with {code}"} for f in FILLED
+        ]
+    rows = json.loads(path.read_text())
+    path.unlink()
+    return rows
+
+
+def inside(options: argparse.Namespace, plan: Plan) -> None:
+    """In the namespace: small file systems, then the faults."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or umount is None:
+        raise SystemExit("no mount")
+    within = Path(f"/tmp/poolpipe-small-{os.getpid()}")  # noqa: S108  # a mount point
+    within.mkdir()
+    for place, megabytes in ((within, 64), (SHARED_FOLDER, 256)):
+        subprocess.run(
+            [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], check=True
+        )
+    try:
+        rows = run_all(options, FILLED, lambda: Served(plan, options.port, within=within))
+        options.inside.write_text(json.dumps(rows))
+    finally:
+        subprocess.run([umount, "--lazy", str(within)], check=True)
+        within.rmdir()
+
+
+def main() -> int:
+    """Run, print, store; exit 1 where a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--only", nargs="+", help="names of faults")
+    add("--seconds", type=float, default=12.0, help="of load per fault")
+    add("--port", type=int, default=18_530, help="the first of those used")
+    add("--verbose", action="store_true", help="the server's logs at the end")
+    add("--inside", type=Path, help=argparse.SUPPRESS)
+    add_destinations(parser)
+    options = parser.parse_args()
+    plan = small_plan("faults")
+    if options.inside is not None:
+        inside(options, plan)
+        return 0
+    watch = Stopwatch()
+    print(f"{'fault':<38}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
+    rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
+    rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
+    if not options.only or any(fault.name in options.only for fault in FILLED):
+        rows += in_namespace()
+    print(*(line(row) for row in rows if "offered" not in row), sep="\n")
+    figures = figures_of(rows)
+    show(figures)
+    keep(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""What `bench_faults` breaks, and how: processes, links, file systems, the time of day.
+
+`inject` returns when the cause is gone (or was momentary). A fault names the vGPUs it takes away
+while it lasts, so that the simulator can say what is left without them.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from flows.release.render.repository import CONTROL_MODEL
+from scripts.benchmarks.served import SHARED_FOLDER, Served
+from scripts.faults.places import LINK, Shifted, run_as_root
+from triton_backend.serving.gateway.addresses import Worker
+
+SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
+LASTING_S = 3.0
+CUT_OFF_S = 6.0
+DAY_S = 86_400
+FILL_PIECE = 1 << 16
+FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0_g1"
+
+Inject = Callable[[Served], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that breaks.
+
+    Attributes:
+        loses: what may be lost, in words.
+        vgpus: which are away until all is repaired.
+        holds: whether requests are held by the process that dies: nobody can answer those.
+        at_least_s: seconds of load that it takes to see it through.
+        lasts: whether it is still there when the load ends.
+    """
+
+    name: str
+    inject: Inject
+    loses: str
+    vgpus: tuple[int, ...] = ()
+    holds: bool = False
+    at_least_s: float = 0.0
+    lasts: bool = False
+
+
+def stub(served: Served, model: str) -> psutil.Process:
+    """The process of a Triton model."""
+    text = (served.folder / "pids" / model).read_text()
+    return psutil.Process(int(text.split()[0]))
+
+
+def worker(served: Served, vgpu: int) -> psutil.Process:
+    """The process of a vGPU of the generation served."""
+    generation = served.state.control("status")["generation"]
+    wanted = Worker(generation, vgpu)
+    for process in served.processes():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "triton_backend.serving.worker.process" in words and words[-3:-1] == [
+                str(wanted.generation),
+                str(wanted.vgpu),
+            ]:
+                return process
+    message = f"no process of {wanted}"
+    raise RuntimeError(message)
+
+
+def kill_worker(vgpu: int) -> Inject:
+    """SIGKILL to a worker."""
+    return lambda served: worker(served, vgpu).kill()
+
+
+def stop_worker(served: Served) -> None:
+    """SIGSTOP: it lives and says nothing."""
+    worker(served, 1).suspend()
+
+
+def slow_worker(served: Served) -> None:
+    """Stopped for the larger part of every period, so that its batches take about twice as long."""
+    process = worker(served, 5)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for _ in range(int(LASTING_S / SLOW_PERIOD_S)):
+            process.suspend()
+            time.sleep(SLOW_PERIOD_S * SLOW_STOPPED)
+            process.resume()
+            time.sleep(SLOW_PERIOD_S * (1 - SLOW_STOPPED))
+
+
+def kill_stub(model: str) -> Inject:
+    """SIGKILL to the process of a Triton model."""
+    return lambda served: stub(served, model).kill()
+
+
+def hang_stub(model: str) -> Inject:
+    """SIGSTOP to the process of a Triton model."""
+    return lambda served: stub(served, model).suspend()
+
+
+def kill_gateway(served: Served) -> None:
+    """SIGKILL to fronts and scheduler at once."""
+    models = [CONTROL_MODEL, *(m.name for m in served.plan.models)]
+    for process in [stub(served, model) for model in models]:
+        process.kill()
+
+
+def kill_triton(served: Served) -> None:
+    """SIGKILL to the server."""
+    os.kill(int(served.state.data["triton_pid"]), signal.SIGKILL)
+
+
+def fill(folder: Callable[[Served], Path]) -> Inject:
+    """Fill a file system to the last byte for a while."""
+
+    def inject(served: Served) -> None:
+        path = folder(served) / "filler"
+        try:
+            with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(FILL_PIECE))
+            with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(b"0")
+            time.sleep(LASTING_S)
+        finally:
+            path.unlink()
+
+    return inject
+
+
+def cut_off(seconds: float | None) -> Inject:
+    """Take the link to the far host down, for good where no time is given."""
+
+    def inject(_: Served) -> None:
+        run_as_root("ip", "link", "set", LINK, "down")
+        if seconds is not None:
+            time.sleep(seconds)
+            run_as_root("ip", "link", "set", LINK, "up")
+
+    return inject
+
+
+def slow_link(_: Served) -> None:
+    """What goes to the far host gets a tenth of what it needs, for a while."""
+    place = ["dev", LINK, "root"]
+    shape = ["tbf", "rate", "5mbit", "burst", "64kb", "latency", "400ms"]
+    run_as_root("tc", "qdisc", "add", *place, *shape)
+    time.sleep(LASTING_S)
+    run_as_root("tc", "qdisc", "del", *place)
+
+
+def jump(served: Served) -> None:
+    """The time of day goes a day ahead, two days back and home again."""
+    assert isinstance(served, Shifted)
+    for days in (1, -1, 0):
+        served.shift(days * DAY_S)
+        time.sleep(LASTING_S / 3)
+
+
+PROCESSES = (
+    Fault(
+        name="worker killed",
+        inject=kill_worker(1),
+        vgpus=(1,),
+        loses="its batch, where too late to retry",
+    ),
+    Fault(name="last-stage worker killed", inject=kill_worker(4), vgpus=(4,), loses="its batch"),
+    Fault(
+        name="quick model's worker killed", inject=kill_worker(16), vgpus=(16,), loses="its batch"
+    ),
+    Fault(
+        name="worker hung",
+        inject=stop_worker,
+        vgpus=(1,),
+        loses="its batches until noticed (1 s)",
+    ),
+    Fault(
+        name="worker slow",
+        inject=slow_worker,
+        vgpus=(5,),
+        loses="batches until its table is corrected",
+    ),
+    Fault(name="front killed", inject=kill_stub(FRONT), holds=True, loses="what it held"),
+    Fault(
+        name="quick model's front killed",
+        inject=kill_stub(QUICK_FRONT),
+        holds=True,
+        loses="what it held",
+    ),
+    Fault(name="scheduler killed", inject=kill_stub(CONTROL_MODEL), loses="until it is loaded"),
+    Fault(name="scheduler hung", inject=hang_stub(CONTROL_MODEL), loses="until noticed (1.5 s)"),
+    Fault(
+        name="gateway killed (fronts and scheduler)",
+        inject=kill_gateway,
+        holds=True,
+        loses="what it held",
+    ),
+    Fault(
+        name="node killed",
+        inject=kill_stub(NODE),
+        vgpus=(0, 1, 8, 9, 16),
+        loses="its workers' batches",
+    ),
+    Fault(
+        name="tritonserver killed",
+        inject=kill_triton,
+        holds=True,
+        loses="until it is started anew",
+        at_least_s=24,
+    ),
+)
+FAR = (
+    Fault(
+        name="link slow", inject=slow_link, vgpus=(6, 7, 14, 15), loses="what is behind the link"
+    ),
+    Fault(
+        name="node cut off",
+        inject=cut_off(CUT_OFF_S),
+        vgpus=(6, 7, 14, 15),
+        loses="its batches until noticed",
+        at_least_s=18,
+    ),
+    Fault(
+        name="node cut off for good",
+        inject=cut_off(None),
+        vgpus=(6, 7, 14, 15),
+        loses="its batches until noticed",
+        at_least_s=18,
+        lasts=True,
+    ),
+)
+CLOCK = (Fault(name="clock jump", inject=jump, loses="nothing"),)
+FILLED = (
+    Fault(name="disk full", inject=fill(lambda served: served.folder), loses="log lines"),
+    Fault(
+        name="shared memory full", inject=fill(lambda _: SHARED_FOLDER), loses="requests meanwhile"
+    ),
+)

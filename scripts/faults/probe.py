@@ -1,0 +1,77 @@
+"""Whether a running system is well: its state and one answer of every model, asked by `bench_faults`."""
+
+import contextlib
+import json
+import threading
+import time
+import urllib.request
+
+from scripts.benchmarks.served import Served
+from triton_backend.contract.errors import PoolPipeError
+from triton_backend.runtimes.clock import SystemClock
+
+PROBE_SECONDS = 0.1
+
+
+class Prober(threading.Thread):
+    """Asks for the state and one answer of every model, ten times a second; notes when not well."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(daemon=True)
+        self._served = served
+        self._over = threading.Event()
+        self.last_bad_us = 0
+        self.complaints: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Probe until told to end."""
+        while not self._over.wait(PROBE_SECONDS):
+            complaint = self._complaint()
+            if complaint is not None:
+                self.last_bad_us = SystemClock().now_us()
+                self.complaints[complaint] = self.complaints.get(complaint, 0) + 1
+
+    def end(self) -> None:
+        """Stop probing."""
+        self._over.set()
+        self.join()
+
+    def _complaint(self) -> str | None:
+        try:
+            workers = self._served.state.control("status")["workers"]
+        except PoolPipeError as error:
+            return str(error)[:80]
+        if workers["up"] < workers["total"]:
+            return f"{workers['up']} of {workers['total']} workers"
+        for model in self._served.plan.models:
+            if not answers(self._served, model.name):
+                return f"no answer of {model.name}"
+        return None
+
+
+def answers(served: Served, model: str) -> bool:
+    """Whether a model answers one request."""
+    body = {
+        "inputs": [{"name": "input", "shape": [1, 4096], "datatype": "UINT8", "data": [0] * 4096}]
+    }
+    request = urllib.request.Request(  # our own server
+        f"http://{served.state.http_url}/v2/models/{model}/infer", data=json.dumps(body).encode()
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=1) as answer:  # noqa: S310  # as above
+            return bool(answer.read())
+    except OSError:
+        return False
+
+
+def wait_well(served: Served) -> bool:
+    """Whether the system is whole again before the next fault."""
+    for _ in range(200):
+        with contextlib.suppress(PoolPipeError):
+            workers = served.state.control("status")["workers"]
+            if workers["up"] == workers["total"] and all(
+                answers(served, m.name) for m in served.plan.models
+            ):
+                return True
+        time.sleep(PROBE_SECONDS)
+    return False

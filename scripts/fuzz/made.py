@@ -1,0 +1,138 @@
+"""What `fuzz_serving` throws: malformed frames, requests, messages and bytes; and the plan it serves."""
+
+import json
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serving.transport.wire import HEADER_BYTES, Kind, frame
+
+MODEL = "sink"
+INPUT_BYTES = 64
+SLO_US = 200_000
+SOME, MANY, MOST = 0.2, 0.3, 0.7
+Draws = np.random.Generator
+pb: Any = service_pb2  # generated at import time: no names a type checker could see
+
+
+def sink_plan() -> Plan:
+    """One emulated model of two stages, on nodes HERE and THERE."""
+
+    def stage(blocks: tuple[int, int], gpu_class: str, node: int) -> Stage:
+        return Stage(
+            blocks=blocks,
+            gpu_class=gpu_class,
+            vgpu_divisor=1,
+            vgpus=1,
+            latency_us=1_000,
+            transfer_us=0,
+            latency_us_by_batch=(1_000,),
+            boundary_bytes_per_sample=256,
+            placement=(PlacementRun(node=node, gpu=0, slot=0),),
+        )
+
+    stages = (stage((0, 1), "HERE", 0), stage((1, 2), "THERE", 1))
+    pipeline = Pipeline(batch=1, throughput_rps=500.0, latency_us=2_000, stages=stages)
+    model = ModelPlan(
+        name=MODEL,
+        slo_us=SLO_US,
+        throughput_rps=500.0,
+        pipelines=(pipeline,),
+        inputs=(TensorSpec(name="input", dtype="UINT8", shape=(-1, INPUT_BYTES)),),
+        outputs=(TensorSpec(name="output", dtype="UINT8", shape=(-1, 8)),),
+    )
+    nodes = tuple(
+        NodeGroup(count=1, gpu_class=name, gpus=1, nic_gbps=100.0) for name in ("HERE", "THERE")
+    )
+    return Plan(
+        plan_id="fuzz",
+        planner="by hand",
+        options={},
+        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
+        solver="none",
+        solve_seconds=0.0,
+        cluster=Cluster(
+            name="two",
+            gpu_classes=(GpuClass(name="HERE"), GpuClass(name="THERE")),
+            nodes=nodes,
+        ),
+        workload=Workload(models=(ModelDemand(name=MODEL, slo_us=SLO_US),)),
+        gpus_used={"HERE": 1, "THERE": 1},
+        models=(model,),
+    )
+
+
+def bad_frame(draws: Draws) -> bytes:
+    """Random bytes, or a well-formed header around nonsense, whole or cut short or changed."""
+    body = draws.bytes(int(draws.integers(0, 200)))
+    if draws.random() < MANY:
+        return body
+    if draws.random() < SOME:
+        body = json.dumps({"role": str(draws.integers(9)), "generation": body.hex()[:9]}).encode()
+    data = bytearray(
+        frame(
+            Kind(int(draws.choice(list(Kind)))),
+            body,
+            batch_id=int(draws.integers(-(2**62), 2**62)),
+            stage=int(draws.integers(-3, 5)),
+            plan_tag=int(draws.integers(0, 2**63)),
+            payload_bytes=int(draws.choice([0, 64, 2**40])),
+        )
+    )
+    if draws.random() < MANY:
+        data[int(draws.integers(len(data)))] ^= int(draws.integers(1, 256))
+    if draws.random() < MANY:
+        del data[int(draws.integers(HEADER_BYTES)) :]
+    return bytes(data)
+
+
+def bad_bytes(draws: Draws) -> bytes:
+    """Random bytes, some of them with line ends and a length in between, as in HTTP."""
+    data = draws.bytes(int(draws.integers(1, 500)))
+    if draws.random() < MANY:
+        length = int(draws.choice([-1, 0, 7, 2**40]))
+        return f"Content-Length: {length}\r\n".encode() + data + b"\r\n\r\n" + data
+    return data
+
+
+def _shape(draws: Draws) -> list[int]:
+    if draws.random() < MANY:
+        return [1, INPUT_BYTES]
+    return [int(n) for n in draws.integers(-2, 100, int(draws.integers(0, 4)))]
+
+
+def _tensor(draws: Draws) -> dict[str, Any]:
+    return {
+        "name": str(draws.choice(["input", "other", "", "x" * 5000])),
+        "shape": _shape(draws),
+        "datatype": str(draws.choice(["UINT8", "FP32", "BYTES", "NONE"])),
+        "data": [int(n) for n in draws.integers(0, 300, int(draws.integers(0, 70)))],
+    }
+
+
+def bad_json(draws: Draws) -> bytes:
+    """A KServe request that is wrong in one or several places, or cut short."""
+    body = json.dumps({"inputs": [_tensor(draws)] * int(draws.integers(0, 3))}).encode()
+    return body[: int(draws.integers(len(body)))] if draws.random() < MANY else body
+
+
+def bad_message(draws: Draws) -> bytes:
+    """A KServe message that is wrong in one or several places, changed, cut short, or none."""
+    if draws.random() < SOME:
+        return draws.bytes(int(draws.integers(0, 300)))
+    request = pb.ModelInferRequest(model_name=MODEL if draws.random() < MOST else "nobody")
+    for _ in range(int(draws.integers(0, 3))):
+        given = _tensor(draws)
+        tensor = request.inputs.add(name=given["name"], datatype=given["datatype"])
+        tensor.shape.extend(given["shape"])
+        request.raw_input_contents.append(draws.bytes(int(draws.integers(0, 200))))
+    request.parameters["timeout"].int64_param = int(draws.integers(-(2**40), 2**40))
+    data = bytearray(request.SerializeToString())
+    if draws.random() < MANY:
+        data[int(draws.integers(len(data)))] ^= int(draws.integers(1, 256))
+    return bytes(data[: int(draws.integers(len(data)))] if draws.random() < SOME else data)

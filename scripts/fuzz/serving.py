@@ -1,0 +1,275 @@
+"""Garbage at every door of a running system: nothing may crash, hang or answer wrongly.
+
+An emulated model of two stages is served by two real Tritons on two addresses of this machine, as
+on two hosts, so that our own TCP sockets are open too. Then come malformed things, a tenth to a third
+of them each: frames to every Unix and TCP socket of ours (random bytes, truncated frames, frames of
+every kind with random numbers and bodies); requests over HTTP and gRPC with wrong names, types,
+shapes and sizes, or that are no requests at all; raw bytes to the HTTP and gRPC ports. Between two
+doors a good request must be answered right; afterwards every process must be the one it was.
+
+    .venv/bin/python scripts/fuzz/serving.py [--count 10000] [--seed 0] [--port 18070]
+"""
+
+import argparse
+import contextlib
+import json
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from flows.clock import Stopwatch
+from flows.release.render import repository as render
+from flows.release.server import admin
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.fuzz.made import (
+    INPUT_BYTES,
+    MODEL,
+    bad_bytes,
+    bad_frame,
+    bad_json,
+    bad_message,
+    sink_plan,
+)
+from triton_backend.serving.settings import Deployment, ServeSettings
+
+ELSEWHERE = "127.0.0.2"
+CONNECTION_TIMEOUT_S = 5.0
+RAW_TIMEOUT_S = 0.05  # Triton waits for the rest of what may become a request
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+Draws = np.random.Generator
+Address = str | tuple[str, int]
+
+
+class TwoHosts:
+    """A gateway with the first stage, and another Triton with the second, while it lasts."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        plan = sink_plan()
+        self._folders = root / "gateway", root / "node"
+        there = admin.ServerPorts(http=port + 3, grpc=port + 4, metrics=port + 5, address=ELSEWHERE)
+        options = render.ServeOptions(
+            hosts={"THERE": ELSEWHERE}, base_port=port + 10, host_http_port=there.http
+        )
+        render.render_repository(self._folders[0], plan, options)
+        settings = json.loads((self._folders[0] / "settings.json").read_text())
+        render.render_host(self._folders[1], settings, plan, ELSEWHERE, None)
+        here = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self._ports = here, there
+
+    def __enter__(self) -> Self:
+        self.gateway, self.node = (
+            admin.start(folder, ports, wait_for_workers=False)
+            for folder, ports in zip(self._folders, self._ports, strict=True)
+        )
+        for _ in range(200):
+            workers = self.gateway.control("status")["workers"]
+            if workers["up"] == workers["total"]:
+                return self
+            time.sleep(0.1)
+        self.__exit__()
+        raise RuntimeError("the workers do not come up")
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._folders:
+            admin.stop(folder)
+
+    def unix_doors(self) -> list[Address]:
+        """Our Unix sockets on both hosts."""
+        folders = (Path(state.data["socket_folder"]) for state in (self.gateway, self.node))
+        return [str(p) for folder in folders for p in sorted(folder.iterdir()) if p.is_socket()]
+
+    def tcp_doors(self) -> list[Address]:
+        """Our TCP sockets: scheduler, front, and the worker of the other host."""
+        deployment = Deployment.read(ServeSettings.read(self._folders[0] / "settings.json"), 1)
+        settings = deployment.settings
+        gateway = settings.gateway_host
+        worker = deployment.vgpus_on("THERE")[0]
+        return [
+            (gateway, settings.base_port),
+            (gateway, deployment.front_port(MODEL)),
+            (ELSEWHERE, deployment.worker_port(worker)),
+        ]
+
+    def processes(self) -> dict[str, Any]:
+        """Every process of the system by name."""
+        found: dict[str, Any] = {}
+        for number, state in enumerate((self.gateway, self.node)):
+            found[f"triton {number}"] = state.data["triton_pid"]
+            for file in (state.folder / "pids").iterdir():
+                found[file.name] = file.read_text().split()[0]
+                if file.name.startswith("poolpipe_node_"):
+                    workers = state.ask(file.name, {})["workers"]
+                    found |= {f"worker {w['vgpu']}": w["pid"] for w in workers}
+        return found
+
+    def right_answer(self) -> bool:
+        """Whether a good request is answered with the tensor promised."""
+        given = {"name": "input", "shape": [1, INPUT_BYTES], "datatype": "UINT8"}
+        body = {"inputs": [{**given, "data": [7] * INPUT_BYTES}]}
+        output = self.gateway.post(f"/v2/models/{MODEL}/infer", body)["outputs"][0]
+        return output["shape"] == [1, 8] and len(set(output["data"])) == 1
+
+
+def throw(
+    address: Address, data: bytes, timeout_s: float, *, and_end: bool = True
+) -> tuple[str, bytes]:
+    """Bytes over a connection of their own; how it ended, and the first bytes that came back."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    with socket.socket(family) as peer:
+        peer.settimeout(timeout_s)
+        peer.connect(address)
+        first = b""
+        try:
+            peer.sendall(data)
+            if and_end:
+                peer.shutdown(socket.SHUT_WR)
+            while piece := peer.recv(4096):
+                first = first or piece
+        except TimeoutError:
+            return "left open", first
+        except OSError:
+            return "closed", first
+    return "closed", first
+
+
+def frames(doors: list[Address]) -> Callable[[int, Draws], Counter[str]]:
+    """Frames to our own sockets in turn."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        return Counter(
+            throw(doors[i % len(doors)], bad_frame(draws), CONNECTION_TIMEOUT_S)[0]
+            for i in range(count)
+        )
+
+    return run
+
+
+def raw(port: int, opening: bytes) -> Callable[[int, Draws], Counter[str]]:
+    """Raw bytes to a port of Triton's, half of them after a proper beginning."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        ends: Counter[str] = Counter()
+        for _ in range(count):
+            start = opening if draws.random() < 0.5 else b""  # noqa: PLR2004  # half of them
+            end, first = throw(("127.0.0.1", port), start + bad_bytes(draws), RAW_TIMEOUT_S)
+            status = first.split()[1].decode() if first.startswith(b"HTTP/1") else ""
+            ends[f"{end}{status and ', ' + status}"] += 1
+        return ends
+
+    return run
+
+
+def http_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
+    """Malformed requests; how often each HTTP status came."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        statuses: Counter[str] = Counter()
+        for _ in range(count):
+            name = MODEL if draws.random() < 0.9 else "nobody"  # noqa: PLR2004  # nine tenths
+            request = urllib.request.Request(  # our own server
+                f"http://{url}/v2/models/{name}/infer", data=bad_json(draws)
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=CONNECTION_TIMEOUT_S) as answer:  # noqa: S310  # as above
+                    statuses[str(answer.status)] += 1
+            except urllib.error.HTTPError as error:
+                statuses[str(error.code)] += 1
+                error.close()
+            except TimeoutError:
+                statuses["no answer"] += 1
+        return statuses
+
+    return run
+
+
+def grpc_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
+    """Malformed messages over one channel; how often each gRPC status came."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        statuses: Counter[str] = Counter()
+        with grpc.insecure_channel(url) as channel:
+            infer = channel.unary_unary(INFER)
+            for _ in range(count):
+                try:
+                    infer(bad_message(draws), timeout=CONNECTION_TIMEOUT_S)
+                    statuses["OK"] += 1
+                except grpc.RpcError as error:
+                    statuses[error.code().name] += 1
+        return statuses
+
+    return run
+
+
+def fuzz(root: Path, port: int, count: int, seed: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Serve, throw, compare."""
+    draws = np.random.default_rng(seed)
+    with TwoHosts(root, port) as system:
+        before = system.processes()
+        state = system.gateway
+        http_opening = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\n".encode()
+        doors = (
+            ("our Unix sockets", 0.3, frames(system.unix_doors())),
+            ("our TCP sockets", 0.2, frames(system.tcp_doors())),
+            ("requests over HTTP", 0.2, http_requests(state.http_url)),
+            ("requests over gRPC", 0.1, grpc_requests(state.grpc_url)),
+            ("raw bytes to HTTP", 0.1, raw(port, http_opening)),
+            ("raw bytes to gRPC", 0.1, raw(port + 1, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")),
+        )
+        raw_results: dict[str, Any] = {}
+        figures: list[Figure] = []
+        for name, share, run in doors:
+            watch, thrown = Stopwatch(), round(share * count)
+            ends = run(thrown, draws)
+            raw_results[name] = {"ends": dict(ends), "seconds": watch.seconds()}
+            note = ", ".join(f"{end}: {n}" for end, n in sorted(ends.items()))
+            figures.append(Figure(name=f"malformed: {name}", value=thrown, note=note))
+            wrong = 0 if system.right_answer() else 1
+            figures.append(
+                Figure(name="  good request afterwards not answered", value=wrong, most=0)
+            )
+        left_open = sum(raw_results[name]["ends"].get("left open", 0) for name, *_ in doors[:2])
+        unanswered = raw_results["requests over HTTP"]["ends"].get("no answer", 0)
+        unanswered += raw_results["requests over gRPC"]["ends"].get("DEADLINE_EXCEEDED", 0)
+        after = system.processes()
+        counters = state.control("status")["counters"]
+    changed = [name for name, pid in before.items() if after.get(name) != pid]
+    raw_results |= {"changed": changed, "refused_by_scheduler": counters["frames_refused"]}
+    figures += [
+        Figure(name="of our sockets, connections left open", value=left_open, most=0),
+        Figure(name="requests never answered", value=unanswered, most=0),
+        Figure(name="processes that are not the same", value=len(changed), most=0),
+        Figure(name="workers lost", value=counters["workers_lost"], most=0),
+    ]
+    return figures, raw_results
+
+
+def main() -> int:
+    """Run, print the table; exit 1 when something gave way."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=18_070, help="the first of those used")
+    add_destinations(parser)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="poolpipe-fuzz-") as folder:
+        figures, results = fuzz(Path(folder), options.port, options.count, options.seed)
+    show(figures)
+    with contextlib.suppress(BrokenPipeError):
+        keep(options, "fuzz", figures, results)
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What every figure of `reproduce_paper.py` needs: runs of its cells, tables and charts on disk."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+
+from scripts.paper.cells import Cell, PaperData
+from scripts.paper.runs import Run, Runner, attainment, highest_load
+from triton_backend.simulator.goodput import GRID
+from triton_backend.simulator.offered import POISSON, Arrivals, Gamma
+from triton_backend.simulator.scenario import SimOptions
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+ARRIVALS: dict[str, Arrivals] = {"Poisson": POISSON, "Bursty": Gamma(shape=0.3)}
+
+Row = dict[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Study:
+    """What every figure needs: inputs, where to write, and what was simulated before."""
+
+    data: PaperData
+    out: Path
+    policy: str
+    runner: Runner
+    factors: dict[tuple[str, str], list[float]] = field(
+        default_factory=dict[tuple[str, str], list[float]]
+    )
+    report: list[str] = field(default_factory=list[str])
+
+    def alone(self, cell: Cell, **more: object) -> Run:
+        """A run of one model alone."""
+        plain = SimOptions(
+            policy=self.policy,
+            nic="isolated",
+            models=(cell.model,),
+            reference=cell.reference,
+        )
+        return Run(plan=cell.plan, options=replace(plain, **more))
+
+    def highest(self, runs: Iterable[Run]) -> list[float]:
+        """Highest load factor of every run."""
+        return [found.load_factor for found in self.runner.map(highest_load, runs)]
+
+    def curves(self, runs: Sequence[Run]) -> list[list[float]]:
+        """Attainment of every run at each load factor of the grid."""
+        found = self.runner.map(attainment, [run.at(at) for run in runs for at in GRID])
+        return np.asarray(found).reshape(len(runs), len(GRID)).tolist()
+
+    def load_factors(self, planner: str, arrivals: str) -> list[float]:
+        """Highest load factor of all 72 cells."""
+        key = (planner, arrivals)
+        if key not in self.factors:
+            runs = [
+                self.alone(cell, arrivals=ARRIVALS[arrivals]) for cell in self.data.cells(planner)
+            ]
+            self.factors[key] = self.highest(runs)
+        return self.factors[key]
+
+    def keep(self, number: int, title: str, rows: Sequence[Row]) -> None:
+        """Write a figure's table, and the same into the report."""
+        names = list(rows[0])
+        with (self.out / f"figure_{number}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+        lines = [f"## Figure {number}: {title}", "", f"![](figure_{number}.png)", ""]
+        lines += ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+        lines += ["| " + " | ".join(_text(row[name]) for name in names) + " |" for row in rows]
+        self.report += [*lines, ""]
+        print("\n".join([*lines, ""]), flush=True)
+
+    def draw(self, number: int, figure: Figure) -> None:
+        """Write a figure's chart."""
+        figure.tight_layout()
+        figure.savefig(self.out / f"figure_{number}.png", dpi=120)
+        plt.close(figure)
+
+
+def filled(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the same columns, None where a row has no value."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,68 @@
+"""From an ONNX file to a plan with artifacts, by commands alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.flows.cli.conftest import PLAN, Command
+from tests.flows.preparation.splitting.tiny_models import residual_net
+
+
+@pytest.fixture
+def cpu_project(project: Path) -> Path:
+    """A project with one CPU class and a model file."""
+    residual_net(project / "tiny.onnx")
+    core = min(os.sched_getaffinity(0))
+    cluster = {
+        "gpu_classes": {"cpu": {"runtime": {"cores": [core]}}},
+        "nodes": [{"count": 1, "gpu_class": "cpu", "gpus": 1, "nic_gbps": 10}],
+    }
+    (project / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    (project / "workload.yaml").write_text("models: [{name: tiny, slo_ms: 1000}]")
+    return project
+
+
+@pytest.mark.usefixtures("cpu_project")
+def test_a_model_is_split_built_profiled_and_planned(poolpipe: Command) -> None:
+    split = ("split", "tiny.onnx", "--blocks", "2", "--max-batch", "2", "--json")
+    first = poolpipe(*split).document
+    assert (first["name"], first["blocks"], first["reused"]) == ("tiny", 2, False)
+    assert len(first["boundary_bytes"]) == 1
+    assert Path(first["folder"], "split.json").is_file()
+    assert poolpipe(*split).document["reused"]
+
+    built = poolpipe("build", "--cluster", "cluster.yaml", "--json").document["tiny"]["cpu"]
+    assert [stage["blocks"] for stage in built] == [[0, 1], [0, 2], [1, 2]]
+
+    profile = ("profile", "tiny", "--cluster", "cluster.yaml", "--seconds", "0.02", "--json")
+    measured = poolpipe(*profile).document["tiny"]
+    assert measured["artifacts"] == {"built": 0, "reused": 3}
+    assert measured["cells"] == {"measured": 4, "reused": 0}
+    assert poolpipe(*profile).document["tiny"]["cells"] == {"measured": 0, "reused": 4}
+
+    plan = poolpipe(*PLAN, "--json").document
+    (model,) = plan["models"]
+    assert [spec["name"] for spec in model["inputs"]] == ["x"]
+    stages = [stage for pipeline in model["pipelines"] for stage in pipeline["stages"]]
+    artifacts = {Path(".poolpipe/artifacts", stage["artifact"]) for stage in stages}
+    assert all(folder.is_dir() for folder in artifacts)
+    assert poolpipe("verify", plan["plan_id"]).code == 0
+
+
+@pytest.mark.usefixtures("cpu_project")
+def test_tables_are_shown_without_json(poolpipe: Command) -> None:
+    shown = poolpipe("split", "tiny.onnx", "--name", "other", "--blocks", "2").out
+    assert "bytes per sample" in shown
+    assert "other: 2 blocks" in shown
+    assert "artifacts" in poolpipe("build", "--cluster", "cluster.yaml").out
+
+
+@pytest.mark.usefixtures("cpu_project")
+@pytest.mark.parametrize("command", ["build", "profile"])
+def test_a_model_that_was_never_split_is_named(command: str, poolpipe: Command) -> None:
+    poolpipe("split", "tiny.onnx", "--blocks", "2", "--max-batch", "1")
+    ran = poolpipe(command, "nobody", "--cluster", "cluster.yaml")
+    assert (ran.code, ran.out) == (2, "")
+    assert "model 'nobody': is not in poolpipe.duckdb; it has tiny" in ran.err

@@ -1,0 +1,40 @@
+"""What `prefect.yaml` names exists, and nothing it starts can be lost quietly."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())[
+    "deployments"
+]
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d["name"])
+def test_a_deployment_names_a_flow_with_a_time_limit_and_typed_parameters(
+    deployment: dict[str, Any],
+) -> None:
+    path, _, name = deployment["entrypoint"].partition(":")
+    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    assert flow.name == deployment["name"]
+    assert flow.timeout_seconds
+    (parameter,) = flow.parameters.properties.values()
+    assert parameter["title"] == "parameters"
+    given = deployment.get("parameters")
+    if given is not None:
+        flow.validate_parameters(given)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d["name"])
+def test_runs_beyond_the_limit_wait_instead_of_being_cancelled(deployment: dict[str, Any]) -> None:
+    limit = deployment["concurrency_limit"]
+    assert (limit["limit"], limit["collision_strategy"]) == (1, "ENQUEUE")
+
+
+def test_a_schedule_states_its_time_zone() -> None:
+    schedules = [s for d in DEPLOYMENTS for s in d.get("schedules", ()) if "cron" in s]
+    assert schedules
+    assert all(schedule["timezone"] for schedule in schedules)

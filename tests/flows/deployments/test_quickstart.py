@@ -1,0 +1,141 @@
+"""The main job from end to end: a real model, a real Prefect server, a real Triton."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.flows.preparation.splitting.tiny_models import residual_net
+from tests.ports import free_ports
+
+POOLPIPE = Path(sys.executable).with_name("poolpipe")
+
+
+class Project:
+    """A project of its own in an empty folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = free_ports(3)
+        self.model = residual_net(folder / "tiny.onnx")
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The `poolpipe` command, run in the project's folder."""
+        return subprocess.run(
+            [POOLPIPE, *arguments],
+            cwd=self.folder,
+            env={**os.environ, "POOLPIPE_HOME": str(self.folder / "state")},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def quickstart(self) -> dict[str, Any]:
+        """The object that `quickstart --json` prints."""
+        names = ("--http-port", "--grpc-port", "--metrics-port")
+        ports = [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
+        own = [f"--model={self.model}", "--slo-ms=500", "--duration=3", "--load-factor=0.02"]
+        own.append("--attainment-target=0")  # a busy machine does not decide
+        done = self.run("quickstart", "--json", *own, *ports)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def first(project: Project) -> dict[str, Any]:
+    return project.quickstart()
+
+
+def test_every_request_is_accounted_for_and_every_answer_is_right(first: dict[str, Any]) -> None:
+    row = first["models"]["tiny"]
+    assert row["offered"] > 0
+    assert row["offered"] == row["served"] + row["late"] + row["dropped"] + row["failed"]
+    assert row["checked"]["responses"] == row["served"] + row["late"] > 0
+    assert row["checked"]["wrong"] == 0
+    assert first["http"]["tiny"]["checked"]["wrong"] == 0
+
+
+def test_the_report_is_one_page_that_needs_no_network(first: dict[str, Any]) -> None:
+    page = Path(first["report"]).read_text()
+    assert "tiny" in page
+    assert page.count("<svg") >= 3
+    assert 'src="http' not in page
+    assert 'href="http' not in page
+
+
+def test_nothing_that_was_started_is_left(project: Project, first: dict[str, Any]) -> None:
+    del first
+    home = str(project.folder)
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert [line for line in left if any(home in part for part in line)] == []
+    for port in project.ports:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_second_run_reuses_what_is_unchanged(project: Project, first: dict[str, Any]) -> None:
+    del first
+    notes = {step["name"]: step["note"] for step in project.quickstart()["steps"]}
+    assert "reused" in notes["split tiny"]
+    assert "0 built" in notes["build and profile tiny"]
+    assert "cells 0 measured" in notes["build and profile tiny"]
+
+
+def test_the_plan_that_was_served_can_be_verified(project: Project, first: dict[str, Any]) -> None:
+    done = project.run(
+        "verify", str(project.folder / f"state/reports/plan-{first['plan_id']}.json")
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str, Any]) -> None:
+    plan = project.folder / f"state/reports/plan-{first['plan_id']}.json"
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", project.ports[0]))
+        taken.listen()
+        done = project.run("serve", str(plan), f"--http-port={project.ports[0]}")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert str(project.ports[0]) in done.stderr
+
+
+def test_ctrl_c_in_a_terminal_ends_everything_and_blocks_no_other_command(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    command = [POOLPIPE, "quickstart", f"--model={project.model}", "--slo-ms=500", "--duration=1"]
+    ports = zip(("http", "grpc", "metrics"), project.ports, strict=True)
+    with subprocess.Popen(
+        [*command, *(f"--{name}-port={port}" for name, port in ports)],
+        cwd=tmp_path,
+        env={**os.environ, "POOLPIPE_HOME": str(tmp_path / "state")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "cell" in line:
+                break
+        os.killpg(running.pid, signal.SIGINT)  # a terminal sends it to every process of the group
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    home = str(tmp_path)
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert [line for line in left if any(home in part for part in line)] == []
+    again = project.run("split", str(project.model))
+    assert again.returncode == 0, again.stderr

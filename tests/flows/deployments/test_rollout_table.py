@@ -1,0 +1,56 @@
+"""Cells of the table of steps and faults that need Prefect or a node: the script's own rows.
+
+Flows killed at every step, and the gateway, are in `test_rollout_faults`; the whole table takes
+`scripts/faults/bench_rollout_faults.py` half an hour.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.faults.rollout_faults import BY_PREFECT, OLD_NODE, SERVER, WORKER
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[3]
+CELLS = [("flush", SERVER), ("flush", OLD_NODE), ("swap", WORKER)]
+
+
+def low_port() -> int:
+    """The first of twenty ports that are free, below those the system gives to clients.
+
+    One of those may go to whoever calls the server while it is down, and then it cannot come back.
+    """
+    for first in range(12_000 + os.getpid() % 900 * 20, 32_000, 20):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + 20):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    pytest.fail("no port is free")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    out = tmp_path_factory.mktemp("table") / "rows.json"
+    wanted = [f"--cell={step}:{fault}" for step, fault in CELLS]
+    script = ROOT / "scripts/faults/bench_rollout_faults.py"
+    command = [sys.executable, str(script), *wanted, f"--port={low_port()}"]
+    done = subprocess.run([*command, f"--out={out}"], capture_output=True, text=True, check=False)
+    assert out.exists(), done.stdout + done.stderr
+    return {(row["step"], row["fault"]): row for row in json.loads(out.read_text())["rows"]}
+
+
+@pytest.mark.parametrize(("step", "fault"), CELLS)
+def test_one_whole_plan_serves_and_nothing_beyond_the_killed_process_is_lost(
+    rows: dict[tuple[str, str], dict[str, Any]], step: str, fault: str
+) -> None:
+    row = rows[step, fault]
+    assert "broken" not in row, row
+    assert row["plan"] in {"old", "new"}
+    assert row["lost"] <= (0 if fault in BY_PREFECT else row["open"])

@@ -1,0 +1,226 @@
+"""Event files to minutes: what counts where, and that it does not matter how reading was cut."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.operations.ingest import reader as module
+from flows.operations.ingest.reader import ingest
+from flows.workspace import Workspace
+from tests.flows.operations.fake_gateway import (
+    MINUTE_US,
+    SLO_US,
+    STARTED_US,
+    Log,
+    table,
+    the_plan,
+    workspace_of,
+)
+from triton_backend.contract.decisions import Abort, DropReason
+from warehouse.plans import add_plan
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+COUNTS = "minute, model, offered, served, late, dropped, failed, batches, samples, latency_sum_us"
+SECOND_US = 1_000_000
+TABLES = ("model_minutes", "vgpu_minutes", "drop_minutes")
+
+
+def everything(work: Workspace) -> list[Any]:
+    return [table(work, name, "*") for name in TABLES]
+
+
+def mixed_log() -> Log:
+    """Three minutes in which everything happens that can become of a request."""
+    log = Log()
+    log.plan("one", 1)
+    log.serve(SECOND_US, requests=2)
+    log.serve(2 * SECOND_US, took_us=SLO_US + 1)
+    log.drop(log.arrive(3 * SECOND_US, model=1), model=1)
+    log.drop(log.arrive(4 * SECOND_US), reason=DropReason.CANCELLED)
+    failed = log.dispatch((log.arrive(5 * SECOND_US),), (1, 3))
+    log.done(failed, 0, 5 * SECOND_US, 5 * SECOND_US + 4_000)
+    log.done(failed, 1, 5 * SECOND_US + 5_000, 5 * SECOND_US + 5_000)
+    across = log.dispatch((log.arrive(MINUTE_US - 1_000),), (0, 2))
+    log.done(across, 0, MINUTE_US - 1_000, MINUTE_US + 2_000)
+    log.done(across, 1, MINUTE_US + 2_000, MINUTE_US + 4_000)
+    log.serve(2 * MINUTE_US)
+    return log
+
+
+def test_every_request_counts_once_in_the_minute_it_arrived_in(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    mixed_log().write(work)
+    ingest(work)
+    late_us = SLO_US + 1
+    assert table(work, "model_minutes", COUNTS) == [
+        (NOON, "a", 6, 3, 1, 1, 1, 3, 4, 2 * 8_000 + late_us + 5_000),
+        (NOON, "b", 1, 0, 0, 1, 0, 0, 0, 0),
+        (NOON + timedelta(minutes=1), "a", 0, 0, 0, 0, 0, 1, 1, 0),
+        (NOON + timedelta(minutes=2), "a", 1, 1, 0, 0, 0, 1, 1, 8_000),
+    ]
+    assert table(work, "drop_minutes", "model, reason, dropped") == [
+        ("a", "cancelled", 1),
+        ("b", "deadline", 1),
+    ]
+
+
+def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    log = Log()
+    log.plan("one", 1)
+    log.serve(SECOND_US, requests=2)
+    log.serve(2 * SECOND_US, requests=1, took_us=6_000)
+    log.write(work)
+    ingest(work)
+    columns = "vgpu, model, stage, gpu_class, vgpu_divisor, batches, busy_us, profiled_us"
+    assert table(work, "vgpu_minutes", columns) == [
+        (0, "a", 0, "GPU", 1, 2, 4_000 + 3_000, 5_000 + 3_000),
+        (2, "a", 1, "GPU", 1, 2, 4_000 + 3_000, 2_500 + 2_000),
+    ]
+
+
+def test_reading_twice_changes_nothing(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    mixed_log().write(work)
+    first = ingest(work)
+    before = everything(work)
+    second = ingest(work)
+    assert (first.bytes_read > 0, second.bytes_read, second.minutes) == (True, 0, 0)
+    assert everything(work) == before
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_a_growing_file_ends_with_the_rows_of_the_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    log, plan = mixed_log(), the_plan()
+    whole = workspace_of(tmp_path / "whole", plan)
+    log.write(whole)
+    ingest(whole)
+    monkeypatch.setattr(module, "PIECE_BYTES", piece)
+    grown = workspace_of(tmp_path / "grown", plan)
+    for lines in range(1, len(log.lines) + 1, 3 if piece > 1 else 30):
+        path = log.write(grown, lines=slice(lines))
+        with path.open("a") as file:
+            file.write(log.lines[min(lines, len(log.lines) - 1)][:20])  # being written just now
+        ingest(grown)
+    log.write(grown)
+    ingest(grown)
+    assert everything(grown) == everything(whole)
+
+
+def test_a_request_may_end_in_the_next_file_and_an_old_file_may_be_gone(tmp_path: Path) -> None:
+    log, plan = mixed_log(), the_plan()
+    whole = workspace_of(tmp_path / "whole", plan)
+    log.write(whole)
+    ingest(whole)
+    rolled = workspace_of(tmp_path / "rolled", plan)
+    first = log.write(rolled, roll=0, lines=slice(10))
+    ingest(rolled)
+    log.write(rolled, roll=1, lines=slice(10, None))
+    first.unlink()
+    ingest(rolled)
+    assert everything(rolled) == everything(whole)
+
+
+def test_a_rollout_splits_a_minute_by_plan_and_keeps_who_waited(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan("one"), the_plan("two", names=("a",)))
+    log = Log()
+    log.plan("one", 1)
+    log.serve(SECOND_US)
+    waiting, dropped = log.arrive(2 * SECOND_US), log.arrive(2 * SECOND_US, model=1)
+    log.plan("two", 2, at_us=2 * SECOND_US + 1_000, rollout=True)
+    log.drop(dropped, reason=DropReason.MODEL_REMOVED)
+    batch = log.dispatch((waiting,), (1, 3))
+    log.done(batch, 0, 2 * SECOND_US + 1_000, 2 * SECOND_US + 2_000)
+    log.done(batch, 1, 2 * SECOND_US + 2_000, 2 * SECOND_US + 3_000)
+    log.serve(3 * SECOND_US)
+    log.write(work)
+    ingest(work)
+    assert table(work, "model_minutes", "plan_id, model, offered, served, dropped, batches") == [
+        ("one", "a", 2, 2, 0, 1),
+        ("one", "b", 1, 0, 1, 0),
+        ("two", "a", 1, 1, 0, 2),
+    ]
+    assert table(work, "drop_minutes", "model, reason, dropped") == [("b", "model_removed", 1)]
+
+
+def test_what_was_open_when_the_gateway_ended_has_failed(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    killed = Log()
+    killed.plan("one", 1)
+    killed.serve(SECOND_US)
+    killed.arrive(2 * SECOND_US)
+    path = killed.write(work)
+    with path.open("a") as file:
+        file.write('{"t":"Arrival","now_us":7')
+    ingest(work)
+    assert table(work, "model_minutes", "offered, served, failed") == [(2, 1, 0)]
+    again = Log(STARTED_US + 30 * SECOND_US)
+    again.plan("one", 1, at_us=30 * SECOND_US)
+    again.lines[-1] = again.lines[-1].replace(
+        f'"now_us": {again.start_us + 30 * SECOND_US}', f'"now_us": {again.start_us}'
+    )
+    again.serve(SECOND_US)
+    again.write(work)
+    for _ in range(2):
+        ingest(work)
+        assert table(work, "model_minutes", "offered, served, failed") == [(1, 1, 0), (2, 1, 1)]
+    instances = table(work, "model_minutes", "DISTINCT instance")
+    assert instances == [("2026-01-01T12:00:00+00:00",), ("2026-01-01T12:00:30+00:00",)]
+
+
+def test_an_aborted_batch_counts_when_its_requests_run_again(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    log = Log()
+    log.plan("one", 1)
+    request = log.arrive(SECOND_US)
+    lost = log.dispatch((request,), (0, 2))
+    log.say(Abort(batch_id=lost))
+    log.done(lost, 0, SECOND_US, SECOND_US + 1_000)
+    batch = log.dispatch((request,), (1, 2))
+    log.done(batch, 0, SECOND_US, SECOND_US + 4_000)
+    log.done(batch, 1, SECOND_US + 4_000, SECOND_US + 8_000)
+    log.write(work)
+    ingest(work)
+    assert table(work, "model_minutes", COUNTS) == [(NOON, "a", 1, 1, 0, 0, 0, 1, 1, 8_000)]
+
+
+def test_an_outcome_that_never_comes_is_given_up(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    log = Log()
+    log.plan("one", 1)
+    log.arrive(SECOND_US)
+    log.serve(12 * MINUTE_US)
+    log.write(work)
+    ingest(work)
+    assert table(work, "model_minutes", "offered, served, failed") == [(1, 0, 1), (1, 1, 0)]
+
+
+def test_the_plan_of_an_older_start_is_read_from_the_warehouse(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan("newer"))
+    log = Log()
+    log.plan("one", 1)
+    log.serve(SECOND_US)
+    log.write(work)
+    with work.open() as warehouse:
+        add_plan(warehouse, the_plan("one"), NOON)
+    assert ingest(work).skipped == 0
+    assert table(work, "model_minutes", "plan_id, served") == [("one", 1)]
+
+
+def test_lines_of_a_plan_nobody_knows_are_counted_and_passed_over(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path)
+    log = Log()
+    log.plan("gone", 1)
+    log.serve(SECOND_US)
+    log.write(work)
+    assert ingest(work).skipped == 4
+    assert everything(work) == [[], [], []]
+
+
+def test_nothing_is_read_where_nothing_was_served(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path)
+    assert ingest(work).bytes_read == 0

@@ -1,0 +1,90 @@
+"""What replanning would have done, with the real planner on a small cluster."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from flows.operations.replanning.backtest_run import Backtested, BacktestOptions, run_backtest
+from flows.operations.replanning.forecast import ForecastOptions
+from flows.operations.replanning.replan import priced
+from flows.planning import PlanOptions
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import ModelDemand
+
+HOUR_S = 3600
+
+
+def demand(name: str) -> ModelDemand:
+    return ModelDemand(name=name, slo_us=15_000, weight=1.0, batch_building_rate_rps=1e9)
+
+
+def write_days(path: Path, days: int) -> Path:
+    """Hourly counts: model a is busy in hours 8 to 15 of each day, b always a little."""
+    rows = [f"{hour},{600 if 8 <= hour % 24 < 16 else 30},60" for hour in range(24 * days)]
+    path.write_bytes(gzip.compress("\n".join(["hour,f,b", *rows]).encode()))
+    return path
+
+
+def run(tmp_path: Path, **options: object) -> Backtested:
+    asked = {
+        "table": write_days(tmp_path / "counts.csv.gz", days=3),
+        "interval_s": HOUR_S,
+        "period_s": 2 * HOUR_S,
+        "warm_up_s": 24 * HOUR_S,
+        "series": {"a": "f"},
+        "peak_rps": {"a": 1000.0, "b": 100.0},
+        "forecast": ForecastOptions(quantile=1.0, headroom=1.1),
+        "planning": PlanOptions(),
+        **options,
+    }
+    profiles = {name: profile(name) for name in ("a", "b")}
+    return run_backtest(
+        profiles,
+        cluster(),
+        workload(demand("a"), demand("b")),
+        BacktestOptions(**asked),  # type: ignore[arg-type]  # tests name what they change
+    )
+
+
+def test_days_that_repeat_are_served_whole_with_fewer_gpus_than_the_peak_needs(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path)
+    found = done.found
+    assert len(found.periods) == 24
+    assert found.served_fraction == 1.0
+    assert found.served_by_model == {"a": 1.0, "b": 1.0}
+    assert found.mean_gpus < found.static_gpus
+    assert max(p.gpus for p in found.periods) >= found.static_gpus
+    quiet = [p.gpus for p in found.periods if p.offered_rps[0] < 100]
+    busy = [p.gpus for p in found.periods if p.offered_rps[0] > 900]
+    assert min(quiet) < min(busy)
+
+
+def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
+    done = run(tmp_path, peak_rps={"a": 100_000.0, "b": 100.0})
+    assert 0 < done.found.served_fraction < 1
+    assert done.found.static_gpus <= 6
+
+
+def test_sampled_intervals_are_simulated_request_by_request(tmp_path: Path) -> None:
+    done = run(tmp_path, simulated_minutes=2, interval_s=60, period_s=120, warm_up_s=24 * 60)
+    assert done.busiest is not None
+    assert done.drawn is not None
+    assert done.busiest.intervals == done.drawn.intervals == 1
+    assert done.busiest.offered > done.drawn.offered > 0
+    assert 0 <= done.busiest.served <= done.busiest.offered
+    assert set(done.to_dict()["simulated"]) == {"busiest", "drawn"}
+
+
+def test_without_prices_every_gpu_counts_the_same() -> None:
+    assert [c.hourly_cost for c in priced(cluster()).gpu_classes] == [1.0, 1.0]
+    known = cluster(fast_hourly_cost=3.0, slow_hourly_cost=1.0)
+    assert priced(known) == known
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no column 'g'"):
+        run(tmp_path, series={"a": "g"})

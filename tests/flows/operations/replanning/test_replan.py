@@ -1,0 +1,78 @@
+"""Measured minutes to a plan and a verdict, with the real planner, simulator and warehouse."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from flows.clock import now_utc
+from flows.operations.replanning.replan import ReplanOptions, replan
+from flows.planning import PlanOptions
+from flows.workspace import Workspace
+from tests.flows.operations.fake_gateway import workspace_of
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import ModelDemand
+from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
+from warehouse.profiles import import_profile
+
+DEMAND = workload(ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9))
+CHEAPEST = ReplanOptions(planning=PlanOptions(objective="cost"))
+
+
+def measured(folder: Path, rate_rps: int, minutes: int = 5) -> Workspace:
+    """A warehouse with a profile and the last minutes of a model at a rate."""
+    work = workspace_of(folder)
+    now = now_utc().replace(second=0, microsecond=0)
+    rows = [
+        ModelMinute(
+            instance="i",
+            model="net",
+            minute=now - timedelta(minutes=ago),
+            plan_id="any",
+            offered=60 * rate_rps,
+            served=60 * rate_rps,
+            late=0,
+            dropped=0,
+            failed=0,
+            batches=1,
+            samples=1,
+            latency_sum_us=1,
+        )
+        for ago in range(1, minutes + 1)
+    ]
+    with work.open() as warehouse:
+        import_profile(warehouse, profile("net"), "by hand", now)
+        add_statistics(warehouse, StatisticsFile(path="f", digest="1", models=rows), now)
+    return work
+
+
+def test_the_cheapest_plan_for_what_was_measured_is_rolled_out_where_none_is(
+    tmp_path: Path,
+) -> None:
+    found = replan(measured(tmp_path, 50), cluster(), DEMAND, None, CHEAPEST)
+    assert found.verdict.roll_out
+    assert found.forecast_rps["net"] == pytest.approx(55.0)
+    assert found.plan.model("net").throughput_rps >= 55.0
+    assert sum(found.plan.gpus_used.values()) == 1
+    assert found.new.lowest_attainment > 0.99
+
+
+def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path: Path) -> None:
+    work = measured(tmp_path, 50)
+    most = replan(work, cluster(), DEMAND, None, ReplanOptions()).plan
+    found = replan(work, cluster(), DEMAND, most, CHEAPEST)
+    assert found.verdict.roll_out
+    assert "fewer GPUs" in found.verdict.reason
+    again = replan(work, cluster(), DEMAND, found.plan, CHEAPEST)
+    assert not again.verdict.roll_out
+
+
+def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
+    found = replan(measured(tmp_path, 9_000), cluster(), DEMAND, None, CHEAPEST)
+    assert 0 < found.plan.model("net").throughput_rps < found.forecast_rps["net"]
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no request of net was measured"):
+        replan(measured(tmp_path, 1, minutes=0), cluster(), DEMAND, None, CHEAPEST)

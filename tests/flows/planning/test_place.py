@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.placement import Pool, place
+from flows.planning.pool.incumbent_placement import moved, uses_of
+from flows.planning.verify import verify_plan
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.workload import ModelDemand
+
+PROFILES = {"net": profile(), "other": profile("other", (500, 2000, 500))}
+DEMANDS = (
+    ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9),
+    ModelDemand(name="other", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9),
+)
+UNEVEN = Cluster(
+    name="uneven",
+    gpu_classes=(GpuClass(name="fast", vgpu_divisors=(1, 2, 3)),),
+    nodes=(
+        NodeGroup(count=3, gpu_class="fast", gpus=4, nic_gbps=10),
+        NodeGroup(count=2, gpu_class="fast", gpus=1, nic_gbps=10),
+    ),
+)
+
+
+def pool(model: int, divisor: int, vgpus: int, traffic: float = 0.0, first: int = 0) -> Pool:
+    """A pool on the only class of the uneven cluster."""
+    return Pool(
+        model=model,
+        name=f"m{model}",
+        blocks=(first, first + 1),
+        gpu_class="fast",
+        divisor=divisor,
+        vgpus=vgpus,
+        traffic=traffic,
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> list[Pool]:
+    """Pools that fit the 14 GPUs of the uneven cluster."""
+    chosen: list[Pool] = []
+    for first in range(draw(st.integers(1, 6))):
+        size = draw(st.integers(1, 4))
+        chosen.append(
+            pool(
+                draw(st.integers(0, 1)), draw(st.integers(1, 3)), size, draw(st.floats(0, 9)), first
+            )
+        )
+    return chosen
+
+
+@settings(derandomize=True, deadline=None)
+@given(chosen=pools())
+def test_vgpus_of_a_gpu_belong_to_one_model_and_size(chosen: list[Pool]) -> None:
+    needed: dict[tuple[int, int], int] = {}
+    for p in chosen:
+        needed[p.model, p.divisor] = needed.get((p.model, p.divisor), 0) + p.vgpus
+    if sum(-(-count // key[1]) for key, count in needed.items()) > UNEVEN.gpus("fast"):
+        return
+    owner: dict[tuple[int, int], tuple[int, int]] = {}
+    taken: set[tuple[int, int, int]] = set()
+    for p, runs in zip(chosen, place(UNEVEN, chosen), strict=True):
+        slots = [slot for run in runs for slot in run.expand()]
+        assert len(slots) == p.vgpus
+        for slot in slots:
+            assert slot.gpu < UNEVEN.node_group_of(slot.node).gpus
+            assert slot.slot < p.divisor
+            assert slot not in taken
+            taken.add(slot)
+            assert owner.setdefault((slot.node, slot.gpu), (p.model, p.divisor)) == (
+                p.model,
+                p.divisor,
+            )
+
+
+def test_a_pool_with_much_traffic_spreads_over_nodes() -> None:
+    quiet, busy = place(UNEVEN, [pool(0, 1, 5), pool(1, 1, 5, traffic=1e6)])
+    assert len({slot.node for run in busy for slot in run.expand()}) == 5
+    assert {slot.gpu for run in quiet for slot in run.expand()} == {1, 2}
+
+
+def test_large_pools_are_ranges() -> None:
+    large = replace(UNEVEN, nodes=(NodeGroup(count=50_000, gpu_class="fast", gpus=2, nic_gbps=1),))
+    (runs,) = place(large, [pool(0, 3, 200_000)])
+    assert len(runs) <= 3
+    assert sum(run.vgpus for run in runs) == 200_000
+
+
+def test_the_same_plan_again_moves_nothing() -> None:
+    before = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS))
+    after = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS), PlanOptions(previous=before))
+    assert uses_of(after, after.cluster) == uses_of(before, before.cluster)
+    assert any("0 of" in note and before.plan_id in note for note in after.certificate["notes"])
+
+
+def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
+    before = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS))
+    heavier = (replace(DEMANDS[0], weight=1.3), DEMANDS[1])
+    fresh = make_plan(PROFILES, cluster(5, 9), workload(*heavier))
+    close = make_plan(PROFILES, cluster(5, 9), workload(*heavier), PlanOptions(previous=before))
+    assert verify_plan(close, PROFILES) == []
+    assert close.objective.value == fresh.objective.value
+    known = uses_of(before, close.cluster)
+    assert moved(known, uses_of(close, close.cluster)) <= moved(
+        known, uses_of(fresh, fresh.cluster)
+    )

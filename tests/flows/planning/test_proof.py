@@ -1,0 +1,39 @@
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flows.planning import PlanOptions
+from flows.planning.pool.bound import goal_of, solve_bound
+from flows.planning.pool.columns import enumerate_columns
+from flows.planning.pool.screen import least_loss, undominated
+from flows.planning.pool.tighten import prove
+from flows.planning.problem import build_problem
+from tests.flows.planning.brute import best_throughput
+from tests.flows.planning.test_brute_force import problems
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import Workload
+
+
+@settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(problem=problems(), boxes=st.integers(0, 6))
+def test_no_step_of_the_proof_loses_the_best_plan(
+    problem: tuple[dict[str, ModelProfile], Cluster, Workload], boxes: int
+) -> None:
+    options = PlanOptions(slo_margin=0.0)
+    best = best_throughput(*problem, 2)
+    arrays = build_problem(*problem, options)
+    try:
+        columns = enumerate_columns(arrays, 2)
+    except InfeasibleError:
+        return
+    goal = goal_of(arrays, "throughput", {}, np.zeros(2))
+    bound = solve_bound(arrays, columns, goal)
+    assert bound.score >= best * (1 - 1e-9)
+    rows = undominated(arrays, columns, np.arange(len(columns)))
+    loss = least_loss(arrays, columns, bound)
+    kept = columns.take(rows[loss[rows] <= bound.score - best * (1 - 1e-9)])
+    assert prove(arrays, kept, goal, best * 0.9, boxes) >= best * (1 - 1e-9)

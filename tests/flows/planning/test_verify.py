@@ -1,0 +1,114 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.verify import verify_plan
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import ModelDemand
+
+PROFILES = {"net": profile()}
+DEMAND = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
+
+
+def planned() -> Plan:
+    """A plan with a pipeline of two stages."""
+    plan = make_plan(PROFILES, cluster(), workload(DEMAND), PlanOptions())
+    assert max(len(p.stages) for p in plan.models[0].pipelines) == 2
+    return plan
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Plan:
+    """The plan with its file form changed by hand."""
+    data = planned().to_dict()
+    change(data)
+    return Plan.from_dict(data)
+
+
+def two_stages(data: dict[str, Any]) -> dict[str, Any]:
+    """The file form of its pipeline of two stages."""
+    return next(p for p in data["models"][0]["pipelines"] if len(p["stages"]) == 2)
+
+
+def faster(data: dict[str, Any]) -> None:
+    two_stages(data)["throughput_rps"] *= 1.01
+
+
+def shorter(data: dict[str, Any]) -> None:
+    two_stages(data)["stages"][0]["latency_ms"] -= 0.1
+
+
+def free_transfer(data: dict[str, Any]) -> None:
+    two_stages(data)["stages"][0]["transfer_ms"] = 0
+
+
+def better(data: dict[str, Any]) -> None:
+    data["objective"]["value"] *= 1.01
+
+
+def bound_below(data: dict[str, Any]) -> None:
+    data["objective"]["upper_bound"] *= 0.9
+
+
+def fewer_gpus(data: dict[str, Any]) -> None:
+    data["gpus_used"]["fast"] -= 1
+
+
+def wrong_class(data: dict[str, Any]) -> None:
+    stage = next(s for s in two_stages(data)["stages"] if s["gpu_class"] == "slow")
+    stage["placement"][0] = {"node": "fast-0", "gpu": 0, "slot": 0}
+
+
+def tight_slo(data: dict[str, Any]) -> None:
+    data["models"][0]["slo_ms"] = data["workload"]["models"][0]["slo_ms"] = 6.0
+
+
+def other_slo(data: dict[str, Any]) -> None:
+    data["models"][0]["slo_ms"] = 99.0
+
+
+def no_margin(data: dict[str, Any]) -> None:
+    del data["options"]["slo_margin"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (faster, "throughput_rps"),
+        (shorter, "latency_us"),
+        (free_transfer, "transfer_us"),
+        (better, "objective value"),
+        (bound_below, "contradicts"),
+        (fewer_gpus, "gpus_used"),
+        (wrong_class, "no such GPU of class slow"),
+        (tight_slo, "SLO less margin allow"),
+        (other_slo, "not those of the workload"),
+        (no_margin, "slo_margin"),
+    ],
+)
+def test_a_number_changed_by_hand_is_found_without_profiles(
+    change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    assert any(said in text for text in verify_plan(edited(change)))
+
+
+def test_a_slot_used_twice_is_found() -> None:
+    plan = make_plan(PROFILES, cluster(), workload(DEMAND))
+    pipeline = plan.models[0].pipelines[0]
+    twice = replace(plan.models[0], pipelines=(pipeline, pipeline))
+    found = verify_plan(replace(plan, models=(twice,)))
+    assert any("slot used twice" in text for text in found)
+
+
+def test_latencies_and_bytes_are_compared_with_the_profiles() -> None:
+    other = {"net": profile(fast_us=(1000, 1001, 1000), boundary_bytes=(1000, 2000))}
+    found = verify_plan(planned(), other)
+    assert any("profiled" in text for text in found)
+
+
+def test_blocks_left_out_are_found() -> None:
+    longer = {"net": profile(fast_us=(1000,) * 4, boundary_bytes=(1000,) * 3)}
+    assert any("covers 3 blocks of 4" in text for text in verify_plan(planned(), longer))

@@ -1,0 +1,56 @@
+import pytest
+
+from flows.planning import PlanOptions
+from flows.planning.whatif import Situation, what_if
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import ModelDemand
+
+DEMAND = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
+SITUATION = Situation(
+    profiles={"net": profile()},
+    cluster=cluster(),
+    workload=workload(DEMAND),
+    options=PlanOptions(),
+)
+
+
+def curve(vary: str, *values: float) -> list[float | None]:
+    """Objectives for the values."""
+    return [point.objective for point in what_if(SITUATION, vary, values)]
+
+
+@pytest.mark.parametrize(
+    ("vary", "values"),
+    [
+        ("gpus", (0.5, 1, 2)),
+        ("gpus:slow", (0, 4, 40)),
+        ("ratio", (0.0, 0.5, 1.0)),
+        ("slo-scale", (2, 5, 10)),
+        ("bandwidth", (1e-5, 1, 10)),
+        ("classes", (1, 2)),
+    ],
+)
+def test_more_of_a_good_thing_is_never_worse(vary: str, values: tuple[float, ...]) -> None:
+    known = [value or 0.0 for value in curve(vary, *values)]
+    assert known == sorted(known)
+    assert known[-1] > known[0]
+
+
+def test_a_larger_margin_is_never_better() -> None:
+    known = [value or 0.0 for value in curve("margin", 0.0, 0.4, 0.7)]
+    assert known == sorted(known, reverse=True)
+
+
+def test_a_value_without_a_plan_says_why() -> None:
+    (point,) = what_if(SITUATION, "slo-scale", [1.0])
+    assert point.objective is None
+    assert "no pipeline" in str(point.reason)
+
+
+@pytest.mark.parametrize(
+    ("vary", "value"), [("weather", 1.0), ("gpus:fast", 1.5), ("classes", 3), ("gpus:none", 1)]
+)
+def test_what_cannot_be_varied_is_refused(vary: str, value: float) -> None:
+    with pytest.raises(InputError):
+        what_if(SITUATION, vary, [value])

@@ -1,0 +1,130 @@
+"""Stages composed are the model; the check that says so is able to fail."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from flows.preparation.splitting import SplitModel, check_split, extract_stage, split_model
+from flows.preparation.splitting.running import (
+    Arrays,
+    open_session,
+    random_inputs,
+    relative_error,
+    run_session,
+)
+from tests.flows.preparation.splitting import tiny_models
+from triton_backend.contract.errors import InputError
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> SplitModel:
+    path = tiny_models.residual_net(tmp_path / "m.onnx")
+    return split_model(path, name="m", blocks=6, out=tmp_path / "models")
+
+
+def compose(split: SplitModel, edges: tuple[int, ...], feed: Arrays) -> Arrays:
+    known = dict(feed)
+    for first, last in pairwise(edges):
+        known |= run_session(open_session(extract_stage(split, first, last), "stage"), known)
+    return known
+
+
+@pytest.mark.parametrize("edges", [(0, 6), (0, 3, 6), (0, 1, 2, 3, 4, 5, 6), (0, 4, 5, 6)])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_stages_composed_are_the_model(
+    split: SplitModel, edges: tuple[int, ...], batch: int
+) -> None:
+    feed = random_inputs(split.inputs, batch, np.random.default_rng(5))
+    expected = run_session(open_session(split.model_path, "whole"), feed)
+    assert relative_error(compose(split, edges, feed)["y"], expected["y"]) <= 1e-5
+
+
+def test_late_inputs_and_early_outputs_pass_through_stages(tmp_path: Path) -> None:
+    path = tiny_models.two_ended(tmp_path / "m.onnx")
+    two_ended = split_model(path, name="m", blocks=4, out=tmp_path / "models")
+    stage = onnx.load(extract_stage(two_ended, 1, 2)).graph
+    assert {"late", "early"} <= {i.name for i in stage.input} & {o.name for o in stage.output}
+    feed = random_inputs(two_ended.inputs, 3, np.random.default_rng(5))
+    expected = run_session(open_session(two_ended.model_path, "whole"), feed)
+    got = compose(two_ended, (0, 1, 2, 3, 4), feed)
+    assert relative_error(got["early"], expected["early"]) <= 1e-5
+    assert relative_error(got["y"], expected["y"]) <= 1e-5
+
+
+def test_shared_constants_are_in_every_stage_that_uses_them(split: SplitModel) -> None:
+    graphs = [onnx.load(extract_stage(split, i, i + 1)).graph for i in range(split.blocks)]
+    users = [g for g in graphs if any(n.op_type == "Mul" for n in g.node)]
+    assert len(users) == 2
+    assert all(any(t.name == "scale_squared" for t in g.initializer) for g in users)
+
+
+def test_a_stage_carries_only_its_own_weights(split: SplitModel) -> None:
+    weights = [
+        {t.name for t in onnx.load(extract_stage(split, i, i + 1)).graph.initializer} & {"w0", "w2"}
+        for i in range(split.blocks)
+    ]
+    assert sorted(name for names in weights for name in names) == ["w0", "w2"]
+
+
+def test_a_stage_says_its_tensors_with_a_free_batch(split: SplitModel) -> None:
+    stage = onnx.load(extract_stage(split, 2, 4)).graph
+    for specs, values in (
+        (split.stage_inputs(2), stage.input),
+        (split.stage_outputs(4), stage.output),
+    ):
+        for spec, value in zip(specs, values, strict=True):
+            dims = value.type.tensor_type.shape.dim
+            assert value.name == spec.name
+            assert dims[0].dim_param == "batch"
+            assert tuple(d.dim_value for d in dims[1:]) == spec.shape[1:]
+
+
+def test_extracting_again_gives_the_same_bytes(split: SplitModel) -> None:
+    first = extract_stage(split, 1, 3)
+    before = first.read_bytes()
+    first.unlink()
+    assert extract_stage(split, 1, 3).read_bytes() == before
+
+
+def test_blocks_that_do_not_exist_are_refused(split: SplitModel) -> None:
+    with pytest.raises(InputError, match=r"blocks \[3, 9\) of 6 blocks"):
+        extract_stage(split, 3, 9)
+
+
+def test_the_check_compares_before_the_softmax(split: SplitModel) -> None:
+    found = check_split(split)
+    assert found.compared == ("j", "y")
+    assert found.batches == (1, split.max_batch)
+    assert found.max_relative_error <= 1e-5 < found.input_dependence
+
+
+def test_the_check_finds_a_wrong_stage(split: SplitModel) -> None:
+    path = extract_stage(split, 2, 4)
+    stage = onnx.load(path)
+    for tensor in stage.graph.initializer:
+        value = numpy_helper.to_array(tensor)
+        if value.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(value * np.float32(1.001), tensor.name))
+    path.write_bytes(stage.SerializeToString())
+    check_split(split, (3,))
+    with pytest.raises(InputError, match="differs from the whole model by"):
+        check_split(split, (2, 4))
+
+
+def test_a_model_whose_answer_ignores_its_input_fails_the_check(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "zero"], ["a"]),
+        helper.make_node("Add", ["a", "one"], ["b"]),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    constants = {"zero": np.zeros((1, 4), np.float32), "one": np.ones((1, 4), np.float32)}
+    path = tiny_models.save(
+        tmp_path / "m.onnx", nodes, inputs={"x": ["n", 4]}, outputs=["y"], constants=constants
+    )
+    with pytest.raises(InputError, match="answer does not depend on the input"):
+        split_model(path, name="m", blocks=2, out=tmp_path / "models")
+    assert not list((tmp_path / "models").rglob("*.json"))

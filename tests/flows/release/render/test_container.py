@@ -1,0 +1,354 @@
+"""The bundle for stock Triton containers: parsed back by Triton's own and Kubernetes' own schemas."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from compose_spec import PyCompose
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as untyped
+
+from flows.release.render.container import Bundle, render_container
+from flows.release.render.container_layout import label
+from flows.release.render.container_options import ContainerOptions
+from flows.release.render.repository import CONTROL_MODEL, node_model
+from tests.triton_backend.serving.plans import BATCH, model, plan, stage, tensor, two_stage
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan, PlacementRun, Plan
+from triton_backend.runtimes.base import Artifact
+
+model_config_pb2: Any = untyped  # made by protobuf, without types
+KUBERNETES = ("1.30", "1.34")
+ENGINE = b"an engine, for all that rendering knows"
+
+
+def write_engine(root: Path, name: str, ends: tuple[str, str], **options: Any) -> str:
+    """An artifact as the TensorRT builder leaves it."""
+    (root / name).mkdir(parents=True)
+    (root / name / "engine.plan").write_bytes(ENGINE)
+    Artifact(
+        runtime="tensorrt",
+        gpu_class="FAST",
+        inputs=(tensor(ends[0], 3), tensor("passed", 7, dtype="FP16")),
+        outputs=(tensor(ends[1], 3), tensor("count"), tensor("passed", 7, dtype="FP16")),
+        max_batch=BATCH,
+        files={"engine": "engine.plan"},
+        options={
+            "library": "tensorrt",
+            "library_version": "10.13.2",
+            "batches": [1, 2, 4],
+            "forwarded": ["passed"],
+            "unused": ["passed"],
+            **options,
+        },
+    ).write(root / name)
+    return name
+
+
+def with_engines(root: Path, **options: Any) -> ModelPlan:
+    """Two stages with engines: two GPUs of one node, then two vGPUs on one GPU of each of two."""
+    boundary = (tensor("middle", 3),)
+    first = stage(
+        (0, 1),
+        "FAST",
+        0,
+        vgpus=2,
+        boundary=boundary,
+        artifact=write_engine(root, "first", ("x", "middle"), **options),
+    )
+    second = replace(
+        stage((1, 2), "SLOW", 1, artifact=write_engine(root, "second", ("middle", "y"), **options)),
+        vgpu_divisor=2,
+        vgpus=4,
+        placement=(PlacementRun(node=1, gpu=1, slot=0, nodes=2, slots=2),),
+    )
+    return model("engines", (first, second), inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))
+
+
+def three_nodes(*models: ModelPlan) -> Plan:
+    cluster = Cluster(
+        name="three",
+        gpu_classes=(GpuClass(name="FAST"), GpuClass(name="SLOW", vgpu_divisors=(1, 2))),
+        nodes=(
+            NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0, name="Fast.Group"),
+            NodeGroup(count=3, gpu_class="SLOW", gpus=2, nic_gbps=10.0),
+        ),
+    )
+    return replace(plan(*models), cluster=cluster)
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def served(artifacts: Path) -> Plan:
+    return three_nodes(with_engines(artifacts))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, artifacts: Path, served: Plan) -> Bundle:
+    return render_container(served, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+
+
+def config(bundle: Bundle, container: str, name: str) -> Any:
+    """A configuration as Triton's protobuf reads it; unknown fields are errors."""
+    path = bundle.folder / "nodes" / container / "repository" / name / "config.pbtxt"
+    return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+
+
+def manifests(bundle: Bundle) -> dict[tuple[str, str], dict[str, Any]]:
+    """Kubernetes objects by kind and name."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in sorted((bundle.folder / "kubernetes").glob("*.yaml")):
+        if path.name != "kustomization.yaml":
+            for item in yaml.safe_load_all(path.read_text()):
+                found[item["kind"], item["metadata"]["name"]] = item
+    return found
+
+
+def pod_of(bundle: Bundle, name: str) -> dict[str, Any]:
+    return manifests(bundle)["StatefulSet", name]["spec"]["template"]["spec"]
+
+
+def test_every_configuration_is_read_back_by_tritons_protobuf(bundle: Bundle) -> None:
+    assert bundle.containers == (
+        "gateway",
+        "poolpipe-fast-group-0",
+        "poolpipe-slow-0",
+        "poolpipe-slow-1",
+    )
+    found = {
+        name: {path.parent.name for path in (bundle.folder / "nodes" / name).rglob("config.pbtxt")}
+        for name in bundle.containers
+    }
+    assert found == {
+        "gateway": {"engines", CONTROL_MODEL},
+        "poolpipe-fast-group-0": {node_model("Fast.Group", 1), "poolpipe_stage_engines_p0_s0"},
+        "poolpipe-slow-0": {node_model("SLOW-0", 1), "poolpipe_stage_engines_p0_s1"},
+        "poolpipe-slow-1": {node_model("SLOW-1", 1), "poolpipe_stage_engines_p0_s1"},
+    }
+    for container, names in found.items():
+        for name in names:
+            read = config(bundle, container, name)
+            assert read.name == name
+            settings = read.parameters["settings"].string_value
+            assert settings in {"", "/var/lib/poolpipe/serve/settings.json"}
+
+
+def test_an_engine_is_a_tensorrt_model_of_its_own(bundle: Bundle) -> None:
+    read = config(bundle, "poolpipe-fast-group-0", "poolpipe_stage_engines_p0_s0")
+    assert (read.platform, read.backend, read.max_batch_size) == (
+        "tensorrt_plan",
+        "tensorrt",
+        BATCH,
+    )
+    fp32 = model_config_pb2.TYPE_FP32
+    assert [(i.name, i.data_type, list(i.dims)) for i in read.input] == [("x", fp32, [3])]
+    outputs = [(o.name, list(o.dims), o.HasField("reshape")) for o in read.output]
+    assert outputs == [("middle", [3], False), ("count", [1], True)]
+    (group,) = read.instance_group
+    assert group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    assert (list(group.gpus), list(group.profile)) == ([0, 1], ["0", "1", "2"])
+    assert read.parameters["library_version"].string_value == "10.13.2"
+    for name in ("poolpipe-slow-0", "poolpipe-slow-1"):
+        place = bundle.folder / "nodes" / name / "repository" / "poolpipe_stage_engines_p0_s1"
+        assert (place / "1" / "model.plan").read_bytes() == ENGINE
+        assert list(config(bundle, name, place.name).instance_group[0].gpus) == [1]
+    assert (bundle.folder / "artifacts" / "first" / "engine.json").is_file()
+
+
+@pytest.mark.parametrize("tls", ["off", "server", "mutual"])
+@pytest.mark.parametrize("metrics", ["127.0.0.1", "0.0.0.0"])
+def test_manifests_are_what_kubernetes_takes(
+    tmp_path: Path, artifacts: Path, served: Plan, tls: str, metrics: str
+) -> None:
+    options = ContainerOptions(artifacts=artifacts, tls=tls, metrics_address=metrics)
+    bundle = render_container(served, tmp_path / "bundle", options)
+    items = manifests(bundle)
+    for item in items.values():
+        for version in KUBERNETES:
+            kubernetes_validate.validate(item, version, strict=True)
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "poolpipe"
+    listed = yaml.safe_load((bundle.folder / "kubernetes" / "kustomization.yaml").read_text())
+    files = {path.name for path in (bundle.folder / "kubernetes").iterdir()}
+    assert set(listed["resources"]) == files - {"kustomization.yaml"}
+    assert (("NetworkPolicy", "poolpipe-metrics") in items) == (metrics != "127.0.0.1")
+    ports = {port["name"] for port in items["Service", "poolpipe"]["spec"]["ports"]}
+    assert ports == ({"grpc", "http"} if tls == "off" else {"grpc"})
+
+
+def test_a_manifest_with_a_wrong_field_would_be_noticed(bundle: Bundle) -> None:
+    item = manifests(bundle)["StatefulSet", "poolpipe-slow"]
+    item["spec"]["template"]["spec"]["nodeSelecter"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="nodeSelecter"):
+        kubernetes_validate.validate(item, KUBERNETES[0], strict=True)
+
+
+def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> None:
+    spec = manifests(bundle)["StatefulSet", "poolpipe-slow"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (spec["replicas"], spec["serviceName"]) == (2, "poolpipe-slow")
+    assert pod["nodeSelector"] == {"poolpipe/gpu-class": "SLOW"}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    environment = {item["name"]: item.get("value") for item in container["env"]}
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert container["args"] == ["$(POD_NAME)"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert (mounts["/dev/shm"], mounts["/run/poolpipe"]) == ("shared-memory", "sockets")
+    assert set(mounts.values()) == set(volumes)
+
+
+def test_probes_ask_tritons_health_where_it_listens(
+    tmp_path: Path, artifacts: Path, served: Plan, bundle: Bundle
+) -> None:
+    (gateway,) = pod_of(bundle, "poolpipe-gateway")["containers"]
+    assert gateway["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert gateway["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+    options = ContainerOptions(artifacts=artifacts, tls="server")
+    closed = render_container(served, tmp_path / "closed", options)
+    for container in (
+        pod_of(bundle, "poolpipe-slow")["containers"][0],
+        pod_of(closed, "poolpipe-gateway")["containers"][0],
+    ):
+        for probe, path in (("readinessProbe", "ready"), ("livenessProbe", "live")):
+            code = container[probe]["exec"]["command"][-1]
+            assert f"http://127.0.0.1:8000/v2/health/{path}" in code
+            compile(code, probe, "exec")
+
+
+def test_compose_is_what_its_specification_takes(bundle: Bundle) -> None:
+    whole = yaml.safe_load((bundle.folder / "compose.yaml").read_text())
+    # Read as YAML first, which resolves the merge keys.
+    services = PyCompose.from_yaml(yaml.safe_dump(whole)).to_spec().services
+    assert services is not None
+    assert set(services) == set(bundle.containers)
+    plain = whole["services"]
+    for name in bundle.containers[1:]:
+        assert "ports" not in plain[name]
+        (device,) = plain[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["count"]) == ("nvidia", 2)
+        settings = yaml.safe_load((bundle.folder / "nodes" / name / "settings.json").read_text())
+        aliases = plain[name]["networks"]["pools"]["aliases"]
+        assert set(aliases) <= set(settings["hosts"].values())
+    assert all(port.startswith("127.0.0.1:") for port in plain["gateway"]["ports"])
+
+
+def test_all_containers_agree_on_names_and_none_holds_the_token(bundle: Bundle) -> None:
+    read = [
+        yaml.safe_load((bundle.folder / "nodes" / name / "settings.json").read_text())
+        for name in bundle.containers
+    ]
+    assert {item["system"] for item in read} == {read[0]["system"]}
+    assert len({item["instance"] for item in read}) == len(read)
+    assert {item["token"] for item in read} == {""}
+    assert read[0]["gateway_host"] == "poolpipe-gateway-0.poolpipe-gateway"
+    assert read[0]["hosts"]["SLOW-1"] == "poolpipe-slow-1.poolpipe-slow"
+    headless = manifests(bundle)["Service", "poolpipe-slow"]["spec"]
+    assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_the_same_plan_gives_the_same_bytes(
+    tmp_path: Path, artifacts: Path, served: Plan, bundle: Bundle
+) -> None:
+    other = render_container(served, tmp_path / "other", ContainerOptions(artifacts=artifacts))
+    again = render_container(served, bundle.folder, ContainerOptions(artifacts=artifacts))
+
+    def content(made: Bundle) -> dict[str, bytes]:
+        files = sorted(path for path in made.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(made.folder)): path.read_bytes() for path in files}
+
+    assert content(other) == content(again)
+    assert str(tmp_path).encode() not in b"".join(content(other).values())
+
+
+def test_nodes_on_cpus_and_rehearsals_ask_for_no_gpu(tmp_path: Path) -> None:
+    emulated = plan(two_stage())
+    asked = render_container(emulated, tmp_path / "asked", ContainerOptions())
+    assert pod_of(asked, "poolpipe-slow")["containers"][0]["resources"]["limits"]
+    assert asked.notes == ("2 stages have no artifact and are emulated",)
+    options = ContainerOptions(request_gpus=False)
+    rehearsed = render_container(emulated, tmp_path / "rehearsed", options)
+    assert "limits" not in pod_of(rehearsed, "poolpipe-slow")["containers"][0]["resources"]
+    assert "deploy" not in (rehearsed.folder / "compose.yaml").read_text()
+
+
+def test_engines_of_another_library_are_told(tmp_path: Path) -> None:
+    artifacts = tmp_path / "artifacts"
+    served = three_nodes(
+        with_engines(artifacts, library="tensorrt-rtx", library_version="1.7.1.116")
+    )
+    bundle = render_container(served, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+    assert "cannot load them" in bundle.notes[0]
+    docker = (bundle.folder / "Dockerfile").read_text()
+    assert '"tensorrt-rtx-cu12-bindings==1.7.1.116"' in docker
+
+
+def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, served: Plan) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    for folder, options, told in (
+        ("full", ContainerOptions(artifacts=artifacts), "not of a rendered bundle"),
+        ("bundle", ContainerOptions(), "needs a folder of artifacts"),
+        ("bundle", ContainerOptions(artifacts=tmp_path), "not an artifact manifest"),
+        (
+            "bundle",
+            ContainerOptions(artifacts=artifacts, hosts={"FAST": "10.0.0.1"}),
+            "'FAST' is no node of the plan: Fast.Group, SLOW-0, SLOW-1",
+        ),
+    ):
+        with pytest.raises(InputError, match=told):
+            render_container(served, tmp_path / folder, options)
+    with pytest.raises(InputError, match="--tls"):
+        ContainerOptions(tls="yes")
+    wrong: dict[str, Any]
+    for wrong, told in (
+        ({"name": "Pool Pipe"}, "--name: 'Pool Pipe' is not a DNS label"),
+        ({"namespace": ""}, "--namespace: '' is not a DNS label"),
+        ({"class_label": "gpu class"}, "--class-label: 'gpu class' is not a label's key"),
+        ({"class_values": {"Fast": "a b"}}, "--class-value: Fast='a b': no value of a label"),
+        ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
+        ({"policy": "fifo"}, "policy: 'fifo' is none of reservation, reservation-ahead"),
+        ({"nic": "both"}, "nic: 'both' is none of shared, isolated"),
+    ):
+        with pytest.raises(InputError, match=told):
+            ContainerOptions(**wrong)
+    with pytest.raises(InputError, match=r"--class-value: 'T4' is no GPU class of the plan"):
+        render_container(served, tmp_path / "bundle", ContainerOptions(class_values={"T4": "t4"}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file: is a file, not a folder"):
+        render_container(served, tmp_path / "file", ContainerOptions(artifacts=artifacts))
+    groups = tuple(
+        replace(g, name=name) for g, name in zip(served.cluster.nodes, ("a.b", "a-b"), strict=True)
+    )
+    twins = replace(served, cluster=replace(served.cluster, nodes=groups))
+    with pytest.raises(InputError, match=r"must differ as DNS labels.*poolpipe-a-b"):
+        render_container(twins, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+    assert label("A100 (80 GB).2") == "a100-80-gb-2"
+
+
+def test_the_start_script_says_what_is_missing(bundle: Bundle, tmp_path: Path) -> None:
+    script = bundle.folder / "start-node.sh"
+    for arguments, environment, told in (
+        ([], {}, "is none of: gateway poolpipe-fast-group-0 poolpipe-slow-0 poolpipe-slow-1"),
+        (["gateway"], {"POOLPIPE_SERVER_ROOT": str(tmp_path)}, "no tritonserver in"),
+    ):
+        done = subprocess.run(
+            [script, *arguments],
+            env={"PATH": "/usr/bin:/bin", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert told in done.stderr

@@ -1,0 +1,168 @@
+import ast
+import json
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as untyped
+
+from flows.names import check_name
+from flows.release.render.repository import (
+    CONTROL_MODEL,
+    ServeOptions,
+    node_model,
+    remove_model,
+    render_control,
+    render_repository,
+    used_nodes,
+)
+from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.running import ServerError, read_state, status
+from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.serving.settings import Deployment, ServeSettings
+
+model_config_pb2: Any = untyped  # generated
+
+
+def bare() -> Plan:
+    """A plan made from latency tables: no tensor has a name."""
+    return plan(model("bare", (stage((0, 5), "FAST", 0), stage((5, 10), "SLOW", 1))))
+
+
+def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path: Path) -> None:
+    render_repository(tmp_path, plan(two_stage("one"), two_stage("two")), ServeOptions())
+    models = {entry.name for entry in (tmp_path / "repository").iterdir()}
+    nodes = {node_model("FAST", 1), node_model("SLOW", 1)}
+    assert models == {"one", "two", CONTROL_MODEL} | nodes
+    for name in models:
+        code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
+        compile(code, name, "exec")
+        assert f'name: "{name}"' in (tmp_path / "repository" / name / "config.pbtxt").read_text()
+
+
+def test_the_front_declares_the_tensors_of_its_model(tmp_path: Path) -> None:
+    render_repository(tmp_path, plan(two_stage()), ServeOptions())
+    config = (tmp_path / "repository" / "pair" / "config.pbtxt").read_text()
+    assert 'input { name: "image" data_type: TYPE_FP32 dims: [-1, 3, 16] }' in config
+    assert 'input { name: "mask" data_type: TYPE_UINT8 dims: [-1, 4] }' in config
+    assert 'output { name: "scores" data_type: TYPE_FP32 dims: [-1, 10] }' in config
+
+
+def test_the_settings_are_private_and_read_by_the_servers_side(tmp_path: Path) -> None:
+    render_repository(tmp_path, bare(), ServeOptions(policy="reservation", noise=0.25))
+    path = tmp_path / "settings.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    settings = ServeSettings.read(path)
+    assert (settings.noise, settings.emulate_links, settings.folder) == (0.25, True, tmp_path)
+
+
+def test_a_plan_without_tensors_is_completed_by_sizes(tmp_path: Path) -> None:
+    render_repository(tmp_path, bare(), ServeOptions())
+    deployment = Deployment.read(ServeSettings.read(tmp_path / "settings.json"), 1)
+    (boundary,) = deployment.inputs_of(1)
+    assert (boundary.dtype, boundary.bytes_per_sample) == ("UINT8", 4096)
+    assert deployment.outputs_of(0) == deployment.inputs_of(1)
+    assert deployment.outputs_of(1) == deployment.plan.models[0].outputs
+
+
+def test_two_starts_never_share_a_name_or_a_token(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for _ in range(2):
+        render_repository(tmp_path, bare(), ServeOptions())
+        data = json.loads((tmp_path / "settings.json").read_text())
+        seen |= {data["instance"], data["token"]}
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", ["poolpipe_control", "a/b", "", "..", "a b"])
+def test_names_that_triton_cannot_serve_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be served"):
+        check_name(name)
+
+
+def test_nodes_without_vgpus_are_not_served(tmp_path: Path) -> None:
+    one = plan(model("one", (stage((0, 10), "SLOW", 1),)))
+    assert used_nodes(one) == ("SLOW",)
+    render_repository(tmp_path, one, ServeOptions())
+    remove_model(tmp_path, node_model("SLOW", 1))
+    assert not (tmp_path / "repository" / node_model("SLOW", 1)).exists()
+
+
+def test_a_folder_that_serves_nothing_says_so(tmp_path: Path) -> None:
+    for ask in (read_state, status):
+        with pytest.raises(InputError, match="nothing is being served"):
+            ask(tmp_path)
+    assert not stop(tmp_path)
+
+
+def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a settings file"):
+        start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
+    assert not (tmp_path / "state.json").exists()
+
+
+def test_a_triton_that_ends_is_a_failure_and_not_the_callers_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "serve"
+    render_repository(folder, plan(two_stage()), ServeOptions())
+    (folder / "repository" / CONTROL_MODEL / "config.pbtxt").write_text("no configuration")
+    with pytest.raises(ServerError, match=r"triton\.log: tritonserver ended with 1"):
+        start(folder, ServerPorts(http=18013, grpc=18014, metrics=18015))
+    assert not (folder / "state.json").exists()
+
+
+def test_a_policy_or_links_that_are_not_there_are_named_before_anything_starts() -> None:
+    with pytest.raises(InputError, match="policy: 'fifo' is none of reservation"):
+        ServeOptions(policy="fifo")
+    with pytest.raises(InputError, match="nic: 'both' is none of shared, isolated"):
+        ServeOptions(nic="both")
+
+
+def test_a_port_given_twice_is_named() -> None:
+    with pytest.raises(InputError, match="--metrics-port 8000: is --http-port too"):
+        ServerPorts(metrics=8000)
+
+
+def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "b" \\c'
+    odd = plan(two_stage())
+    groups = tuple(
+        replace(group, name=f'n{number}"""; raise SystemExit #\\')
+        for number, group in enumerate(odd.cluster.nodes)
+    )
+    odd = replace(odd, cluster=replace(odd.cluster, nodes=groups))
+    render_repository(folder, odd, ServeOptions())
+    for model_folder in (folder / "repository").iterdir():
+        text = (model_folder / "config.pbtxt").read_text()
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+        assert config.name == model_folder.name
+        assert config.parameters["settings"].string_value == str(folder / "settings.json")
+        if "node" in config.parameters:
+            assert config.parameters["node"].string_value in used_nodes(odd)
+        code = ast.parse((model_folder / "1" / "model.py").read_text())
+        assert [type(line).__name__ for line in code.body] == ["Expr", "ImportFrom", "Assign"]
+
+
+def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path: Path) -> None:
+    """The supervisor reads it whenever a gateway dies, also in the middle of a rollout."""
+    render_repository(tmp_path, plan(two_stage()), ServeOptions())
+    config = tmp_path / "repository" / CONTROL_MODEL / "config.pbtxt"
+    whole = config.read_text()
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            render_control(tmp_path, 1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {config.read_text() for _ in range(5_000)} == {whole}
+    finally:
+        over.set()
+        writer.join()

@@ -1,0 +1,309 @@
+"""A real Triton server, started from a rendered repository, asked with the stock clients."""
+
+import contextlib
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tritonclient.utils import InferenceServerException
+
+from flows.release.render.repository import (
+    CONTROL_MODEL,
+    ServeOptions,
+    node_model,
+    render_repository,
+)
+from flows.release.rollout.migrate import Step, StepDone, migrate
+from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.running import ServerError, ServerState, read_state
+from tests.ports import free_ports
+from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
+from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+
+pytestmark = pytest.mark.slow
+CLIENTS = {"grpc": grpc_client, "http": http_client}
+PATIENT_US = 1_000_000
+
+
+def server_ports() -> ServerPorts:
+    http, grpc, metrics = free_ports(3)
+    return ServerPorts(http=http, grpc=grpc, metrics=metrics)
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture(scope="module")
+def first_plan(artifacts: Path) -> Plan:
+    return plan(two_stage(), affine(artifacts), plan_id="first")
+
+
+@pytest.fixture(scope="module")
+def state(
+    tmp_path_factory: pytest.TempPathFactory, artifacts: Path, first_plan: Plan
+) -> Iterator[ServerState]:
+    folder = tmp_path_factory.mktemp("serve")
+    render_repository(folder, first_plan, ServeOptions(artifacts=artifacts))
+    running = start(folder, server_ports())
+    yield running
+    stop(folder)
+    prefix = f"poolpipe-{running.data['instance']}"
+    assert not list(Path("/dev/shm").glob(f"{prefix}*"))
+    assert not Path(running.data["socket_folder"]).exists()
+    assert not (folder / "state.json").exists()
+
+
+class Client:
+    """One of the stock clients."""
+
+    def __init__(self, state: ServerState, kind: str) -> None:
+        self._module: Any = CLIENTS[kind]
+        url = state.grpc_url if kind == "grpc" else state.http_url
+        self._client = self._module.InferenceServerClient(url)
+        self.close = self._client.close
+
+    def infer(self, model: str, tensors: dict[str, np.ndarray], **options: Any) -> Any:
+        inputs: list[Any] = []
+        for name, array in tensors.items():
+            dtype = {"float32": "FP32", "uint8": "UINT8", "float64": "FP64"}[str(array.dtype)]
+            given = self._module.InferInput(name, list(array.shape), dtype)
+            given.set_data_from_numpy(array)
+            inputs.append(given)
+        return self._client.infer(model, inputs, **{"timeout": PATIENT_US, **options})
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, state: ServerState) -> Iterator[Client]:
+    made = Client(state, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def infer(state: ServerState) -> Iterator[Callable[..., Any]]:
+    made = Client(state, "grpc")
+    yield made.infer
+    made.close()
+
+
+def line(samples: int) -> np.ndarray:
+    return np.arange(samples * 3, dtype=np.float32).reshape(samples, 3)
+
+
+def test_answers_are_those_of_the_model(client: Client) -> None:
+    for samples in (1, 3, 4):
+        answer = client.infer("affine", {"x": line(samples)}, request_id="mine")
+        np.testing.assert_array_equal(answer.as_numpy("y"), line(samples) * FACTOR + OFFSET)
+    image, mask = np.zeros((2, 3, 16), np.float32), np.ones((2, 4), np.uint8)
+    assert client.infer("pair", {"image": image, "mask": mask}).as_numpy("scores").shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "told"),
+    [
+        ("affine", {"x": line(5)}, "input 'x': 5 samples, 1 to 4 are allowed"),
+        ("affine", {"x": np.zeros((1, 4), np.float32)}, "unexpected shape for input 'x'"),
+        ("affine", {"x": np.zeros((1, 3))}, "inference input 'x' data-type is 'FP64'"),
+        ("affine", {"z": line(1)}, "unexpected inference input 'z'"),
+        (
+            "pair",
+            {"image": np.zeros((2, 3, 16), np.float32), "mask": np.ones((1, 4), np.uint8)},
+            "input 'mask': 1 samples, but 'image' has 2",
+        ),
+        ("pair", {"image": np.zeros((2, 3, 16), np.float32)}, "expected 2 inputs but got 1"),
+        ("nobody", {"x": line(1)}, "unknown model: 'nobody' is not found"),
+    ],
+)
+def test_bad_requests_are_named_and_do_no_harm(
+    client: Client, model: str, tensors: dict[str, np.ndarray], told: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=told):
+        client.infer(model, tensors)
+    assert client.infer("affine", {"x": line(4)}).as_numpy("y").shape == (4, 3)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_numbers(
+    client: Client,
+) -> None:
+    with pytest.raises(InferenceServerException, match=r"deadline 1\.0 ms after arrival") as error:
+        client.infer("affine", {"x": line(1)}, timeout=1_000)
+    assert error.value.status() in {"StatusCode.UNAVAILABLE", "503"}
+
+
+def metrics(state: ServerState) -> str:
+    with urllib.request.urlopen(state.metrics_url) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("timeout", ["18446744073709551615", str(2**63), "-1", '"x"', "0"])
+def test_whatever_the_timeout_the_request_is_answered_and_nothing_is_kept(
+    state: ServerState, infer: Callable[..., Any], timeout: str
+) -> None:
+    pid = psutil.Process(int(state.data["triton_pid"]))
+    body = (
+        f'{{"parameters": {{"timeout": {timeout}}}, "inputs": [{{"name": "x",'
+        ' "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}'
+    )
+    url = f"http://{state.http_url}/v2/models/affine/infer"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body.encode())) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    if timeout in {"-1", '"x"'}:  # Triton's own parser
+        assert status == 500
+    elif timeout == "0":
+        assert status == 200
+    else:
+        assert (status, timeout in text, "'timeout'" in text) == (400, True, True)
+    assert "Traceback" not in text
+    infer("affine", {"x": line(1)})
+    wait_for(lambda: 'poolpipe_requests_held{model="affine"} 0' in metrics(state))
+    assert pid.is_running()
+
+
+def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any]) -> None:
+    infer("affine", {"x": line(4)})
+
+    def published() -> bool:
+        with urllib.request.urlopen(state.metrics_url) as answer:
+            text = answer.read().decode()
+        return (
+            'poolpipe_requests_served{model="affine"}' in text
+            and 'poolpipe_plan{generation="1",plan_id="first"} 1' in text
+            and 'poolpipe_stage_runs{gpu_class="SLOW",model="affine",pipeline="0",stage="1"}'
+            in text
+        )
+
+    wait_for(published)
+
+
+def test_a_traced_request_is_found_in_the_request_log(state: ServerState, client: Client) -> None:
+    trace = f"00-4bf92f3577b34da6a3ce929d0e0e4736-{id(client) % 16**16:016x}-01"
+    client.infer("affine", {"x": line(4)}, headers={"traceparent": trace}, request_id="traced")
+
+    def logged() -> bool:
+        files = (state.folder / "logs").glob("requests-*.jsonl")
+        text = "".join(file.read_text() for file in files)
+        return f'"request_id": "traced", "traceparent": "{trace}"' in text
+
+    wait_for(logged)
+
+
+def test_only_who_has_the_token_controls_and_loads(state: ServerState) -> None:
+    stranger = ServerState({**state.data, "token": "guess"})
+    with pytest.raises(ServerError, match="wrong token"):
+        stranger.control("status")
+    with pytest.raises(ServerError, match="restricted"):
+        stranger.unload("affine")
+    assert state.control("status")["plan_id"] == "first"
+
+
+def test_a_second_start_and_a_taken_port_are_refused_by_name(
+    state: ServerState, tmp_path: Path, first_plan: Plan
+) -> None:
+    with pytest.raises(InputError, match="is being served already"):
+        start(state.folder, server_ports())
+    render_repository(tmp_path, first_plan, ServeOptions())
+    taken = replace(server_ports(), http=state.data["ports"]["http"])
+    with pytest.raises(InputError, match=f"http-port {taken.http}"):
+        start(tmp_path, taken)
+
+
+def test_a_stage_answers_by_itself_through_its_node(state: ServerState) -> None:
+    inputs = [{"name": "x", "shape": [2, 3], "data": line(2).tolist()}]
+    request = {"command": "infer", "model": "affine", "stage": 0, "inputs": inputs}
+    (output,) = state.ask(node_model("FAST", 1), request)["outputs"]
+    assert output["data"] == (line(2) * FACTOR).reshape(-1).tolist()
+    with pytest.raises(ServerError, match="runs no stage 1"):
+        state.ask(node_model("FAST", 1), {**request, "stage": 1})
+
+
+@pytest.mark.parametrize("part", ["worker", "affine", CONTROL_MODEL, node_model("FAST", 1)])
+def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any], part: str) -> None:
+    pid_file = state.folder / "pids" / part
+    if part == "worker":
+        node = state.ask(node_model("FAST", 1), {})
+        pid = int(node["workers"][0]["pid"])
+    else:
+        pid = int(pid_file.read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+
+    def back() -> bool:
+        with contextlib.suppress(ServerError, InferenceServerException, OSError, ValueError):
+            workers = state.control("status")["workers"]
+            alive = part == "worker" or int(pid_file.read_text().split()[0]) != pid
+            answered = infer("affine", {"x": line(4)}, timeout=1_000_000)
+            return alive and workers["up"] == workers["total"] and answered is not None
+        return False
+
+    wait_for(back)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_plans_follow_one_another_without_a_lost_request(
+    state: ServerState, first_plan: Plan, artifacts: Path, infer: Callable[..., Any]
+) -> None:
+    number = int(read_state(state.folder).data["generation"])
+    added = affine(artifacts, f"added{number}")
+    following = replace(
+        first_plan, plan_id=f"plan-{number + 1}", models=(first_plan.models[1], added)
+    )
+    told: list[StepDone] = []
+    done = migrate(state.folder, following, told.append)
+    assert done.generation == number + 1
+    assert [step.step for step in told] == [step for step in Step if step is not Step.ABORT]
+    for model in ("affine", added.name):
+        answer = infer(model, {"x": line(2)}).as_numpy("y")
+        np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
+    with pytest.raises(InferenceServerException):
+        infer("pair", {})
+    assert read_state(state.folder).data["plan_id"] == following.plan_id
+    with pytest.raises(InputError, match="is being served already"):
+        migrate(state.folder, following)
+
+
+def test_a_rollout_that_fails_leaves_the_old_plan_serving(
+    state: ServerState, infer: Callable[..., Any], first_plan: Plan
+) -> None:
+    served = state.control("status")
+    broken = replace(first_plan.models[1], name="broken")
+    stages = broken.pipelines[0].stages
+    pipeline = replace(
+        broken.pipelines[0], stages=(replace(stages[0], artifact="missing"), *stages[1:])
+    )
+    bad = replace(first_plan, plan_id="bad", models=(replace(broken, pipelines=(pipeline,)),))
+    steps: list[StepDone] = []
+    with pytest.raises(ServerError, match="not an artifact manifest"):
+        migrate(state.folder, bad, steps.append)
+    assert steps[-1].step is Step.ABORT
+    now = state.control("status")
+    assert (now["plan_id"], now["state"], now["prepared"]) == (served["plan_id"], "serving", None)
+    assert infer("affine", {"x": line(4)}).as_numpy("y").shape == (4, 3)
+
+
+def test_stop_clears_up_after_the_supervisor_was_killed(tmp_path: Path, first_plan: Plan) -> None:
+    alone = replace(first_plan, models=first_plan.models[:1])
+    render_repository(tmp_path, alone, ServeOptions())
+    running = start(tmp_path, server_ports())
+    group = int(running.data["process_group"])
+    os.kill(int(running.data["pid"]), signal.SIGKILL)
+    assert stop(tmp_path)
+    left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in left if os.getpgid(p.pid) == group]
+    assert not list(Path("/dev/shm").glob(f"poolpipe-{running.data['instance']}*"))

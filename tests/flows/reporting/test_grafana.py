@@ -1,0 +1,36 @@
+"""The Grafana dashboard asks for metrics that the serving side publishes, and panels do not overlap."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import flows.reporting
+from triton_backend.serving.server.metrics import METRICS
+
+PATH = Path(flows.reporting.__file__).parent / "grafana" / "poolpipe.json"
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads(PATH.read_text())
+
+
+def test_every_expression_names_published_metrics() -> None:
+    targets = [t["expr"] for panel in dashboard()["panels"] for t in panel["targets"]]
+    expressions = [*targets, *(a["expr"] for a in dashboard()["annotations"]["list"])]
+    for expression in expressions:
+        names = re.findall(r"poolpipe_\w+", expression)
+        assert names
+        assert set(names) <= set(METRICS)
+        assert expression.count("(") == expression.count(")")
+
+
+def test_panels_have_their_own_ids_and_places() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in itertools.combinations([panel["gridPos"] for panel in panels], 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart |= one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)

@@ -1,0 +1,61 @@
+"""What is derived from a plan for people, and the pictures of it."""
+
+import io
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from flows.reporting.picture import cluster_svg, plan_svg
+from flows.reporting.terminal import render_plan
+from flows.reporting.view import view_of
+from tests.flows.reporting.example import LONG_NAME, example_plan
+
+
+def test_a_pools_rate_is_its_vgpus_rate_times_their_number() -> None:
+    first, second = view_of(example_plan()).models[0].pipelines[0].stages
+    assert second.rate_rps == pytest.approx(2 * 2 / 0.010)
+    assert second.slack == pytest.approx(3)
+    # uplink: 10 Gbit/s over 2 GPUs of 2 vGPUs each, 10 Mbit a sample
+    assert first.rate_rps == pytest.approx(3 * min(2 / 0.020, 1_000 / 4))
+    assert first.slack == pytest.approx(2)
+
+
+def test_gathering_and_gpus_are_told() -> None:
+    view = view_of(example_plan())
+    assert view.models[0].pipelines[0].gathering_ms == pytest.approx(10)
+    assert view.models[1].pipelines[0].gathering_ms == 0
+    assert [(c.name, c.gpus, c.used, c.by_model) for c in view.classes] == [
+        ("fast", 3, 3, (1.5, 1.0)),
+        ("slow", 4, 4, (2.0, 2.0)),
+    ]
+
+
+def test_the_picture_is_well_formed_and_marks_every_pool() -> None:
+    view = view_of(example_plan())
+    root = ET.fromstring(plan_svg(view))
+    pools = [e.get("data-pool") for e in root.iter() if e.get("data-pool")]
+    assert pools == ["0.0.0", "0.0.1", "1.0.0", "1.0.1", "1.0.2"]
+    texts = " ".join(root.itertext())
+    assert "<b>resnet</b>" in texts
+    ET.fromstring(cluster_svg(view, ("a", "b")))
+
+
+def test_nothing_is_drawn_outside_the_picture() -> None:
+    root = ET.fromstring(plan_svg(view_of(example_plan())))
+    _, _, width, height = map(float, root.get("viewBox", "").split())
+    for box in root.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y, w, h = (float(box.get(name, "")) for name in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width + 0.01
+        assert 0 <= y <= y + h <= height + 0.01
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_terminal_shows_pools_rates_and_gpus(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(render_plan(example_plan()))
+    text = console.export_text().replace("\N{NO-BREAK SPACE}", " ")
+    for expected in ("3 × ½ fast", "2 × slow", "4–9", "200 %", "3 of 3 GPUs", "1.25 MB"):
+        assert expected in text
+    assert LONG_NAME in text
+    assert max(map(len, text.splitlines())) <= width

@@ -1,0 +1,197 @@
+"""The page over a system: real metrics over HTTP, a real warehouse, a real browser where there is one."""
+
+import json
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from flows.reporting.ui.server import PageServer
+from flows.reporting.ui.watch import SystemWatch
+from tests.flows.reporting.example import LONG_NAME, example_plan
+from tests.flows.reporting.test_html import read
+from tests.flows.reporting.ui.test_live import metrics
+from triton_backend.contract.errors import InputError
+from warehouse.db import open_warehouse
+from warehouse.observations import (
+    DropMinute,
+    ModelMinute,
+    Rollout,
+    StatisticsFile,
+    add_statistics,
+    begin_rollout,
+)
+
+NOW = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+
+
+class Metrics(BaseHTTPRequestHandler):
+    """Counters of the example's first model, ten requests further at every look."""
+
+    looks = 0
+
+    def do_GET(self) -> None:
+        type(self).looks += 10
+        name = example_plan().models[0].name
+        body = metrics(self.looks).replace('model="m"', f'model="{name}"')
+        body = body.replace('generation="3"', 'generation="1"').encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        pass
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[Path]:
+    """A serve folder whose metrics can be fetched; gives its state file."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    (tmp_path / "generations" / "1").mkdir(parents=True)
+    plan_path = tmp_path / "generations" / "1" / "plan.json"
+    plan_path.write_text(json.dumps(example_plan().to_dict()))
+    (tmp_path / "events").mkdir()
+    ports = {"metrics": server.server_address[1]}
+    state = {"address": "127.0.0.1", "ports": ports, "folder": str(tmp_path)}
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    yield path
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def clock() -> Callable[[], datetime]:
+    """Two seconds further at every look."""
+    looks = iter(range(10_000))
+    return lambda: NOW + timedelta(seconds=2 * next(looks))
+
+
+@pytest.fixture
+def page(system: Path) -> Iterator[PageServer]:
+    """The page's server over the system, with two samples taken."""
+    watch = SystemWatch(system, now=clock())
+    watch.sample()
+    watch.sample()
+    server = PageServer(watch, port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield server
+    server.close()
+    thread.join()
+
+
+def get(url: str, **headers: str) -> bytes:
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request) as answer:
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        return answer.read()
+
+
+def test_the_page_holds_the_plan_and_the_moment_and_needs_no_network(page: PageServer) -> None:
+    text = get(page.url).decode()
+    reader = read(text)
+    assert reader.addresses == ["data:,"]
+    assert "https://" not in text
+    assert [h for h in reader.headings if h] == [
+        "Models", "Pools and flows", "The last day", "vGPUs", "Drops", "Rollouts",
+    ]  # fmt: skip
+    assert LONG_NAME in "".join(reader.words)
+
+
+def test_live_values_are_served_as_json(page: PageServer) -> None:
+    live = json.loads(get(page.url + "live.json"))
+    assert live["problem"] is None
+    assert live["models"][example_plan().models[0].name]["offered_rps"] == 5
+    assert len(live["vgpus"]) == len(example_plan().vgpus())
+    assert json.loads(get(page.url + "history.json"))["minutes"] == []
+
+
+def test_other_paths_and_foreign_hosts_are_refused(page: PageServer) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(page.url + "state.json")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(page.url, Host="evil.example:80")
+
+
+def test_a_taken_port_is_named(page: PageServer, tmp_path: Path) -> None:
+    port = int(page.url.rsplit(":", 1)[1].rstrip("/"))
+    with pytest.raises(InputError, match=f"--port {port}: cannot be listened on"):
+        PageServer(SystemWatch(tmp_path / "state.json"), port=port)
+
+
+def test_a_system_that_is_not_there_or_cannot_be_reached_is_told(
+    tmp_path: Path, system: Path
+) -> None:
+    watch = SystemWatch(tmp_path / "none" / "state.json")
+    watch.sample()
+    assert "No system is running" in json.loads(watch.live_json)["problem"]
+    state = json.loads(system.read_text())
+    system.write_text(json.dumps(state | {"ports": {"metrics": 9}}))
+    watch = SystemWatch(system)
+    watch.start()
+    watch.stop()
+    assert "cannot be reached" in json.loads(watch.live_json)["problem"]
+
+
+def test_the_last_day_comes_from_the_warehouse(tmp_path: Path, system: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    counts = {"offered": 60, "served": 50, "late": 0, "dropped": 10, "failed": 0}
+    rows = [
+        ModelMinute(
+            instance="i", model="m", plan_id="p1", batches=9, samples=60, latency_sum_us=500_000,
+            minute=NOW.replace(second=0) - timedelta(minutes=k), **counts,
+        )
+        for k in (2, 1, 3_000)
+    ]  # fmt: skip
+    drops = [
+        DropMinute(instance="i", model="m", minute=rows[0].minute, reason="deadline", dropped=10)
+    ]
+    rollout = Rollout(
+        rollout_id="r1", plan_id="p2", former_plan_id=None, state="bake", requested_by="me",
+        reason="more load", outcome=None, started_at=NOW - timedelta(hours=1), changed_at=NOW,
+    )  # fmt: skip
+    with open_warehouse(path) as warehouse:
+        file = StatisticsFile(path="f", digest="d", models=rows, drops=drops)
+        add_statistics(warehouse, file, NOW)
+        begin_rollout(warehouse, rollout)
+    watch = SystemWatch(system, warehouse=path, now=clock())
+    watch.sample()
+    day = json.loads(watch.history_json)
+    assert day["note"] == ""
+    minute = int(rows[0].minute.timestamp())
+    assert [row["minute"] for row in day["minutes"]] == [minute, minute + 60]
+    assert day["minutes"][0]["models"]["m"] == counts | {"mean_ms": 10.0}
+    assert day["drops"] == [{"model": "m", "reason": "deadline", "dropped": 10}]
+    assert [(r["plan_id"], r["state"], r["outcome"]) for r in day["rollouts"]] == [
+        ("p2", "bake", None)
+    ]
+
+
+def test_a_warehouse_that_cannot_be_read_is_noted(tmp_path: Path, system: Path) -> None:
+    watch = SystemWatch(system, warehouse=tmp_path / "none.duckdb", now=clock())
+    watch.sample()
+    assert "no such warehouse" in json.loads(watch.history_json)["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_draws_the_page(page: PageServer, tmp_path: Path) -> None:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    options += [f"--user-data-dir={tmp_path}", "--dump-dom", page.url]
+    done = subprocess.run(["chromium", *options], capture_output=True, check=True, timeout=60)
+    dom = done.stdout.decode()
+    assert "data-drawn-ms" in dom  # the script ran to its end
+    assert ">5 rps</td>" in dom
+    assert 'title="fast:0.0: idle"' in dom

@@ -1,0 +1,157 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.files import (
+    read_cluster,
+    read_device_classes,
+    read_plan,
+    read_workload,
+    write_plan,
+    write_text,
+)
+from flows.planning import make_plan
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
+
+CLUSTER = """
+gpu_classes:
+  L4: {vgpu_divisors: [1, 2], memory_gib: 24}
+  P4:
+nodes:
+  - {count: 2, gpu_class: L4, gpus: 1, nic_gbps: 10}
+  - {count: 1, gpu_class: P4, gpus: 4, nic_gbps: 1e1}
+"""
+
+
+def written(folder: Path, text: str, name: str = "lab.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_cluster_takes_the_name_of_its_file_and_defaults_for_what_is_left_out(
+    tmp_path: Path,
+) -> None:
+    found = read_cluster(written(tmp_path, CLUSTER))
+    assert found.name == "lab"
+    assert found.gpu_class("P4").vgpu_divisors == (1,)
+    assert found.gpus("P4") == 4
+    assert found.nic_gbps("P4") == 10
+
+
+def test_a_runtime_makes_a_device_class_and_stays_out_of_the_cluster(tmp_path: Path) -> None:
+    text = CLUSTER.replace("  P4:", "  P4: {runtime: {cores: [0], stretch: 4.0}}")
+    path = written(tmp_path, text)
+    assert "runtime" not in json.dumps(read_cluster(path).to_dict())
+    classes = read_device_classes(path)
+    assert list(classes) == ["P4"]
+    assert classes["P4"].to_options() == {"cores": [0], "threads": 1, "stretch": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "valid integer"),
+        (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and 1 more)"),
+        (("count: 2", "count: 0"), "nodes[0].count", "greater than 0, not 0"),
+        (("gpu_class: P4", "gpu_class: T4"), "nodes[1].gpu_class", "'T4' is not one of"),
+        (("[1, 2]", "[1, 9]"), "gpu_classes.L4.vgpu_divisors", "from 1 to 4"),
+        (("memory_gib", "memory"), "gpu_classes.L4.memory", "no such field"),
+        (("  P4:", "  L4:"), "line 4", "'L4' is given twice"),
+        (("[1, 2]", "[1, 2"), "line 3", "not YAML"),
+        ((CLUSTER, ""), "lab.yaml", "valid dictionary"),
+    ],
+)
+def test_a_wrong_cluster_is_refused_in_one_line_with_file_field_and_reason(
+    tmp_path: Path, change: tuple[str, str], field: str, reason: str
+) -> None:
+    path = written(tmp_path, CLUSTER.replace(*change))
+    with pytest.raises(InputError) as caught:
+        read_cluster(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert field in message
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "model.onnx"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in (
+        (tmp_path / "none.yaml", "no such file"),
+        (tmp_path, "Is a directory"),
+        (binary, "is not a text file"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            read_workload(path)
+
+
+def test_a_workload_is_read_with_what_it_states_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: [{name: a, slo_ms: 12.5, rate_rps: 3}, {name: b, slo_ms: 1}]")
+    models = read_workload(path).models
+    assert [(m.name, m.slo_us, m.weight, m.rate_rps) for m in models] == [
+        ("a", 12_500, None, 3),
+        ("b", 1_000, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("models: []", "models: List should have at least 1 item"),
+        ("models: [{name: a}]", r"models\[0\].slo_ms: is missing"),
+        ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms"),
+        ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
+        ("[1, 2]", "valid dictionary"),
+    ],
+)
+def test_a_wrong_workload_is_refused_with_field_and_reason(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        read_workload(written(tmp_path, text))
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    plan = make_plan({"net": profile()}, cluster(), workload())
+    path = tmp_path / "plan.json"
+    write_plan(path, plan)
+    assert read_plan(path).to_dict() == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "cluster: is missing")],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read_plan(written(tmp_path, text, "plan.json"))
+
+
+def test_a_plan_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
+    plan = make_plan({"net": profile()}, cluster(), workload())
+    with pytest.raises(InputError, match="cannot be written"):
+        write_plan(tmp_path / "none" / "plan.json", plan)
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    path.chmod(0o640)
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \udcff")
+    assert path.read_text() == "before"
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_text(link, "after")
+    assert (link.is_symlink(), path.read_text(), path.stat().st_mode & 0o777) == (
+        True,
+        "after",
+        0o640,
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "plan.json"]
+    with pytest.raises(InputError, match="cannot be written: Is a directory"):
+        write_text(tmp_path, "anything")

@@ -1,0 +1,118 @@
+"""Arrival processes: rates, spreads and repeatability."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from triton_backend.contract import arrivals
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.units import US_PER_S
+
+MINUTE_US = 60 * US_PER_S
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_poisson_has_its_rate_and_its_spread() -> None:
+    times = arrivals.poisson_us(500, 10 * MINUTE_US, rng())
+    gaps = np.diff(times)
+    assert len(times) == pytest.approx(300_000, rel=0.01)
+    assert gaps.std() / gaps.mean() == pytest.approx(1, rel=0.02)
+
+
+def test_gamma_gaps_have_a_cv_of_one_over_the_root_of_the_shape() -> None:
+    gaps = np.diff(arrivals.gamma_us(500, 10 * MINUTE_US, 0.25, rng()))
+    assert gaps.mean() == pytest.approx(2_000, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(2, rel=0.03)
+
+
+def test_same_seed_gives_the_same_instants_and_another_seed_others() -> None:
+    first = arrivals.gamma_us(100, MINUTE_US, 0.3, rng(7))
+    assert np.array_equal(first, arrivals.gamma_us(100, MINUTE_US, 0.3, rng(7)))
+    assert not np.array_equal(first, arrivals.gamma_us(100, MINUTE_US, 0.3, rng(8)))
+
+
+def test_deterministic_is_evenly_spaced_from_zero() -> None:
+    assert arrivals.deterministic_us(4, US_PER_S).tolist() == [0, 250_000, 500_000, 750_000]
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.3, 1.0])
+def test_all_instants_lie_in_the_duration_and_in_order(shape: float) -> None:
+    times = arrivals.gamma_us(30, MINUTE_US, shape, rng())
+    assert times[0] >= 0
+    assert times[-1] < MINUTE_US
+    assert np.all(np.diff(times) >= 0)
+
+
+def test_no_rate_or_no_time_offers_nothing() -> None:
+    assert len(arrivals.poisson_us(0, MINUTE_US, rng())) == 0
+    assert len(arrivals.deterministic_us(5, 0)) == 0
+
+
+def test_replay_keeps_the_pattern_and_gives_the_rate() -> None:
+    times = arrivals.replay_us(np.array([5, 6, 16, 17, 27]), 4, US_PER_S)
+    assert len(times) == 4
+    gaps = np.diff(times)
+    assert gaps[1] == pytest.approx(10 * gaps[0], rel=0.01)
+
+
+def test_replay_starts_over_when_the_trace_is_short() -> None:
+    times = arrivals.replay_us(np.array([0, 1, 3]), 6, US_PER_S)
+    gaps = np.diff(times)
+    assert gaps[1] == pytest.approx(2 * gaps[0], rel=0.01)
+    assert gaps[2] == pytest.approx(gaps[0], rel=0.01)
+
+
+def test_stated_gaps_are_looped() -> None:
+    assert arrivals.gaps_us(np.array([10.0, 20.0]), 70).tolist() == [0, 10, 30, 40, 60]
+
+
+def test_counts_follow_their_steps() -> None:
+    counts = np.array([1_000.0, 0.0, 3_000.0])
+    times = arrivals.counts_us(counts, US_PER_S, 3 * US_PER_S, rng())
+    got = np.histogram(times, bins=3, range=(0, 3 * US_PER_S))[0]
+    assert got[0] == pytest.approx(1_000, rel=0.15)
+    assert got[1] == 0
+    assert got[2] == pytest.approx(3_000, rel=0.1)
+
+
+def test_scaled_counts_have_the_mean_rate() -> None:
+    scaled = arrivals.scaled_counts(np.array([1.0, 3.0]), 60 * US_PER_S, 10)
+    assert scaled.tolist() == [300, 900]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: arrivals.poisson_us(float("nan"), 1, rng()),
+        lambda: arrivals.poisson_us(-1, 1, rng()),
+        lambda: arrivals.gamma_us(1, 1, 0, rng()),
+        lambda: arrivals.replay_us(np.array([3]), 1, US_PER_S),
+        lambda: arrivals.gaps_us(np.array([0.0]), 1),
+        lambda: arrivals.counts_us(np.empty(0), 1, 1, rng()),
+        lambda: arrivals.scaled_counts(np.zeros(3), 1, 1),
+        lambda: arrivals.gamma_us(1, 1, float("inf"), rng()),
+        lambda: arrivals.poisson_us(1e300, US_PER_S, rng()),
+        lambda: arrivals.deterministic_us(1e9, US_PER_S),
+        lambda: arrivals.replay_us(np.array([3, 5]), 1e9, US_PER_S),
+        lambda: arrivals.gaps_us(np.array([1e-9]), US_PER_S),
+        lambda: arrivals.counts_us(np.array([1e300]), 1, 1, rng()),
+    ],
+    ids=[
+        "no number",
+        "negative",
+        "shape",
+        "one request",
+        "no time",
+        "no counts",
+        "all zero",
+        "endless shape",
+        *(f"too many: {name}" for name in ("random", "even", "replayed", "gaps", "counts")),
+    ],
+)
+def test_what_cannot_be_offered_is_the_callers_fault(call: Callable[[], object]) -> None:
+    with pytest.raises(InputError):
+        call()

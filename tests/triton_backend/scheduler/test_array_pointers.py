@@ -1,0 +1,48 @@
+"""Tables handed over by address are the same tables."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.plans import two_stages
+from triton_backend.scheduler.array_pointers import WORDS, addresses, tables_at
+from triton_backend.scheduler.compiled import Integers, entry
+from triton_backend.scheduler.tables import RESERVATION, Tables, new_tables
+from triton_backend.scheduler.topology import build_topology
+
+
+@entry
+def count_up(memory: Integers) -> int:
+    """Change tables that are known by address alone."""
+    tables = tables_at(memory)
+    tables.counts[0]["served"] += len(tables.topology.vgpu_stage)
+    tables.paths[3, 1] = tables.topology.latency_us[1, 2]
+    return tables.offers.shape[1]
+
+
+def arrays(tables: Tables) -> list[Any]:
+    return [*tables.topology, *tables[1:]]
+
+
+def test_kernels_change_the_very_arrays_that_were_addressed() -> None:
+    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    memory = np.array(addresses(tables), dtype=np.int64)
+    assert len(memory) == WORDS
+    assert count_up(memory) == 3
+    assert tables.counts[0]["served"] == 6
+    assert tables.paths[3, 1] == tables.topology.latency_us[1, 2] > 0
+
+
+def test_plain_python_finds_the_same_arrays() -> None:
+    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    again = tables_at(np.array(addresses(tables), dtype=np.int64))
+    for one, other in zip(arrays(tables), arrays(again), strict=True):
+        assert (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
+        assert one.size == 0 or np.shares_memory(one, other)
+
+
+def test_arrays_of_another_type_are_not_addressed() -> None:
+    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    with pytest.raises(TypeError, match="kernels expect"):
+        addresses(tables._replace(paths=tables.paths.astype(np.int32)))

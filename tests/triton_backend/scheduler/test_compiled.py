@@ -1,0 +1,61 @@
+"""Kernels give the same answers compiled and as plain Python."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import json
+from tests.fakes.plans import Pool, make_plan, two_stages
+from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.contract.events import *
+from triton_backend.scheduler.policies import POLICIES
+from triton_backend.simulator.scenario import SimOptions
+from triton_backend.simulator.failures import Failure
+from triton_backend.simulator.run import simulate
+out = []
+for policy in POLICIES:
+    options = SimOptions(
+        policy=policy, duration_s=0.6, load_factor=1.1, latency_noise_cv=0.1, seed=3,
+        failures=(Failure(start_s=0.2, end_s=0.4, vgpu=1),),
+    )
+    result = simulate(two_stages(slo_us=50_000), options)
+    out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
+result = simulate(
+    two_stages(slo_us=50_000),
+    SimOptions(policy="reactive", duration_s=0.6, latency_noise_cv=0.1, seed=3),
+)
+out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
+scheduler = Scheduler(two_stages())
+for n in range(40):
+    out.append(repr(scheduler.handle(
+        Arrival(now_us=n * 700, request_id=n, model=0, deadline_us=n * 700 + 40_000)
+    )))
+out.append(repr(scheduler.handle(WorkerLost(now_us=28_000, vgpu=4))))
+print(json.dumps(out))
+"""
+
+
+def run(*, compiled: bool) -> object:
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    environment["NUMBA_DISABLE_JIT"] = "0" if compiled else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_everything_runs_identically_with_the_compiler_off() -> None:
+    assert run(compiled=False) == run(compiled=True)

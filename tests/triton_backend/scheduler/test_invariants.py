@@ -1,0 +1,81 @@
+"""Damage of every kind is found."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.plans import two_stages
+from triton_backend.contract.errors import InvariantError
+from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.steps import arrive, settle
+from triton_backend.scheduler.tables import RESERVATION, Tables, new_tables
+from triton_backend.scheduler.topology import build_topology
+
+
+def busy_tables() -> Tables:
+    """Two batches in flight and two requests in line."""
+    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    for number in range(10):
+        arrive(tables, 0, number, 100_000 + number, 1)
+        settle(tables, 0)
+    check_invariants(tables)
+    return tables
+
+
+def overlap(tables: Tables) -> None:
+    tables.intervals[0]["end_us"] += 10**6
+
+
+def lost_with_work(tables: Tables) -> None:
+    tables.resources[0]["lost"] = 1
+
+
+def index_too_late(tables: Tables) -> None:
+    tables.free_from_us[3] = 10**6
+
+
+def line_out_of_order(tables: Tables) -> None:
+    tables.requests[int(tables.queues[0]["first"])]["deadline_us"] += 10**6
+
+
+def miscounted_line(tables: Tables) -> None:
+    tables.queues[0]["samples"] += 1
+
+
+def miscounted_batch(tables: Tables) -> None:
+    tables.batches[0]["samples"] += 1
+
+
+def forgotten_batch(tables: Tables) -> None:
+    tables.counts[0]["in_flight"] -= 1
+
+
+def leaked_slot(tables: Tables) -> None:
+    tables.counts[0]["free_request"] = tables.requests[int(tables.counts[0]["free_request"])][
+        "next"
+    ]
+
+
+def vanished_request(tables: Tables) -> None:
+    tables.counts[0]["requests"] += 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        overlap,
+        lost_with_work,
+        index_too_late,
+        line_out_of_order,
+        miscounted_line,
+        miscounted_batch,
+        forgotten_batch,
+        leaked_slot,
+        vanished_request,
+    ],
+)
+def test_damage_is_found(damage: Callable[[Tables], None]) -> None:
+    tables = busy_tables()
+    damage(tables)
+    with pytest.raises(InvariantError):
+        check_invariants(tables)

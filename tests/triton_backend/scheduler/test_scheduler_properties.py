@@ -1,0 +1,247 @@
+"""Any plan, any order of events: nothing overlaps, nothing is lost, nothing runs on the dead."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.plans import Pool, make_plan
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from triton_backend.contract.events import (
+    Arrival,
+    Cancel,
+    Event,
+    PaceChanged,
+    Pause,
+    PlanChanged,
+    Resume,
+    StageDone,
+    Timer,
+    TransferDone,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies import POLICIES
+from triton_backend.scheduler.scheduler import Scheduler
+
+SLO_US = 60_000
+
+
+@dataclass
+class Shell:
+    """Carries decisions out, at times that `lateness` bends, and keeps account of requests."""
+
+    scheduler: Scheduler
+    plan: Plan
+    now_us: int = 0
+    timer_us: int | None = None
+    steps: dict[int, list[tuple[str, int, int, int]]] = field(
+        default_factory=dict[int, list[tuple[str, int, int, int]]]
+    )
+    members: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    open: set[int] = field(default_factory=set[int])
+    served: set[int] = field(default_factory=set[int])
+    dropped: set[int] = field(default_factory=set[int])
+    lost: set[int] = field(default_factory=set[int])
+    came: int = 0
+
+    def tell(self, event: Event) -> None:
+        self.now_us = event.now_us
+        for decision in self.scheduler.handle(event):
+            self.obey(decision)
+        assert sum(self.scheduler.queue_lengths()) + sum(map(len, self.members.values())) == len(
+            self.open
+        )
+        assert self.scheduler.in_flight() == len(self.members)
+
+    def obey(self, decision: Decision) -> None:
+        match decision:
+            case Dispatch():
+                assert not self.lost & {hop.vgpu for hop in decision.hops}
+                assert decision.hops[0].start_us >= self.now_us
+                self.members[decision.batch_id] = decision.request_ids
+                self.steps[decision.batch_id] = []
+                for stage, hop in enumerate(decision.hops):
+                    if hop.transfer_end_us > hop.transfer_start_us:
+                        self.steps[decision.batch_id].append(
+                            ("move", stage, hop.transfer_start_us, hop.transfer_end_us)
+                        )
+                    self.steps[decision.batch_id].append(("run", stage, hop.start_us, hop.end_us))
+            case Drop():
+                self.open.remove(decision.request_id)
+                self.dropped.add(decision.request_id)
+            case Abort():
+                del self.members[decision.batch_id], self.steps[decision.batch_id]
+            case SetTimer():
+                assert decision.at_us > self.now_us
+                self.timer_us = decision.at_us
+
+    def arrive(self, model: int, samples: int, slack_us: int) -> None:
+        self.open.add(self.came)
+        self.came += 1
+        self.tell(
+            Arrival(
+                now_us=self.now_us,
+                request_id=self.came - 1,
+                model=model % len(self.plan.models),
+                deadline_us=self.now_us + slack_us,
+                samples=samples,
+            )
+        )
+
+    def finish_step(self, which: int, lateness: int) -> None:
+        """The next step of some batch ends, `lateness` µs after it was reserved to."""
+        if not self.steps:
+            return
+        batch_id = sorted(self.steps)[which % len(self.steps)]
+        kind, stage, start_us, end_us = self.steps[batch_id][0]
+        end_us = max(start_us, end_us + lateness)
+        now_us = max(self.now_us, end_us)
+        self.steps[batch_id].pop(0)
+        if not self.steps[batch_id]:
+            del self.steps[batch_id]
+            for request_id in self.members.pop(batch_id):
+                self.open.remove(request_id)
+                self.served.add(request_id)
+        told = StageDone if kind == "run" else TransferDone
+        self.tell(
+            told(now_us=now_us, batch_id=batch_id, stage=stage, start_us=start_us, end_us=end_us)
+        )
+
+    def wait(self, us: int) -> None:
+        """Time passes; a timer that comes meanwhile is told."""
+        if self.timer_us is not None and self.timer_us <= self.now_us + us:
+            at_us, self.timer_us = self.timer_us, None
+            self.tell(Timer(now_us=max(at_us, self.now_us)))
+        else:
+            self.now_us += us
+
+    def change_pace(self, vgpu: int, percent: int) -> None:
+        place = self.plan.vgpus()[vgpu]
+        self.tell(
+            PaceChanged(
+                now_us=self.now_us,
+                model=place.model,
+                pipeline=place.pipeline,
+                stage=place.stage,
+                percent=percent,
+            )
+        )
+
+    def act(self, action: tuple[str, int, int]) -> None:
+        name, a, b = action
+        vgpu = a % len(self.plan.vgpus())
+        match name:
+            case "arrive":
+                self.arrive(a, 1 + b % 3, SLO_US if a % 4 else 1 + b * 30)
+            case "finish":
+                self.finish_step(a, b - 500)
+            case "wait":
+                self.wait(b * 10)
+            case "lose":
+                self.lost.add(vgpu)
+                self.tell(WorkerLost(now_us=self.now_us, vgpu=vgpu))
+            case "back":
+                self.lost.discard(vgpu)
+                self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu))
+            case "pace":
+                self.change_pace(vgpu, 50 + b % 400)
+            case "cancel" if self.open:
+                request_id = sorted(self.open)[a % len(self.open)]
+                self.tell(Cancel(now_us=self.now_us, request_id=request_id))
+            case "pause" | "resume":
+                self.tell((Pause if name == "pause" else Resume)(now_us=self.now_us))
+            case "change" if not self.members:
+                self.lost.clear()
+                self.tell(PlanChanged(now_us=self.now_us, plan=self.plan))
+            case _:
+                pass
+
+    def finish_everything(self) -> None:
+        self.tell(Resume(now_us=self.now_us))
+        while self.open:
+            self.finish_step(0, 0)
+            self.wait(SLO_US)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    def pool(batch: int, *, last: bool) -> Pool:
+        first = draw(st.integers(200, 8_000))
+        more = draw(st.integers(0, 2_000))
+        return Pool(
+            latency_us=tuple(first + more * n for n in range(batch)),
+            gpus=2 * draw(st.integers(1, 2)),
+            gpus_per_node=draw(st.integers(1, 2)),
+            divisor=draw(st.integers(1, 2)),
+            bytes_out=0 if last else draw(st.sampled_from([0, 10_000, 2_000_000])),
+        )
+
+    models: list[list[list[Pool]]] = []
+    for _ in range(draw(st.integers(1, 2))):
+        pipelines: list[list[Pool]] = []
+        for _ in range(draw(st.integers(1, 2))):
+            stages, batch = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+            pipelines.append([pool(batch, last=s == stages - 1) for s in range(stages)])
+        models.append(pipelines)
+    return make_plan(*models, slo_us=SLO_US)
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(
+        ["arrive"] * 10
+        + ["finish"] * 8
+        + ["wait"] * 4
+        + ["lose", "back", "back", "pace", "cancel", "pause", "resume", "resume", "change"]
+    ),
+    st.integers(0, 1_000),
+    st.integers(0, 1_000),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    plan=plans(),
+    policy=st.sampled_from(POLICIES),
+    nic=st.sampled_from(["shared", "isolated"]),
+    actions=st.lists(ACTIONS, max_size=80),
+)
+def test_every_state_survives_every_event_and_every_request_has_one_end(
+    plan: Plan, policy: str, nic: str, actions: list[tuple[str, int, int]]
+) -> None:
+    shell = Shell(Scheduler(plan, policy=policy, nic=nic), plan)
+    for number, action in enumerate(actions):
+        shell.act(action)
+        if number % 8 == 0:
+            shell.scheduler.check_invariants()
+    shell.finish_everything()
+    shell.scheduler.check_invariants()
+    assert not shell.served & shell.dropped
+    assert shell.served | shell.dropped == set(range(shell.came))
+    assert shell.scheduler.queue_lengths() == (0,) * len(plan.models)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    plan=plans(),
+    policy=st.sampled_from(POLICIES),
+    gaps=st.lists(st.integers(0, 3_000), min_size=1, max_size=120),
+)
+def test_whoever_is_dispatched_is_promised_an_end_by_the_deadline(
+    plan: Plan, policy: str, gaps: list[int]
+) -> None:
+    scheduler = Scheduler(plan, policy=policy)
+    now_us, deadlines = 0, dict[int, int]()
+    for number, gap in enumerate(gaps):
+        now_us += gap
+        deadlines[number] = now_us + SLO_US
+        decided = scheduler.handle(
+            Arrival(now_us=now_us, request_id=number, model=0, deadline_us=now_us + SLO_US)
+        )
+        for decision in decided:
+            if isinstance(decision, Dispatch):
+                end_us = decision.hops[-1].end_us
+                assert end_us <= min(deadlines[r] for r in decision.request_ids)

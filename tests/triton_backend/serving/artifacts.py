@@ -1,0 +1,52 @@
+"""Tiny ONNX stages as artifacts, so that a served answer can be computed by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.triton_backend.serving.plans import BATCH, model, stage, tensor
+from triton_backend.contract.plan import ModelPlan
+from triton_backend.runtimes.base import Artifact
+
+FACTOR = 3.0
+OFFSET = 1.0
+
+
+def write_stage(root: Path, name: str, operator: str, number: float, ends: tuple[str, str]) -> str:
+    """An artifact that adds or multiplies a constant: `ends` are its input and output tensor."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    given, made = ends
+    graph = helper.make_graph(
+        [helper.make_node(operator, [given, "number"], [made])],
+        name,
+        [helper.make_tensor_value_info(given, TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info(made, TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(np.array([number], dtype=np.float32), "number")],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "model.onnx")
+    Artifact(
+        runtime="onnxruntime",
+        gpu_class="CPU",
+        inputs=(tensor(given, 3),),
+        outputs=(tensor(made, 3),),
+        max_batch=BATCH,
+        files={"model": "model.onnx"},
+        options={"cores": [0], "threads": 1, "stretch": 1.0},
+    ).write(folder)
+    return name
+
+
+def affine(root: Path, name: str = "affine", boundary_type: str = "FP32") -> ModelPlan:
+    """y = x * FACTOR + OFFSET in two stages on two nodes."""
+    first = write_stage(root, f"{name}-0", "Mul", FACTOR, ("x", "middle"))
+    second = write_stage(root, f"{name}-1", "Add", OFFSET, ("middle", "y"))
+    boundary = (tensor("middle", 3, dtype=boundary_type),)
+    stages = (
+        stage((0, 1), "FAST", 0, artifact=first, boundary=boundary),
+        stage((1, 2), "SLOW", 1, artifact=second),
+    )
+    return model(name, stages, inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))

@@ -1,0 +1,50 @@
+"""The threads of a front that poll in turn: a reply that takes long keeps nobody else waiting."""
+
+import threading
+from pathlib import Path
+
+from flows.release.render.repository import ServeOptions
+from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
+from tests.triton_backend.serving.test_system import PATIENT_US, picture
+from triton_backend.serving.front.requests import Refusal, Request
+from triton_backend.serving.front.service import POLLERS
+
+
+def test_a_request_that_cannot_be_announced_is_answered_and_leaves_nothing(tmp_path: Path) -> None:
+    system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    front = system.fronts["pair"]
+    answer = system.ask("pair", picture(1), 2**64 - 1)()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INTERNAL"
+    assert front.held == 0
+    assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
+    system.stop()
+
+
+def test_replies_that_block_keep_no_other_request_waiting(tmp_path: Path) -> None:
+    system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    begun: list[Answer] = []
+    go_on = threading.Event()
+
+    def reply(answer: Answer) -> None:
+        begun.append(answer)
+        go_on.wait()
+
+    for number in range(1, POLLERS + 2):
+        now_us = system.clock.now_us()
+        request = Request(
+            tensors=picture(1),
+            samples=1,
+            arrival_us=now_us,
+            deadline_us=now_us + PATIENT_US,
+            reply=reply,
+            is_cancelled=lambda: False,
+        )
+        system.fronts["pair"].submit(request)
+        wait_for(lambda number=number: len(begun) == number)
+    # More replies block than there are threads that poll, and still somebody polls.
+    assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
+    assert not any(isinstance(answer, Refusal) for answer in begun)
+    go_on.set()
+    system.stop()

@@ -1,0 +1,127 @@
+"""The gateway changing its plan, or taking over from a scheduler that is gone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.release.render.repository import ServeOptions
+from tests.triton_backend.serving.gateway.gateways import (
+    EPOCH,
+    HeldGateway,
+    arrive,
+    dispatches,
+    finish,
+    kinds,
+    serving,
+)
+from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.errors import InputError
+from triton_backend.serving.gateway.addresses import Worker
+from triton_backend.serving.gateway.counters import State
+from triton_backend.serving.gateway.gateway import WAKE_US
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.transport.wire import Kind
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return deploy(tmp_path, plan(two_stage()), ServeOptions())
+
+
+@pytest.fixture
+def gateway(deployment: Deployment) -> HeldGateway:
+    return serving(deployment)
+
+
+def rollout(gateway: HeldGateway, tmp_path: Path, *, up: bool = True) -> Deployment:
+    new = deploy(tmp_path, replace(gateway.deployment.plan, plan_id="next"), generation=2)
+    gateway.prepare(new)
+    if up:
+        for vgpu in range(3):
+            gateway.worker_up(Worker(2, vgpu), 20)
+    return new
+
+
+def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
+    gateway: HeldGateway, tmp_path: Path
+) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, body),) = dispatches(gateway.letters())
+    new = rollout(gateway, tmp_path, up=False)
+    assert kinds(gateway.letters()) == [Kind.PLAN]
+    for told, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
+        told()
+        with pytest.raises(InputError, match=refusal):
+            gateway.swap(30)
+    gateway.flush(40)
+    arrive(gateway, 5, 6, 7, 8, now_us=41)
+    assert gateway.state is State.FLUSHING
+    finish(gateway, batch, body, 50_000)
+    assert gateway.state is State.FLUSHED
+    assert not dispatches(gateway.letters())
+    gateway.swap(60_000)
+    ((_, later),) = dispatches(gateway.letters())
+    assert later.requests == (5, 6, 7, 8)
+    assert gateway.status()["generation"] == new.generation
+
+
+def _ups(gateway: HeldGateway) -> Callable[[], None]:
+    def told() -> None:
+        for vgpu in range(3):
+            gateway.worker_up(Worker(2, vgpu), 20)
+
+    return told
+
+
+def test_an_abort_dispatches_what_waited_under_the_old_plan(
+    gateway: HeldGateway, tmp_path: Path
+) -> None:
+    rollout(gateway, tmp_path)
+    gateway.flush(30)
+    arrive(gateway, 1, 2, 3, 4, now_us=31)
+    gateway.letters()
+    gateway.abort(40)
+    ((_, body),) = dispatches(gateway.letters())
+    assert body.requests == (1, 2, 3, 4)
+    assert gateway.status()["prepared"] is None
+
+
+def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
+    gateway: HeldGateway, tmp_path: Path
+) -> None:
+    rollout(gateway, tmp_path)
+    slo_us = gateway.deployment.plan.models[0].slo_us
+    gateway.flush(30)
+    arrive(gateway, 1, 2, 3, 4, now_us=31)
+    gateway.letters()
+    gateway.look(40)
+    gateway.look(40 + min(99_000, slo_us // 3 - 1))
+    assert gateway.state is State.FLUSHED
+    gateway.look(40 + max(100_000, slo_us // 3))
+    ((_, body),) = dispatches(gateway.letters())
+    assert body.requests == (1, 2, 3, 4)
+    assert (gateway.state, gateway.status()["prepared"]) == (State.SERVING, None)
+
+
+def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deployment) -> None:
+    gateway = HeldGateway(deployment, epoch=EPOCH)
+    arrive(gateway, 1, 2, 3, 4)
+    gateway.worker_up(Worker(1, 0), 20)
+    gateway.worker_up(Worker(1, 1), 30)
+    assert not gateway.letters()
+    gateway.worker_up(Worker(1, 2), 40)
+    assert kinds(gateway.letters()) == [Kind.DISPATCH]
+
+
+def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
+    gateway = HeldGateway(deployment, epoch=EPOCH)
+    gateway.worker_up(Worker(1, 0), 20)
+    gateway.worker_up(Worker(1, 1), 30)
+    arrive(gateway, 1, 2, 3, 4, now_us=WAKE_US - 100)
+    gateway.look(WAKE_US - 50)
+    assert not gateway.letters()
+    gateway.look(WAKE_US)
+    assert kinds(gateway.letters()) == [Kind.DISPATCH]

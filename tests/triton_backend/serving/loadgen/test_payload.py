@@ -1,0 +1,72 @@
+"""Inputs drawn and read, answers compared."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import BYTES_PER_ELEMENT, TensorSpec
+from triton_backend.serving.loadgen.payload import (
+    NUMPY_TYPES,
+    random_requests,
+    relative_error,
+    requests_from_file,
+)
+
+X = (TensorSpec(name="x", dtype="FP32", shape=(-1, 4)),)
+
+
+@pytest.mark.parametrize("dtype", sorted(BYTES_PER_ELEMENT))
+def test_every_datatype_can_be_drawn(dtype: str) -> None:
+    spec = TensorSpec(name="t", dtype=dtype, shape=(-1, 3))
+    requests = random_requests((spec,), samples=2, rng=np.random.default_rng(0))
+    array = requests[0].inputs["t"]
+    assert array.shape == (2, 3)
+    assert array.dtype == NUMPY_TYPES[dtype]
+    assert array.nbytes == 2 * spec.bytes_per_sample
+
+
+def test_a_file_is_cut_into_requests_in_its_order(tmp_path: Path) -> None:
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+    path = tmp_path / "samples.npz"
+    np.savez(path, **{"inputs/x": x, "outputs/y": x * 2})
+    requests = requests_from_file(path, X, samples=2)
+    assert [request.inputs["x"][0, 0] for request in requests] == [0, 8]
+    assert requests[1].expected is not None
+    assert np.array_equal(requests[1].expected["y"], x[2:4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"inputs/z": np.zeros((2, 4), np.float32)}, "no array 'inputs/x'"),
+        ({"inputs/x": np.zeros((2, 4), np.float64)}, "does not fit"),
+        ({"inputs/x": np.zeros((2, 5), np.float32)}, "does not fit"),
+        ({"inputs/x": np.zeros((1, 4), np.float32)}, "one request takes 2"),
+    ],
+    ids=["missing", "type", "shape", "few"],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], reason: str
+) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=reason):
+        requests_from_file(path, X, samples=2)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "samples.npz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"not an \.npz file"):
+        requests_from_file(path, X, samples=1)
+
+
+def test_relative_error_is_measured_against_the_largest_expected_value() -> None:
+    expected = {"y": np.array([10.0, 0.001])}
+    assert relative_error({"y": np.array([10.0, 0.002])}, expected) == pytest.approx(1e-4)
+    assert relative_error({"y": np.array([10.0, np.nan])}, expected) == float("inf")
+    assert relative_error({"y": np.array([10.0])}, expected) == float("inf")
+    assert relative_error({}, expected) == float("inf")

@@ -1,0 +1,146 @@
+"""A serve folder and the parts of a running system inside the test's own process."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.release.render.repository import ServeOptions, render_generation, render_settings
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.clock import Clock, SystemClock
+from triton_backend.serving.front.requests import Refusal, Request
+from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.gateway.service import SchedulerService
+from triton_backend.serving.liveness.health import HealthBoard
+from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
+from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.stage_runtime import open_runtime
+
+WAIT_SECONDS = 20.0
+Answer = Arrays | Refusal
+
+
+def deploy(
+    folder: Path, plan: Plan, options: ServeOptions | None = None, generation: int = 1
+) -> Deployment:
+    """A generation on disk, as a rollout leaves it, read back."""
+    if generation == 1:
+        render_settings(folder, plan, options or ServeOptions())
+    render_generation(folder, plan, generation)
+    return Deployment.read(ServeSettings.read(folder / "settings.json"), generation)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+    pause = threading.Event()
+    for _ in range(int(WAIT_SECONDS / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    message = f"did not come true within {WAIT_SECONDS} s"
+    raise AssertionError(message)
+
+
+class LocalSystem:
+    """Scheduler, fronts and workers as threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        options: ServeOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.deployment = deploy(folder, plan, options)
+        self.settings = self.deployment.settings
+        self.settings.socket_folder.mkdir(mode=0o700, exist_ok=True)
+        self.scheduler = SchedulerService(self.settings, self.deployment, self.clock)
+        self.fronts = {
+            m.name: FrontService(self.settings, self.deployment, m.name, self.clock)
+            for m in plan.models
+        }
+        self.workers: dict[int, tuple[StageWorker, threading.Thread]] = {}
+        self.scheduler.start()
+        for front in self.fronts.values():
+            front.start()
+        for vgpu in range(len(self.deployment.vgpus)):
+            self.start_worker(self.deployment, vgpu)
+        wait_for(lambda: self.status()["workers"]["up"] == len(self.deployment.vgpus))
+
+    def start_worker(self, deployment: Deployment, vgpu: int) -> StageWorker:
+        board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
+        runtime = open_runtime(deployment, vgpu, self.clock)
+        worker = StageWorker(deployment, vgpu, runtime, board, self.clock)
+        self.run_worker(worker, deployment.generation, vgpu)
+        return worker
+
+    def run_worker(self, worker: StageWorker, generation: int = 1, vgpu: int = 0) -> None:
+        """Have a worker serve in a thread of its own."""
+        worker.listen()
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        self.workers[generation * 1000 + vgpu] = (worker, thread)
+
+    def stop_worker(self, generation: int, vgpu: int) -> None:
+        worker, thread = self.workers.pop(generation * 1000 + vgpu)
+        worker.stop()
+        thread.join(WAIT_SECONDS)
+
+    def control(self, command: str, **fields: object) -> dict[str, Any]:
+        return self.scheduler.control(json.dumps({"command": command, **fields}))
+
+    def status(self) -> dict[str, Any]:
+        return self.scheduler.control(json.dumps({"command": "status"}))
+
+    def ask(
+        self,
+        model: str,
+        tensors: Arrays,
+        allowed_us: int | None = None,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Callable[[], Answer]:
+        """Submit a request; the result waits for its answer."""
+        answers: list[Answer] = []
+        done = threading.Event()
+
+        def reply(answer: Answer) -> None:
+            copied = answer
+            if not isinstance(answer, Refusal):
+                copied = {name: array.copy() for name, array in answer.items()}
+            answers.append(copied)
+            done.set()
+
+        now_us = self.clock.now_us()
+        front = self.fronts[model]
+        front.submit(
+            Request(
+                tensors=tensors,
+                samples=len(next(iter(tensors.values()))),
+                arrival_us=now_us,
+                deadline_us=now_us + (allowed_us or front.plan.slo_us),
+                reply=reply,
+                is_cancelled=cancelled,
+            )
+        )
+
+        def result() -> Answer:
+            assert done.wait(WAIT_SECONDS)
+            assert len(answers) == 1
+            return answers[0]
+
+        return result
+
+    def stop(self) -> None:
+        for front in self.fronts.values():
+            front.stop()
+        for worker, thread in self.workers.values():
+            worker.stop()
+            thread.join(WAIT_SECONDS)
+        self.scheduler.stop()
+        remove_segments(self.settings.segment_prefix)
+        shutil.rmtree(self.settings.socket_folder)

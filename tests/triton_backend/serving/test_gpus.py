@@ -1,0 +1,81 @@
+"""What a node does so that its workers can share GPUs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.release.render.repository import ServeOptions
+from tests.fakes import mps_control
+from tests.triton_backend.serving import plans
+from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.cluster import GpuClass
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import PlacementRun
+from triton_backend.runtimes.base import Artifact
+from triton_backend.serving.gpus import NodeGpus
+from triton_backend.serving.settings import Deployment
+
+
+def deployment(folder: Path, *, divisor: int) -> Deployment:
+    """Stage 0 on TensorRT in parts of GPU 1 of the first node, stage 1 emulated."""
+    x = plans.tensor("x", 3)
+    (folder / "artifacts" / "engine").mkdir(parents=True)
+    Artifact(
+        runtime="tensorrt", gpu_class="FAST", inputs=(x,), outputs=(x,), max_batch=plans.BATCH
+    ).write(folder / "artifacts" / "engine")
+    first = replace(
+        plans.stage((0, 1), "FAST", 0, artifact="engine", boundary=(x,)),
+        vgpu_divisor=divisor,
+        placement=(PlacementRun(node=0, gpu=1, slot=0, gpus=1),),
+    )
+    model = plans.model(
+        "m", (first, plans.stage((1, 2), "SLOW", 1)), inputs=(x,), outputs=(plans.tensor("y", 3),)
+    )
+    plan = plans.plan(model)
+    classes = (GpuClass(name="FAST", vgpu_divisors=(1, 2)), GpuClass(name="SLOW"))
+    plan = replace(plan, cluster=replace(plan.cluster, gpu_classes=classes))
+    return deploy(folder / "serve", plan, ServeOptions(artifacts=folder / "artifacts"))
+
+
+def test_whole_gpu_needs_no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    gpus = NodeGpus(deployment(tmp_path, divisor=1), "FAST")
+    gpus.start()
+    assert gpus.environment(0) == {"CUDA_VISIBLE_DEVICES": "1"}
+    gpus.stop()
+
+
+def test_a_mig_slice_is_named_by_its_uuid(tmp_path: Path) -> None:
+    made = deployment(tmp_path, divisor=1)
+    slices = replace(made.plan.cluster.nodes[0], devices=("MIG-a", "MIG-b"))
+    cluster = replace(made.plan.cluster, nodes=(slices, made.plan.cluster.nodes[1]))
+    made = Deployment(made.settings, 1, replace(made.plan, cluster=cluster))
+    assert NodeGpus(made, "FAST").environment(0) == {"CUDA_VISIBLE_DEVICES": "MIG-b"}
+
+
+def test_part_of_a_gpu_runs_under_the_nodes_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(mps_control.install(tmp_path)))
+    gpus = NodeGpus(deployment(tmp_path, divisor=2), "FAST")
+    gpus.start()
+    environment = gpus.environment(0)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    daemon = Path(environment["CUDA_MPS_PIPE_DIRECTORY"]) / "nvidia-cuda-mps-control.pid"
+    assert daemon.exists()
+    gpus.stop()
+    assert not daemon.exists()
+
+
+def test_node_without_mps_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="leave vGPU divisors above 1 out"):
+        NodeGpus(deployment(tmp_path, divisor=2), "FAST").start()
+
+
+def test_stage_without_gpu_is_told_nothing(tmp_path: Path) -> None:
+    gpus = NodeGpus(deployment(tmp_path, divisor=2), "SLOW")
+    gpus.start()
+    assert gpus.environment(1) == {}

@@ -1,0 +1,103 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.release.render.repository import ServeOptions
+from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serving.settings import (
+    MAX_SLOTS,
+    MIN_GUARD_US,
+    MIN_SLOTS,
+    Deployment,
+    ServeSettings,
+    check_complete,
+)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return deploy(tmp_path, plan(two_stage()), ServeOptions(hosts={"SLOW": "10.0.0.2"}))
+
+
+def test_what_flows_through_a_stage_is_what_the_plan_says(deployment: Deployment) -> None:
+    assert [spec.name for spec in deployment.inputs_of(0)] == ["image", "mask"]
+    assert [spec.name for spec in deployment.outputs_of(0)] == ["middle"]
+    assert [spec.name for spec in deployment.inputs_of(2)] == ["middle"]
+    assert [spec.name for spec in deployment.outputs_of(2)] == ["scores"]
+    assert deployment.nodes() == ("FAST", "SLOW")
+    assert deployment.vgpus_on("SLOW") == (1, 2)
+
+
+def test_hosts_decide_between_shared_memory_and_tcp(deployment: Deployment) -> None:
+    assert deployment.same_host("FAST", None)
+    assert not deployment.same_host("SLOW", None)
+    assert not deployment.same_host("FAST", "SLOW")
+    assert deployment.same_host("SLOW", "SLOW")
+    port = deployment.worker_port(1)
+    assert deployment.worker_address(1, same_host=False) == f"tcp:10.0.0.2:{port}"
+    assert deployment.settings.scheduler_address_from("SLOW").startswith("tcp:127.0.0.1:")
+    assert deployment.settings.scheduler_address_from("FAST").startswith("unix:")
+
+
+def test_two_generations_share_no_name_address_or_tag(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    other = deploy(tmp_path, deployment.plan, generation=2)
+    for same_host in (True, False):
+        assert other.worker_address(1, same_host=same_host) != deployment.worker_address(
+            1, same_host=same_host
+        )
+    assert other.worker_segment(1) != deployment.worker_segment(1)
+    assert other.front_segment("pair") != deployment.front_segment("pair")
+    assert other.tag != deployment.tag
+
+
+def test_limits_follow_from_the_plan(deployment: Deployment, tmp_path: Path) -> None:
+    assert deployment.worker_slots(0) == MAX_SLOTS
+    short = two_stage(slo_us=1)
+    tight = deploy(tmp_path / "tight", plan(short))
+    assert tight.worker_slots(0) == MIN_SLOTS + 1
+    assert deployment.front_slots(0) == 2 * MAX_SLOTS
+    assert deployment.max_waiting(deployment.plan.models[0]) == 4 * 40 + 8 * 4
+
+
+def test_the_guard_is_a_part_of_the_time_but_never_more_than_half(
+    deployment: Deployment,
+) -> None:
+    guard_us = deployment.settings.guard_us
+    assert guard_us(1_000_000) == 100_000
+    assert guard_us(10_000) == MIN_GUARD_US
+    assert guard_us(1_000) == 500
+
+
+def test_plans_that_name_no_tensors_are_not_served_uncompleted() -> None:
+    bare = plan(model("bare", (stage((0, 5), "FAST", 0), stage((5, 10), "SLOW", 1))))
+    with pytest.raises(InputError, match="does not name all of its tensors"):
+        check_complete(bare, "plan")
+    assert check_complete(complete_tensors(bare), "plan")
+    empty = replace(bare.models[0], pipelines=())
+    with pytest.raises(InputError, match="has no pipeline"):
+        check_complete(replace(bare, models=(empty,)), "plan")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1}'])
+def test_settings_that_are_none_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="not a settings file"):
+        ServeSettings.read(path)
+
+
+def test_generations_that_are_none_are_named(deployment: Deployment) -> None:
+    with pytest.raises(InputError, match="not a plan"):
+        Deployment.read(deployment.settings, 9)
+    place = deployment.settings.generation_folder(3)
+    place.mkdir(parents=True)
+    (place / "plan.json").write_text(json.dumps({"plan_id": "x"}))
+    with pytest.raises(InputError, match="is missing"):
+        Deployment.read(deployment.settings, 3)

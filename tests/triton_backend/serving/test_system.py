@@ -1,0 +1,229 @@
+"""Scheduler, fronts and workers together, over real sockets and shared memory, without Triton."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flows.release.render.repository import ServeOptions
+from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
+from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from triton_backend.contract.decisions import Dispatch
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import Arrival, StageDone, TransferDone
+from triton_backend.contract.units import transfer_us
+from triton_backend.serving.front.requests import Refusal
+from triton_backend.serving.gateway.event_log import read_events
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
+from triton_backend.serving.transport.wire import Kind, frame
+
+# What may be late on a busy machine must not decide: a tenth of this is kept back.
+PATIENT_US = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
+    """Shared by the tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("system")
+    root = folder / "artifacts"
+    served = plan(two_stage(), affine(root), affine(root, "halves", "FP16"))
+    made = LocalSystem(folder / "serve", served, ServeOptions(artifacts=root))
+    yield made
+    made.stop()
+    assert not list(SHARED_FOLDER.glob(f"{made.settings.segment_prefix}*"))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[LocalSystem]:
+    """For tests that change what is served."""
+    made = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    yield made
+    made.stop()
+
+
+def numbers(samples: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(samples, 3)).astype(np.float32)
+
+
+def picture(samples: int) -> Arrays:
+    image = np.arange(samples * 48, dtype=np.float32).reshape(samples, 3, 16)
+    return {"image": image, "mask": np.ones((samples, 4), dtype=np.uint8)}
+
+
+def batches(system: LocalSystem, model: str) -> int:
+    return system.status()["counters"]["batches"].get(model, 0)
+
+
+def test_every_request_gets_the_answer_to_its_own_samples(system: LocalSystem) -> None:
+    counters = system.fronts["affine"].counters
+    before = counters.offered, counters.served + counters.late
+    requests = [numbers(1 + i % 3, seed=i) for i in range(20)]
+    results = [system.ask("affine", {"x": x}, PATIENT_US) for x in requests]
+    for x, result in zip(requests, results, strict=True):
+        answer = result()
+        assert not isinstance(answer, Refusal)
+        expected = x * np.float32(FACTOR) + np.float32(OFFSET)
+        np.testing.assert_array_equal(answer["y"], expected)
+    after = counters.offered, counters.served + counters.late
+    assert [b - a for a, b in zip(before, after, strict=True)] == [20, 20]
+
+
+def test_a_boundary_crosses_as_half_precision_where_the_plan_says_so(system: LocalSystem) -> None:
+    x = numbers(4)
+    answer = system.ask("halves", {"x": x}, PATIENT_US)()
+    assert not isinstance(answer, Refusal)
+    crossed = (x * np.float32(FACTOR)).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(answer["y"], crossed + np.float32(OFFSET))
+
+
+def test_several_tensors_go_in_and_samples_keep_their_marks(system: LocalSystem) -> None:
+    tensors = picture(2)
+    both = system.ask("pair", tensors, PATIENT_US)()
+    alone = system.ask("pair", {n: array[1:] for n, array in tensors.items()}, PATIENT_US)()
+    assert not isinstance(both, Refusal)
+    assert not isinstance(alone, Refusal)
+    assert both["scores"].shape == (2, 10)
+    np.testing.assert_array_equal(both["scores"][1:], alone["scores"])
+
+
+def test_a_deadline_that_cannot_be_met_is_answered_with_the_numbers(system: LocalSystem) -> None:
+    def told_the_numbers() -> bool:
+        answer = system.ask("affine", {"x": numbers(1)}, allowed_us=1_000)()
+        assert isinstance(answer, Refusal)
+        assert answer.status == "UNAVAILABLE"
+        parts = ("deadline 1.0 ms", "best possible finish", "queue position 0")
+        return all(part in answer.message for part in parts)
+
+    # Where the scheduler's thread gets no turn for 15 ms, the front answers by itself, without them.
+    wait_for(told_the_numbers)
+
+
+def test_more_samples_than_any_batch_are_an_invalid_argument(system: LocalSystem) -> None:
+    answer = system.ask("affine", {"x": numbers(5)})()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INVALID_ARG"
+
+
+def test_what_was_not_served_is_logged_with_its_numbers(system: LocalSystem) -> None:
+    def lines() -> list[dict[str, Any]]:
+        files = (system.settings.folder / "logs").glob("requests-*.jsonl")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def logged() -> bool:
+        system.ask("affine", {"x": numbers(1)}, allowed_us=1_000)()
+        return "deadline" in {line["outcome"] for line in lines()}
+
+    wait_for(logged)
+    line = next(line for line in lines() if line["outcome"] == "deadline")
+    assert (line["model"], line["samples"]) == ("affine", 1)
+    assert line["deadline_us"] - line["arrival_us"] == 1_000
+
+
+def test_a_cancelled_request_is_not_run(system: LocalSystem) -> None:
+    before = batches(system, "affine")
+    answer = system.ask("affine", {"x": numbers(1)}, cancelled=lambda: True)()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "CANCELLED"
+    assert batches(system, "affine") == before
+
+
+def test_a_lost_worker_costs_no_answer_while_the_pool_has_another(fresh: LocalSystem) -> None:
+    fresh.stop_worker(1, 2)
+    wait_for(lambda: fresh.status()["workers"]["up"] == 2)
+    results = [fresh.ask("pair", picture(2), PATIENT_US) for _ in range(8)]
+    assert not [r for r in results if isinstance(r(), Refusal)]
+    fresh.start_worker(fresh.deployment, 2)
+    wait_for(lambda: fresh.status()["workers"]["up"] == 3)
+
+
+def test_requests_wait_out_a_rollout_and_are_served_by_the_new_plan(fresh: LocalSystem) -> None:
+    next_plan = replace(fresh.deployment.plan, plan_id="next")
+    new = deploy(fresh.settings.folder, next_plan, generation=2)
+    with pytest.raises(InputError, match="nothing is prepared"):
+        fresh.control("swap", plan_id="next")
+    for vgpu in range(3):
+        fresh.start_worker(new, vgpu)
+    fresh.control("prepare", plan_id="next", generation=2)
+    wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+    with pytest.raises(InputError, match="not flushed"):
+        fresh.control("swap", plan_id="next")
+    fresh.control("flush")
+    waiting = fresh.ask("pair", picture(4), PATIENT_US)
+    wait_for(lambda: fresh.status()["state"] == "flushed")
+    fresh.control("swap", plan_id="next")
+    assert not isinstance(waiting(), Refusal)
+    for vgpu in range(3):
+        fresh.stop_worker(1, vgpu)
+    assert not isinstance(fresh.ask("pair", picture(4), PATIENT_US)(), Refusal)
+    assert fresh.status()["plan_id"] == "next"
+    assert fresh.control("swap", plan_id="next")["state"] == "serving"
+
+
+def test_an_aborted_rollout_leaves_the_old_plan_serving(fresh: LocalSystem) -> None:
+    next_plan = replace(fresh.deployment.plan, plan_id="next")
+    deploy(fresh.settings.folder, next_plan, generation=2)
+    fresh.control("prepare", plan_id="next", generation=2)
+    fresh.control("flush")
+    waiting = fresh.ask("pair", picture(4), PATIENT_US)
+    state = fresh.control("abort")
+    assert (state["state"], state["plan_id"], state["prepared"]) == ("serving", "test-plan", None)
+    assert not isinstance(waiting(), Refusal)
+
+
+def test_control_requests_that_make_no_sense_are_refused(system: LocalSystem) -> None:
+    for request in ("", "[]", "{}", '{"command": "dance"}', '{"command": "prepare"}'):
+        with pytest.raises(InputError):
+            system.scheduler.control(request)
+
+
+def test_transfers_last_as_long_as_on_the_links_and_the_event_file_tells_it(
+    tmp_path: Path,
+) -> None:
+    system = LocalSystem(tmp_path / "slow", plan(two_stage()), ServeOptions(emulate_links=True))
+    assert not isinstance(system.ask("pair", picture(4), PATIENT_US)(), Refusal)
+    wait_for(lambda: not system.status()["in_flight"])
+    system.stop()
+    (path,) = (system.settings.folder / "events").iterdir()
+    items = list(read_events(path.read_text().splitlines()))
+    life = Arrival | Dispatch | StageDone | TransferDone
+    # Two workers tell of the first stage's end and of the transfer, so these two may change places.
+    assert sorted(type(item).__name__ for item in items if isinstance(item, life)) == [
+        "Arrival",
+        "Dispatch",
+        "StageDone",
+        "StageDone",
+        "TransferDone",
+    ]
+    (moved,) = [item for item in items if isinstance(item, TransferDone)]
+    assert moved.end_us - moved.start_us == transfer_us(4 * 8 * 16 * 4, 10.0)
+
+
+def test_hosts_without_common_memory_are_served_over_tcp(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(
+        artifacts=root,
+        hosts={"FAST": "127.0.0.2", "SLOW": "127.0.0.3"},
+        gateway_host="127.0.0.1",
+        base_port=18_060,
+    )
+    system = LocalSystem(tmp_path / "tcp", plan(affine(root, "halves", "FP16")), options)
+    for seed in range(3):
+        x = numbers(4, seed)
+        answer = system.ask("halves", {"x": x}, PATIENT_US)()
+        assert not isinstance(answer, Refusal)
+        crossed = (x * np.float32(FACTOR)).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(answer["y"], crossed + np.float32(OFFSET))
+    with socket.create_connection(("127.0.0.2", system.deployment.worker_port(0))) as stranger:
+        stranger.sendall(frame(Kind.BATCH, b"", payload_bytes=100) + bytes(100))
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert not isinstance(system.ask("halves", {"x": numbers(4)}, PATIENT_US)(), Refusal)
+    system.stop()

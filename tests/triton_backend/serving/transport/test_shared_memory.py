@@ -1,0 +1,122 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.triton_backend.serving.plans import tensor
+from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.serving.layout import SlotLayout
+from triton_backend.serving.transport.emulated_links import MOVES, Links
+from triton_backend.serving.transport.shared_memory import (
+    SHARED_FOLDER,
+    Segment,
+    SlotPool,
+    remove_segments,
+)
+
+PREFIX = "poolpipe-test-memory-"
+LAYOUT = SlotLayout(specs=(tensor("a", 3), tensor("b", 5, dtype="UINT8")), batch=4)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    remove_segments(PREFIX)
+
+
+def test_what_a_sender_writes_the_owner_reads_and_slots_do_not_touch() -> None:
+    owner = Segment.create(f"{PREFIX}1", LAYOUT, 3)
+    sender = Segment.attach(f"{PREFIX}1", LAYOUT)
+    for slot in range(3):
+        views = sender.views(slot, 4)
+        views["a"][:] = slot
+        views["b"][:] = 10 + slot
+    for slot in range(3):
+        views = owner.views(slot, 2)
+        assert views["a"].shape == (2, 3)
+        assert np.all(views["a"] == slot)
+        assert np.all(views["b"] == 10 + slot)
+    assert [len(piece) for piece in owner.pieces(0, 2)] == [24, 10]
+    assert LAYOUT.payload_bytes(2) == 34
+
+
+@pytest.mark.parametrize(("slot", "samples"), [(-1, 1), (3, 1), (0, 0), (0, 5)])
+def test_views_outside_a_segment_are_refused(slot: int, samples: int) -> None:
+    segment = Segment.create(f"{PREFIX}2", LAYOUT, 3)
+    with pytest.raises(InvariantError, match="slot"):
+        segment.views(slot, samples)
+
+
+def test_a_segment_of_another_layout_is_not_mapped() -> None:
+    Segment.create(f"{PREFIX}3", LAYOUT, 3)
+    with pytest.raises(InputError, match="are no slots of"):
+        Segment.attach(f"{PREFIX}3", SlotLayout(specs=(tensor("a", 77),), batch=4))
+    with pytest.raises(InputError, match="cannot be mapped"):
+        Segment.attach(f"{PREFIX}none", LAYOUT)
+
+
+def test_segments_larger_than_shared_memory_are_refused() -> None:
+    layout = SlotLayout(specs=(tensor("a", 1 << 40),), batch=1000)
+    with pytest.raises(InputError, match="bytes free"):
+        Segment.create(f"{PREFIX}4", layout, 2)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_pool_never_gives_a_slot_twice(takes: list[bool]) -> None:
+    pool = SlotPool(5)
+    taken: list[int] = []
+    for take in takes:
+        if take:
+            slot = pool.take()
+            assert (slot is None) == (len(taken) == 5)
+            if slot is not None:
+                assert slot not in taken
+                taken.append(slot)
+        elif taken:
+            pool.give(taken.pop())
+        assert pool.free == 5 - len(taken)
+
+
+def test_a_slot_is_given_back_once() -> None:
+    pool = SlotPool(2)
+    slot = pool.take()
+    assert slot is not None
+    pool.give(slot)
+    with pytest.raises(InvariantError, match="is not taken"):
+        pool.give(slot)
+
+
+def test_transfers_wait_for_both_ends_of_their_links() -> None:
+    links = Links(f"{PREFIX}links", nodes=3)
+    other = Links(f"{PREFIX}links", nodes=3)
+    assert links.take(0, 1, earliest_us=100, duration_us=50) == 100
+    assert other.take(0, 2, earliest_us=100, duration_us=10) == 150
+    assert links.take(2, 1, earliest_us=100, duration_us=10) == 150
+    assert other.take(1, 0, earliest_us=100, duration_us=10) == 100
+    links.close()
+    other.close()
+
+
+def test_a_transfer_takes_a_gap_that_those_taken_before_it_leave() -> None:
+    links = Links(f"{PREFIX}links", nodes=3)
+    taken = [
+        links.take(0, receiver, earliest_us, 10)
+        for receiver, earliest_us in ((1, 150), (2, 100), (1, 145), (2, 100), (1, 141))
+    ]
+    assert taken == [150, 100, 160, 110, 170]
+    links.close()
+
+
+def test_a_link_that_is_taken_for_long_forgets_no_move_to_come() -> None:
+    links = Links(f"{PREFIX}links", nodes=2)
+    taken = [links.take(0, 1, earliest_us=100, duration_us=10) for _ in range(3 * MOVES)]
+    assert taken == [100 + 10 * n for n in range(3 * MOVES)]
+    links.close()
+
+
+def test_segments_are_found_by_their_prefix() -> None:
+    Segment.create(f"{PREFIX}5", LAYOUT, 1)
+    assert remove_segments(PREFIX) == 1
+    assert not list(SHARED_FOLDER.glob(f"{PREFIX}*"))

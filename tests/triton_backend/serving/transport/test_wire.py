@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_backend.serving.transport import bodies as wire_bodies
+from triton_backend.serving.transport import wire
+from triton_backend.serving.transport.wire import FrameError, Kind
+
+I32 = st.integers(-(2**31), 2**31 - 1)
+U32 = st.integers(0, 2**32 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+HOPS = st.lists(st.builds(wire_bodies.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
+ARRIVALS = st.builds(wire_bodies.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
+DROPS = st.builds(wire_bodies.DropBody, I64, I32, I64, I64, I32)
+DISPATCHES = st.builds(
+    wire_bodies.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple)
+)
+BATCHES = st.builds(wire_bodies.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
+ANSWERS = st.builds(wire_bodies.AnswerBody, I32, I32, U32, I64)
+UNPACK = (
+    wire.unpack_json,
+    wire_bodies.unpack_arrival,
+    wire_bodies.unpack_request,
+    wire_bodies.unpack_drop,
+    wire_bodies.unpack_dispatch,
+    wire_bodies.unpack_batch,
+    wire_bodies.unpack_answer,
+    wire_bodies.unpack_times,
+)
+
+
+@given(ARRIVALS, DROPS, DISPATCHES, BATCHES, ANSWERS)
+def test_every_body_comes_back_as_it_was_packed(
+    arrival: wire_bodies.ArrivalBody,
+    drop: wire_bodies.DropBody,
+    dispatch: wire_bodies.DispatchBody,
+    batch: wire_bodies.BatchBody,
+    answer: wire_bodies.AnswerBody,
+) -> None:
+    assert wire_bodies.unpack_arrival(wire_bodies.pack_arrival(arrival)) == arrival
+    assert wire_bodies.unpack_drop(wire_bodies.pack_drop(drop)) == drop
+    assert wire_bodies.unpack_dispatch(wire_bodies.pack_dispatch(dispatch)) == dispatch
+    assert wire_bodies.unpack_batch(wire_bodies.pack_batch(batch)) == batch
+    assert wire_bodies.unpack_answer(wire_bodies.pack_answer(answer)) == answer
+
+
+@given(st.sampled_from(Kind), st.binary(max_size=200), I64, st.integers(0, 2**15 - 1))
+def test_header_comes_back_and_its_checksum_guards_the_body(
+    kind: Kind, body: bytes, batch_id: int, stage: int
+) -> None:
+    data = wire.frame(kind, body, batch_id=batch_id, stage=stage, plan_tag=2**64 - 1)
+    header = wire.parse_header(data)
+    wire.check_body(header, body)
+    assert (header.kind, header.batch_id, header.stage) == (kind, batch_id, stage)
+    with pytest.raises(FrameError):
+        wire.check_body(header, body + b"x")
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused_as_frames_and_never_anything_else(data: bytes) -> None:
+    for unpack in UNPACK:
+        try:
+            unpack(data)
+        except FrameError:
+            continue
+    padded = data.ljust(wire.HEADER_BYTES, b"\0")
+    with pytest.raises(FrameError):
+        wire.parse_header(padded)
+
+
+def test_sizes_are_checked_before_memory_is_taken() -> None:
+    good = wire.frame(Kind.BATCH, b"body")
+    too_large = bytearray(good)
+    too_large[8:12] = (wire.MAX_BODY_BYTES + 1).to_bytes(4, "little")
+    with pytest.raises(FrameError, match="exceed the limits"):
+        wire.parse_header(too_large)
+    with pytest.raises(FrameError, match="at most"):
+        wire.frame(Kind.HELLO, bytes(wire.MAX_BODY_BYTES + 1))
+
+
+def test_a_stage_cannot_end_before_it_began() -> None:
+    body = wire_bodies.pack_times(wire_bodies.TimesBody(vgpu=0, start_us=5, end_us=4))
+    with pytest.raises(FrameError, match="before it began"):
+        wire_bodies.unpack_times(body)

@@ -1,0 +1,177 @@
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from triton_backend.contract.errors import InputError
+from warehouse.db import Warehouse, open_warehouse
+from warehouse.details import add_run_series, run_series
+from warehouse.maintenance import check, compact, export_parquet, prune, snapshot, table_sizes
+from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
+from warehouse.profiles import CellRecord, ModelRecord, add_cells, add_model, read_profile
+from warehouse.runs import add_run
+from warehouse.schema import migrations
+
+OLD = datetime(2026, 1, 1, tzinfo=UTC)
+NEW = datetime(2026, 3, 1, tzinfo=UTC)
+BETWEEN = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def cell(mean_us: float, *, block: int = 0) -> CellRecord:
+    return CellRecord(block=block, gpu_class="L4", vgpu_divisor=1, batch=1, mean_us=mean_us)
+
+
+def model(boundary_bytes: tuple[int, ...] = ()) -> ModelRecord:
+    return ModelRecord(
+        model_key="k", name="m", source="f", folder=None, boundary_bytes=boundary_bytes
+    )
+
+
+def minute(at: datetime) -> ModelMinute:
+    return ModelMinute(
+        instance="i",
+        model="m",
+        minute=at,
+        plan_id="p",
+        offered=1,
+        served=1,
+        late=0,
+        dropped=0,
+        failed=0,
+        batches=1,
+        samples=1,
+        latency_sum_us=1,
+    )
+
+
+def outcome(*, offered: int, served: int) -> dict[str, object]:
+    counts = {"offered": offered, "served": served, "late": 0, "dropped": 0}
+    return {"models": {"m": counts | {"attainment": 1.0, "latency_ms": {"p50": 1, "p99": 2}}}}
+
+
+def test_a_fresh_warehouse_is_sound(store: Warehouse) -> None:
+    assert check(store) == []
+
+
+def test_cells_without_their_model_and_lost_requests_are_found(store: Warehouse) -> None:
+    add_cells(store, "k", [cell(1.0)], OLD)
+    run_id = add_run(store, "load", None, ({}, outcome(offered=5, served=3)), OLD)
+    assert check(store) == [
+        "cells of k: their model is missing",
+        f"run {run_id}, model m: offered 5 but 3 accounted for",
+    ]
+
+
+def test_a_cell_of_a_block_the_model_lacks_is_found(store: Warehouse) -> None:
+    add_model(store, model(), OLD)
+    add_cells(store, "k", [cell(1.0, block=3)], OLD)
+    assert check(store) == ["cells of k: block 3 of 1 blocks"]
+
+
+def test_compacting_keeps_every_row_and_the_schema(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    with open_warehouse(path) as warehouse:
+        add_model(warehouse, model(), OLD)
+        run_id = add_run(warehouse, "simulate", None, ({}, {}), OLD)
+        series = {"latency_us/m": np.random.default_rng(0).integers(0, 2**60, 300_000)}
+        add_run_series(warehouse, run_id, series)
+        warehouse.rows("CHECKPOINT")
+        prune(warehouse, NEW)
+        sizes = table_sizes(warehouse)
+    before, after = compact(path)
+    assert after < before
+    with open_warehouse(path) as warehouse:
+        assert table_sizes(warehouse) == sizes
+        assert check(warehouse) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["w.duckdb"]
+
+
+def test_a_snapshot_is_read_only_and_holds_what_the_warehouse_held(
+    store: Warehouse, tmp_path: Path
+) -> None:
+    add_model(store, model(), OLD)
+    add_cells(store, "k", [cell(7.0)], OLD)
+    target = tmp_path / "it's a copy.duckdb"
+    snapshot(store, target)
+    snapshot(store, target)
+    with open_warehouse(target, read_only=True) as copy:
+        profile, _ = read_profile(copy, "m")
+        assert profile.latency_us["L4", 1].tolist() == [[7.0]]
+    with pytest.raises(InputError):
+        open_warehouse(target)
+
+
+def test_a_warehouse_open_for_reading_alone_can_be_copied(tmp_path: Path) -> None:
+    path, target = tmp_path / "w.duckdb", tmp_path / "copy.duckdb"
+    with open_warehouse(path) as warehouse:
+        add_run(warehouse, "simulate", None, ({}, {}), OLD)
+    with open_warehouse(path, read_only=True) as warehouse:
+        snapshot(warehouse, target)
+    with open_warehouse(target, read_only=True) as copy:
+        assert table_sizes(copy)["runs"] == 1
+
+
+def test_a_snapshot_never_replaces_the_warehouse(store: Warehouse) -> None:
+    with pytest.raises(InputError, match="is the warehouse itself"):
+        snapshot(store, store.path)
+    with pytest.raises(InputError, match="is a folder"):
+        snapshot(store, store.path.parent)
+
+
+def test_every_table_is_exported_as_parquet(store: Warehouse, tmp_path: Path) -> None:
+    add_cells(store, "k", [cell(7.0)], OLD)
+    files = export_parquet(store, tmp_path / "out")
+    assert {file.stem for file in files} == set(table_sizes(store))
+    cells = tmp_path / "out" / "cells.parquet"
+    assert store.rows(f"SELECT mean_us FROM '{cells}'") == [{"mean_us": 7.0}]
+
+
+def test_a_folder_that_cannot_be_made_is_named(store: Warehouse, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file/out: cannot be written"):
+        export_parquet(store, tmp_path / "file" / "out")
+
+
+def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> None:
+    add_model(store, model((4,)), OLD)
+    add_cells(store, "k", [cell(1.0), cell(2.0, block=1)], OLD)
+    add_cells(store, "k", [cell(3.0)], OLD + timedelta(days=1))
+    rows = [minute(OLD), minute(NEW)]
+    add_statistics(store, StatisticsFile(path="f", digest="1", models=rows), NEW)
+    runs = [add_run(store, "simulate", None, ({}, {}), at) for at in (OLD, NEW)]
+    for run_id in runs:
+        add_run_series(store, run_id, {"uses/vgpu": np.array([1, 2])})
+    assert prune(store, BETWEEN) == {
+        "model_minutes": 1,
+        "vgpu_minutes": 0,
+        "drop_minutes": 0,
+        "series": 1,
+        "cells": 1,
+    }
+    profile, _ = read_profile(store, "m")
+    assert profile.latency_us["L4", 1].tolist() == [[3.0], [2.0]]
+    assert run_series(store, runs[0]) == {}
+    assert run_series(store, runs[1])["uses/vgpu"].tolist() == [1, 2]
+    assert table_sizes(store)["runs"] == 2
+
+
+def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    connection = duckdb.connect(str(path))
+    connection.execute(
+        "CREATE TABLE schema_migrations (number INTEGER PRIMARY KEY, name VARCHAR NOT NULL,"
+        " applied_at TIMESTAMPTZ NOT NULL)"
+    )
+    for number, file in enumerate(migrations()[:3], start=1):
+        connection.execute(file.read_text())
+        connection.execute("INSERT INTO schema_migrations VALUES (?, ?, ?)", [number, "x", OLD])
+    connection.execute(
+        "INSERT INTO vgpu_minutes VALUES ('i', 'p', 0, 'm', 0, 'L4', ?, 1, 60000000, 1)", [OLD]
+    )
+    connection.close()
+    with open_warehouse(path) as warehouse:
+        assert warehouse.rows("SELECT gpus_busy FROM gpus_by_hour") == [{"gpus_busy": 1.0}]
+    with pytest.raises(InputError, match="has schema 3 of"):
+        open_warehouse(tmp_path / "w.duckdb.before-0004", read_only=True)

@@ -1,0 +1,251 @@
+"""The hardware a plan may use: GPU classes, nodes and their network links.
+
+GPUs are identified by node (index in `Cluster.nodes` expanded in order, 0-based) and by GPU
+(0-based on the node). All nodes of a cluster are numbered through, group after group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
+
+MAX_DIVISOR = 4
+MAX_GPUS = 10_000_000  # of a cluster
+NIC_GBPS = (1e-6, 1e6)  # slowest and fastest link
+CLASS_NUMBERS = ("memory_gib", "hourly_cost", "power_w")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuClass:
+    """One kind of GPU. Cost is per GPU and hour, power in watts per GPU; None = not known."""
+
+    name: str
+    vgpu_divisors: tuple[int, ...] = (1,)
+    memory_gib: float | None = None
+    hourly_cost: float | None = None
+    power_w: float | None = None
+
+    def __post_init__(self) -> None:
+        divisors = self.vgpu_divisors
+        legal = all(1 <= v <= MAX_DIVISOR for v in divisors)
+        if not divisors or not legal or len(set(divisors)) < len(divisors):
+            raise InputError(
+                f"gpu_classes.{self.name}.vgpu_divisors",
+                f"{list(divisors)} must be distinct whole numbers from 1 to {MAX_DIVISOR}",
+            )
+        for field in CLASS_NUMBERS:
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise InputError(f"gpu_classes.{self.name}.{field}", f"{value} is not positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """`count` equal nodes. `nic_gbps` is the rate of each node's uplink and of its downlink.
+
+    `devices`: what CUDA calls the GPUs of a single node, in order: uuids of GPUs or of MIG slices;
+    None where their numbers do.
+    """
+
+    count: int
+    gpu_class: str
+    gpus: int
+    nic_gbps: float
+    host: str | None = None
+    name: str | None = None
+    devices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("count", "gpus", "nic_gbps"):
+            value = getattr(self, field)
+            if not value > 0:
+                raise InputError(f"nodes ({self.gpu_class}).{field}", f"{value} is not positive")
+        if not NIC_GBPS[0] <= self.nic_gbps <= NIC_GBPS[1]:
+            low, high = NIC_GBPS
+            reason = f"{self.nic_gbps:g} is not within {low:g} and {high:g} Gbit/s"
+            raise InputError(f"nodes ({self.gpu_class}).nic_gbps", reason)
+        if self.devices is not None:
+            self._check_devices(self.devices)
+
+    def _check_devices(self, devices: tuple[str, ...]) -> None:
+        where = f"nodes ({self.gpu_class}).devices"
+        if self.count != 1:
+            raise InputError(where, f"name the GPUs of one node, but count is {self.count}")
+        if len(set(devices)) != self.gpus or len(devices) != self.gpus:
+            raise InputError(where, f"{list(devices)} are not {self.gpus} different GPUs")
+
+    def device(self, gpu: int) -> str:
+        """What CUDA calls GPU number `gpu` of a node of the group."""
+        return str(gpu) if self.devices is None else self.devices[gpu]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A named cluster, checked when built."""
+
+    name: str
+    gpu_classes: tuple[GpuClass, ...]
+    nodes: tuple[NodeGroup, ...]
+
+    def __post_init__(self) -> None:
+        known = [c.name for c in self.gpu_classes]
+        if len(set(known)) < len(known):
+            raise InputError(f"cluster {self.name!r}", f"GPU class listed twice in {known}")
+        for i, group in enumerate(self.nodes):
+            if group.gpu_class not in known:
+                raise InputError(
+                    f"cluster {self.name!r}, nodes[{i}].gpu_class",
+                    f"{group.gpu_class!r} is not one of the gpu_classes ({', '.join(known)})",
+                )
+        total = sum(group.count * group.gpus for group in self.nodes)
+        if total > MAX_GPUS:
+            raise InputError(f"cluster {self.name!r}, nodes", f"{total} GPUs, most are {MAX_GPUS}")
+        names = self.node_group_names()
+        if len(set(names)) < len(names):
+            raise InputError(f"cluster {self.name!r}", f"node name used twice in {list(names)}")
+
+    def gpu_class(self, name: str) -> GpuClass:
+        """The class of that name.
+
+        Raises:
+            InputError: there is none.
+        """
+        for gpu_class in self.gpu_classes:
+            if gpu_class.name == name:
+                return gpu_class
+        raise InputError(f"cluster {self.name!r}", f"no GPU class {name!r}")
+
+    def gpus(self, gpu_class: str) -> int:
+        """GPUs of a class in the whole cluster."""
+        return sum(g.count * g.gpus for g in self.nodes if g.gpu_class == gpu_class)
+
+    def max_gpus_per_node(self, gpu_class: str) -> int:
+        """Largest number of GPUs that share one node's NIC, over the nodes of a class."""
+        return max((g.gpus for g in self.nodes if g.gpu_class == gpu_class), default=0)
+
+    def nic_gbps(self, gpu_class: str) -> float:
+        """Slowest NIC among the nodes of a class (Gbit/s)."""
+        return min((g.nic_gbps for g in self.nodes if g.gpu_class == gpu_class), default=0.0)
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of all groups."""
+        return sum(group.count for group in self.nodes)
+
+    def node_group_of(self, node: int) -> NodeGroup:
+        """The group that node number `node` belongs to.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        first = 0
+        for group in self.nodes:
+            if node < first + group.count:
+                return group
+            first += group.count
+        raise InputError(f"cluster {self.name!r}", f"no node {node}, it has {first}")
+
+    def node_group_names(self) -> tuple[str, ...]:
+        """One name per group: its own, or its class's with a number where groups repeat."""
+        names: list[str] = []
+        seen: dict[str, int] = {}
+        for group in self.nodes:
+            if group.name is not None:
+                names.append(group.name)
+                continue
+            repeat = seen.get(group.gpu_class, 0)
+            seen[group.gpu_class] = repeat + 1
+            names.append(group.gpu_class if repeat == 0 else f"{group.gpu_class}.{repeat}")
+        return tuple(names)
+
+    def node_name(self, node: int) -> str:
+        """Name of a node: the group's, with the node's number in its group where it has several.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        first = 0
+        for group, name in zip(self.nodes, self.node_group_names(), strict=True):
+            if node < first + group.count:
+                return name if group.count == 1 else f"{name}-{node - first}"
+            first += group.count
+        raise InputError(f"cluster {self.name!r}", f"no node {node}, it has {first}")
+
+    def node_index(self, name: str) -> int:
+        """Inverse of `node_name`.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        first = 0
+        for group, group_name in zip(self.nodes, self.node_group_names(), strict=True):
+            if group.count == 1 and name == group_name:
+                return first
+            head, _, tail = name.rpartition("-")
+            if (
+                group.count > 1
+                and head == group_name
+                and tail.isdigit()
+                and int(tail) < group.count
+            ):
+                return first + int(tail)
+            first += group.count
+        raise InputError(f"cluster {self.name!r}", f"no node named {name!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `cluster.yaml`, without what is None."""
+        return {
+            "name": self.name,
+            "gpu_classes": {
+                c.name: {
+                    "vgpu_divisors": list(c.vgpu_divisors),
+                    **_known(c, CLASS_NUMBERS),
+                }
+                for c in self.gpu_classes
+            },
+            "nodes": [
+                _known(g, ("count", "gpu_class", "gpus", "nic_gbps", "host", "name"))
+                | ({} if g.devices is None else {"devices": list(g.devices)})
+                for g in self.nodes
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(
+            name=fields.text("name") if fields.has("name") else "cluster",
+            gpu_classes=tuple(
+                _read_class(name, given) for name, given in fields.named("gpu_classes").items()
+            ),
+            nodes=tuple(map(_read_group, fields.items("nodes"))),
+        )
+
+
+def _read_class(name: str, fields: Fields) -> GpuClass:
+    known = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
+    divisors = fields.wholes("vgpu_divisors") if fields.has("vgpu_divisors") else (1,)
+    return GpuClass(name=name, vgpu_divisors=divisors, **known)
+
+
+def _read_group(fields: Fields) -> NodeGroup:
+    return NodeGroup(
+        count=fields.whole("count", least=1, most=MAX_GPUS),
+        gpu_class=fields.text("gpu_class"),
+        gpus=fields.whole("gpus", least=1, most=MAX_GPUS),
+        nic_gbps=fields.number("nic_gbps"),
+        devices=fields.texts("devices") if fields.has("devices") else None,
+        **{name: fields.text(name) for name in ("host", "name") if fields.has(name)},
+    )
+
+
+def _known(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
+    values = {field: getattr(item, field) for field in fields}
+    return {field: value for field, value in values.items() if value is not None}

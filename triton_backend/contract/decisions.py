@@ -1,0 +1,71 @@
+"""What the scheduler answers: things for a shell to do, none of them done yet."""
+
+from enum import StrEnum
+
+from triton_backend.contract.messages import message
+
+
+class DropReason(StrEnum):
+    """Why a request will not be served."""
+
+    DEADLINE = "deadline"  # no batch, not even of this request alone, ends by its deadline
+    TOO_LARGE = "too_large"  # more samples than any pipeline's batch
+    CANCELLED = "cancelled"
+    WORKER_LOST = "worker_lost"  # its vGPU died and a retry would be late
+    MODEL_REMOVED = "model_removed"  # a new plan no longer has the model
+
+
+@message
+class Hop:
+    """One stage of a batch's path with its reserved intervals [start, end).
+
+    The transfer is the move *into* this stage; for stage 0 both its instants equal the instant of
+    dispatch (unless the input's way is counted too).
+    """
+
+    vgpu: int
+    transfer_start_us: int
+    transfer_end_us: int
+    start_us: int
+    end_us: int
+
+
+@message
+class Dispatch:
+    """Run these requests as one batch along this path; resources execute in reserved order."""
+
+    batch_id: int
+    model: int
+    pipeline: int
+    request_ids: tuple[int, ...]
+    samples: int
+    hops: tuple[Hop, ...]
+
+
+@message
+class Drop:
+    """Answer this request at once that it will not be served."""
+
+    request_id: int
+    model: int
+    reason: DropReason
+    deadline_us: int
+    best_finish_us: int | None = None  # earliest end that was possible, where it was probed
+    queue_position: int = 0
+
+
+@message
+class Abort:
+    """Forget this batch: a vGPU on its path died. Its requests were queued again or dropped."""
+
+    batch_id: int
+
+
+@message
+class SetTimer:
+    """Tell the scheduler `Timer` at this instant; replaces the timer set before."""
+
+    at_us: int
+
+
+Decision = Dispatch | Drop | Abort | SetTimer

@@ -1,0 +1,120 @@
+"""What happens to the scheduler: every event carries the instant `now_us` at which it is told.
+
+Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing really happened and
+may lie before `now_us`.
+"""
+
+from triton_backend.contract.messages import message
+from triton_backend.contract.plan import Plan
+
+
+@message
+class Arrival:
+    """A request of `samples` samples for model number `model` of the plan."""
+
+    now_us: int
+    request_id: int
+    model: int
+    deadline_us: int
+    samples: int = 1
+
+
+@message
+class Cancel:
+    """The client gave up; a request that is not dispatched yet is dropped."""
+
+    now_us: int
+    request_id: int
+
+
+@message
+class StageDone:
+    """A batch left a stage, which really ran from `start_us` to `end_us`."""
+
+    now_us: int
+    batch_id: int
+    stage: int
+    start_us: int
+    end_us: int
+
+
+@message
+class TransferDone:
+    """A batch's boundary arrived at `stage` (1 ..), really moved from `start_us` to `end_us`."""
+
+    now_us: int
+    batch_id: int
+    stage: int
+    start_us: int
+    end_us: int
+
+
+@message
+class WorkerLost:
+    """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone."""
+
+    now_us: int
+    vgpu: int
+
+
+@message
+class WorkerBack:
+    """A lost vGPU is healthy again and idle."""
+
+    now_us: int
+    vgpu: int
+
+
+@message
+class PaceChanged:
+    """From now on a stage takes `percent` % of its planned latencies, on every vGPU of its pool."""
+
+    now_us: int
+    model: int
+    pipeline: int
+    stage: int
+    percent: int
+
+
+@message
+class Timer:
+    """The instant of the last `SetTimer` has come (or any instant: it is harmless)."""
+
+    now_us: int
+
+
+@message
+class Pause:
+    """Flush begins: dispatch nothing more; arrivals wait in their queues."""
+
+    now_us: int
+
+
+@message
+class Resume:
+    """Dispatch again, under the same plan."""
+
+    now_us: int
+
+
+@message
+class PlanChanged:
+    """Nothing is in flight any more: go on under `plan`; queued requests are kept by model name."""
+
+    now_us: int
+    plan: Plan
+
+
+Event = (
+    Arrival
+    | Cancel
+    | StageDone
+    | TransferDone
+    | WorkerLost
+    | WorkerBack
+    | PaceChanged
+    | Timer
+    | Pause
+    | Resume
+    | PlanChanged
+)

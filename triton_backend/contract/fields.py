@@ -1,0 +1,126 @@
+"""Plain data from outside, read field by field: whether it is there, of which type, within bounds.
+
+Here: complaints that name a field by its path in the file. Not here: whether fields make sense
+together (the types check that when they are built), and text (JSON, YAML).
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from triton_backend.contract.errors import InputError
+
+# More of anything (µs, bytes, requests/s) is a mistake, and its products would leave 64 bits.
+LARGEST = 10**12
+
+
+class Fields:
+    """An object of a file.
+
+    Args:
+        data: what should be an object.
+        path: where it stands in the file; empty at the top.
+
+    Raises:
+        InputError: it is no object. Every reader raises one for a field that is missing, of
+            another type or out of bounds.
+    """
+
+    __slots__ = ("_data", "_path")
+
+    def __init__(self, data: object, path: str = "") -> None:
+        if not isinstance(data, Mapping):
+            raise InputError(path or "the file", f"{_shown(data)} is not an object")
+        self._data: Mapping[str, Any] = data
+        self._path = path
+
+    def has(self, name: str) -> bool:
+        """Whether a field is there and not null."""
+        return self._data.get(name) is not None
+
+    def text(self, name: str) -> str:
+        """A text."""
+        value = self._value(name)
+        if not isinstance(value, str):
+            raise self.wrong(name, f"{_shown(value)} is not a text")
+        return value
+
+    def number(self, name: str, *, least: float = -LARGEST, most: float = LARGEST) -> float:
+        """A number within bounds, of the type it has in the file."""
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise self.wrong(name, f"{_shown(value)} is not a number")
+        if not least <= value <= most:
+            raise self.wrong(name, f"{value:g} is not within {least:g} and {most:g}")
+        return value
+
+    def whole(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
+        """A whole number within bounds."""
+        return self._whole(name, self._value(name), least, most)
+
+    def wholes(self, name: str, *, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:
+        """A list of whole numbers, each within bounds."""
+        return tuple(
+            self._whole(f"{name}[{i}]", value, least, most)
+            for i, value in enumerate(self._list(name))
+        )
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        for i, value in enumerate(self._list(name)):
+            if not isinstance(value, str):
+                raise self.wrong(f"{name}[{i}]", f"{_shown(value)} is not a text")
+        return tuple(self._list(name))
+
+    def table(self, name: str) -> dict[str, Any]:
+        """An object as it is."""
+        value = self._value(name)
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, f"{_shown(value)} is not an object")
+        return dict(value)
+
+    def inner(self, name: str) -> "Fields":
+        """An object, to be read field by field."""
+        return Fields(self._value(name), self._at(name))
+
+    def items(self, name: str) -> "tuple[Fields, ...]":
+        """A list of objects, to be read field by field."""
+        at = self._at(name)
+        return tuple(Fields(value, f"{at}[{i}]") for i, value in enumerate(self._list(name)))
+
+    def named(self, name: str) -> "dict[str, Fields]":
+        """An object of objects, each to be read field by field; null is an empty one."""
+        at = self._at(name)
+        return {key: Fields(value or {}, f"{at}.{key}") for key, value in self.table(name).items()}
+
+    def wrong(self, name: str, reason: str) -> InputError:
+        """A complaint about a field."""
+        return InputError(self._at(name), reason)
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def _value(self, name: str) -> Any:
+        if name not in self._data:
+            raise self.wrong(name, "is missing")
+        return self._data[name]
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._value(name)
+        if not isinstance(value, list | tuple):
+            raise self.wrong(name, f"{_shown(value)} is not a list")
+        return list(value)
+
+    def _whole(self, name: str, value: object, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(name, f"{_shown(value)} is not a whole number")
+        if not least <= value <= most:
+            raise self.wrong(name, f"{_shown(value)} is not within {least} and {most}")
+        return value
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it: short, whatever it is."""
+    text = repr(value)
+    most = 40
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,145 @@
+"""What was measured of a model: latency of every block, bytes across every boundary.
+
+Here: the latency table both planners and simulators read, and its checks.
+Not here: how cells were measured (`flows/profiling`) or stored (`warehouse`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
+
+MIN_LATENCY_US = 1.0
+
+
+class LatencyCell(NamedTuple):
+    """One measured cell, as in `block_latency_us.csv`."""
+
+    gpu_class: str
+    vgpu_divisor: int
+    block: int
+    batch: int
+    latency_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """Latency and traffic of one model.
+
+    Attributes:
+        latency_us: per (GPU class, vGPU divisor) an array [blocks, largest batch] of float64
+            microseconds; row i is block i, column b - 1 is batch b. At least 1 µs each.
+        boundary_bytes: bytes per sample that cross after block i, for i in 0 .. blocks - 2.
+        boundaries: the tensors behind those bytes, where known.
+        block_memory_bytes: weights and workspace of each block, where known.
+    """
+
+    name: str
+    boundary_bytes: tuple[int, ...]
+    latency_us: Mapping[tuple[str, int], NDArray[np.float64]]
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
+    block_memory_bytes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("boundaries", "block_memory_bytes"):
+            known, expected = len(getattr(self, name)), self.blocks - (name == "boundaries")
+            if known not in (0, expected):
+                raise InputError(f"profile of {self.name!r}", f"{known} {name} for {expected}")
+        for (gpu_class, divisor), table in self.latency_us.items():
+            where = f"profile of {self.name!r} on {gpu_class}/{divisor}"
+            if table.shape[0] != self.blocks:
+                raise InputError(where, f"{table.shape[0]} blocks, expected {self.blocks}")
+            if not np.all(np.isfinite(table)) or np.any(table < MIN_LATENCY_US):
+                raise InputError(where, "a latency is missing or below 1 µs")
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.boundary_bytes) + 1
+
+    def max_batch(self, gpu_class: str, vgpu_divisor: int) -> int:
+        """Largest batch measured there; 0 when the pair was not measured."""
+        table = self.latency_us.get((gpu_class, vgpu_divisor))
+        return 0 if table is None else int(table.shape[1])
+
+    def stage_latency_us(
+        self, gpu_class: str, vgpu_divisor: int, blocks: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        """Latency of blocks [first, last) at batch 1 .. largest, whole µs rounded up."""
+        first, last = blocks
+        total = self.latency_us[gpu_class, vgpu_divisor][first:last].sum(axis=0)
+        return np.ceil(total - 1e-6).astype(np.int64)
+
+
+def profile_from_cells(
+    name: str,
+    cells: Iterable[LatencyCell],
+    boundary_bytes: tuple[int, ...],
+    **known: Any,
+) -> tuple[ModelProfile, list[str]]:
+    """Build a profile from cells; a class with gaps or bad cells is left out, never guessed.
+
+    Returns:
+        the profile, and one warning per (class, divisor) left out or odd (latency falling with
+        batch is kept and warned about).
+
+    Raises:
+        InputError: nothing usable is left, or a block index lies outside the boundaries given.
+    """
+    blocks = len(boundary_bytes) + 1
+    grouped: dict[tuple[str, int], dict[tuple[int, int], float]] = {}
+    for cell in cells:
+        if not 0 <= cell.block < blocks:
+            raise InputError(
+                f"profile of {name!r}", f"block {cell.block} outside 0..{blocks - 1} ({cell})"
+            )
+        key = (cell.gpu_class, cell.vgpu_divisor)
+        grouped.setdefault(key, {})[cell.block, cell.batch] = cell.latency_us
+    tables: dict[tuple[str, int], NDArray[np.float64]] = {}
+    warnings: list[str] = []
+    for key, values in grouped.items():
+        table, complaint = _table(values, blocks)
+        where = f"{name}: {key[0]}, vGPU 1/{key[1]}"
+        if complaint:
+            warnings.append(f"{where} left out: {complaint}")
+            continue
+        falls = np.argwhere(np.diff(table, axis=1) < 0)
+        if len(falls):
+            block, batch = int(falls[0][0]), int(falls[0][1]) + 2
+            warnings.append(
+                f"{where}: latency falls with batch in {len(falls)} cells, first at block {block},"
+                f" batch {batch}; kept"
+            )
+        tables[key] = table
+    if not tables:
+        raise InputError(
+            f"profile of {name!r}", "no usable cells" + "".join(f"; {w}" for w in warnings)
+        )
+    profile = ModelProfile(name=name, boundary_bytes=boundary_bytes, latency_us=tables, **known)
+    return profile, warnings
+
+
+def _table(
+    values: Mapping[tuple[int, int], float], blocks: int
+) -> tuple[NDArray[np.float64], str | None]:
+    """The array of one (class, divisor), or why there is none."""
+    batches = max(batch for _, batch in values)
+    table = np.full((blocks, batches), np.nan)
+    for (block, batch), latency_us in values.items():
+        if not np.isfinite(latency_us) or latency_us < 0:
+            return table, f"latency {latency_us} at block {block}, batch {batch}"
+        if batch < 1:
+            return table, f"batch {batch} at block {block} is not positive"
+        table[block, batch - 1] = max(latency_us, MIN_LATENCY_US)
+    gaps = np.argwhere(np.isnan(table))
+    if len(gaps):
+        block, batch = int(gaps[0][0]), int(gaps[0][1]) + 1
+        return table, f"{len(gaps)} cells missing, first at block {block}, batch {batch}"
+    return table, None

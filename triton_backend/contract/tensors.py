@@ -1,0 +1,79 @@
+"""Names, types and shapes of the tensors that enter, leave and cross a model.
+
+Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
+
+BYTES_PER_ELEMENT: Mapping[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor: `shape[0]` is -1, the batch dimension; all other dimensions are fixed.
+
+    Raises:
+        InputError: unknown datatype, no batch dimension, or a dimension that is not positive.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BYTES_PER_ELEMENT:
+            known = ", ".join(BYTES_PER_ELEMENT)
+            raise InputError(f"tensor {self.name!r}", f"datatype {self.dtype!r} is none of {known}")
+        if not self.shape or self.shape[0] != -1 or any(d < 1 for d in self.shape[1:]):
+            raise InputError(
+                f"tensor {self.name!r}",
+                f"shape {list(self.shape)} must be -1 followed by positive dimensions",
+            )
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape[1:]) * BYTES_PER_ELEMENT[self.dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(
+            name=fields.text("name"),
+            dtype=fields.text("dtype"),
+            shape=fields.wholes("shape", least=-1),
+        )
+
+
+def total_bytes_per_sample(specs: tuple[TensorSpec, ...]) -> int:
+    """Bytes of one sample over all tensors."""
+    return sum(spec.bytes_per_sample for spec in specs)

@@ -1,0 +1,112 @@
+"""What is asked of a cluster: models with their SLOs and their weights or rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
+from triton_backend.contract.units import ms_to_us, us_to_ms
+
+GATHERING_FACTOR = 1.3
+# Beyond these, or further apart, a solver's tolerances lose the smaller numbers.
+LEAST_RPS, MOST_RPS = 1e-6, 1e7
+MOST_APART = 1e6
+OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """One model's demand.
+
+    Attributes:
+        slo_us: latency objective of a request, arrival to answer.
+        weight: share in "maximise the lowest throughput / weight"; used as given.
+        rate_rps: required rate (requests/s) for the cost and power objectives.
+        batch_building_rate_rps: rate at which batches are assumed to fill while planning.
+    """
+
+    name: str
+    slo_us: int
+    weight: float | None = None
+    rate_rps: float | None = None
+    batch_building_rate_rps: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"workload model {self.name!r}"
+        if self.slo_us < 1:
+            raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
+        for field in OPTIONAL:
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{where}, {field}", f"{value} is not a positive number")
+        for field in ("weight", "rate_rps"):
+            value = getattr(self, field)
+            if value is not None and not LEAST_RPS <= value <= MOST_RPS:
+                reason = f"{value:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
+                raise InputError(f"{where}, {field}", reason)
+
+    def normaliser(self, objective: str = "throughput") -> float:
+        """Requests/s per unit of the objective.
+
+        The weight where throughput is maximised, the rate asked for where cost or power is
+        minimised; each stands in for the other where only one is given, 1 where none is.
+        """
+        first, second = self.weight, self.rate_rps
+        if objective != "throughput":
+            first, second = second, first
+        return first or second or 1.0
+
+    def gathering_us(self, batch: int) -> float:
+        """Time taken to gather a batch: 1.3 (batch - 1) / batch-building rate; 0 where none."""
+        if self.batch_building_rate_rps is None:
+            return 0.0
+        return GATHERING_FACTOR * (batch - 1) / self.batch_building_rate_rps * 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Models in a stated order; names are distinct."""
+
+    models: tuple[ModelDemand, ...]
+
+    def __post_init__(self) -> None:
+        names = [m.name for m in self.models]
+        if not names:
+            raise InputError("workload", "names no model")
+        if len(set(names)) < len(names):
+            raise InputError("workload", f"a model is listed twice in {names}")
+        for field in ("weight", "rate_rps"):
+            values = [v for m in self.models if (v := getattr(m, field)) is not None]
+            if values and max(values) > MOST_APART * min(values):
+                least, most = min(values), max(values)
+                reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
+                raise InputError(f"workload, {field}", reason)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `workload.yaml`."""
+        return {
+            "models": [
+                {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
+                | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
+                for m in self.models
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        return cls.read(Fields(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """The same, where it stands in a file."""
+        return cls(models=tuple(map(_read_demand, fields.items("models"))))
+
+
+def _read_demand(fields: Fields) -> ModelDemand:
+    return ModelDemand(
+        name=fields.text("name"),
+        slo_us=ms_to_us(fields.number("slo_ms")),
+        **{name: fields.number(name) for name in OPTIONAL if fields.has(name)},
+    )

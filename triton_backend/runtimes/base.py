@@ -1,0 +1,125 @@
+"""The door every stage runtime goes through, and the folder it is loaded from.
+
+An *artifact* is a folder with `engine.json` (this manifest) and the files it names. It is named by
+the hash of what it was built from, so the folder's name is its identity. A plan's stage holds that
+name, relative to the artifact root.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
+
+MANIFEST_NAME = "engine.json"
+Tensors = Mapping[str, NDArray[np.generic]]
+# BF16 is not here: numpy has no such type.
+NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """What a runtime needs to load one stage for one GPU class.
+
+    Attributes:
+        runtime: `onnxruntime`, `tensorrt` or `emulated`.
+        files: role (for instance `model`) to file name inside the folder.
+        options: what the runtime was built with; for a CPU class `cores`, `threads`, `stretch`.
+    """
+
+    runtime: str
+    gpu_class: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into an existing folder."""
+        data = {
+            "runtime": self.runtime,
+            "gpu_class": self.gpu_class,
+            "inputs": [spec.to_dict() for spec in self.inputs],
+            "outputs": [spec.to_dict() for spec in self.outputs],
+            "max_batch": self.max_batch,
+            "files": dict(self.files),
+            "options": dict(self.options),
+        }
+        (folder / MANIFEST_NAME).write_text(json.dumps(data, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a manifest.
+
+        Raises:
+            InputError: no such folder, or its manifest is not one.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            data = json.loads(path.read_text())
+            return cls(
+                runtime=data["runtime"],
+                gpu_class=data["gpu_class"],
+                inputs=tuple(map(TensorSpec.from_dict, data["inputs"])),
+                outputs=tuple(map(TensorSpec.from_dict, data["outputs"])),
+                max_batch=data["max_batch"],
+                files=data["files"],
+                options=data["options"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(str(path), f"not an artifact manifest: {error}") from error
+
+
+class Runtime(Protocol):
+    """One loaded stage. Not thread-safe: one caller at a time."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Tensors the stage takes."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Tensors the stage gives."""
+        ...
+
+    def run(self, inputs: Tensors, out: Tensors) -> None:
+        """Run one batch: every array is [batch, ...]; results are written into `out` in place.
+
+        Inputs may lie in shared memory and are not changed; `out` may lie there too.
+        """
+        ...
+
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        """Memory that batches will often lie in and that outlives the runtime.
+
+        A runtime that copies to a device pins it, so that those batches need no copy on the host.
+
+        Raises:
+            PoolPipeError: it cannot be pinned; batches in it run all the same, with that copy.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        ...

@@ -1,0 +1,76 @@
+"""A runtime without a model: it waits the profiled latency and passes tensors of the true shape.
+
+Whole clusters run on one machine this way. Every output value of a sample is a small number that
+depends on the sample's input bytes, so a mix-up of samples on the way can be seen.
+"""
+
+import math
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.runtimes.base import Artifact, Tensors
+from triton_backend.runtimes.clock import Clock
+
+LATENCY_OPTION = "latency_us_by_batch"
+CHECKED_BYTES = 4096
+LARGEST_VALUE = 128  # below it every datatype holds every whole number
+
+
+class EmulatedRuntime:
+    """A stage that waits. Options of its artifact.
+
+    `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
+    `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
+    `seed`: of the noise.
+    """
+
+    def __init__(self, artifact: Artifact, *, clock: Clock) -> None:
+        self.inputs = artifact.inputs
+        self.outputs = artifact.outputs
+        self._clock = clock
+        latencies = artifact.options.get(LATENCY_OPTION)
+        if not latencies or min(latencies) <= 0:
+            raise InputError(
+                f"emulated {artifact.gpu_class!r}", f"{LATENCY_OPTION} {latencies} is not positive"
+            )
+        self._latency_us = [float(value) for value in latencies]
+        self._sigma = float(artifact.options.get("noise_sigma", 0.0))
+        self._noise = np.random.default_rng(int(artifact.options.get("seed", 0)))
+
+    def run(self, inputs: Tensors, out: Tensors) -> None:
+        """Fill `out` and wait until the batch's latency has passed.
+
+        Raises:
+            InvariantError: the batch is larger than any latency known.
+        """
+        start_us = self._clock.now_us()
+        first = inputs[self.inputs[0].name]
+        batch = len(first)
+        if not 1 <= batch <= len(self._latency_us):
+            raise InvariantError(f"batch {batch}, latencies known up to {len(self._latency_us)}")
+        latency_us = self._latency_us[batch - 1]
+        if self._sigma > 0:
+            latency_us *= math.exp(self._sigma * self._noise.standard_normal())
+        marks = _marks(first)
+        for spec in self.outputs:
+            target = out[spec.name]
+            for i, mark in enumerate(marks):
+                target[i] = mark
+        self._clock.sleep_until_us(start_us + round(latency_us))
+
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        """Nothing is copied to a device."""
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def _marks(samples: NDArray[np.generic]) -> list[int]:
+    """A small number for each sample, made from its first bytes."""
+    data = samples.data.cast("B")
+    size = len(data) // len(samples)
+    checked = min(size, CHECKED_BYTES)
+    return [zlib.crc32(data[at : at + checked]) % LARGEST_VALUE for at in range(0, len(data), size)]

@@ -1,0 +1,67 @@
+"""The tensors around every stage of a plan, also where only byte counts are known.
+
+A plan made from latency tables alone (no ONNX model behind it) names no tensors. To serve it with
+emulated runtimes it is completed: one UINT8 tensor of the right size for every boundary, a small
+one for the model's input and its output.
+"""
+
+from dataclasses import replace
+
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.tensors import TensorSpec
+
+EMULATED_INPUT_BYTES = 4096
+EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
+
+
+def complete_tensors(plan: Plan) -> Plan:
+    """The plan with inputs, outputs and every boundary named; what is named stays as it is."""
+    return replace(plan, models=tuple(map(_complete_model, plan.models)))
+
+
+def _complete_model(model: ModelPlan) -> ModelPlan:
+    outputs = model.outputs or (_bytes_tensor("output", _answer_bytes(model)),)
+    return replace(
+        model,
+        inputs=model.inputs or (_bytes_tensor("input", EMULATED_INPUT_BYTES),),
+        outputs=outputs,
+        pipelines=tuple(_complete_pipeline(pipeline, outputs) for pipeline in model.pipelines),
+    )
+
+
+def _complete_pipeline(pipeline: Pipeline, outputs: tuple[TensorSpec, ...]) -> Pipeline:
+    last = len(pipeline.stages) - 1
+    stages = tuple(
+        replace(stage, boundary=outputs)
+        if i == last
+        else stage
+        if stage.boundary
+        else replace(
+            stage,
+            boundary=(_bytes_tensor(f"boundary_{i}", stage.boundary_bytes_per_sample),),
+        )
+        for i, stage in enumerate(pipeline.stages)
+    )
+    return replace(pipeline, stages=stages)
+
+
+def _answer_bytes(model: ModelPlan) -> int:
+    known = (p.stages[-1].boundary_bytes_per_sample for p in model.pipelines)
+    return max(known, default=0) or EMULATED_OUTPUT_BYTES
+
+
+def _bytes_tensor(name: str, size: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype="UINT8", shape=(-1, max(size, 1)))
+
+
+def stage_inputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
+    """What enters a stage of a completed plan."""
+    if stage == 0:
+        return model.inputs
+    return model.pipelines[pipeline].stages[stage - 1].boundary or ()
+
+
+def stage_outputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
+    """What leaves a stage of a completed plan."""
+    stages = model.pipelines[pipeline].stages
+    return model.outputs if stage == len(stages) - 1 else stages[stage].boundary or ()

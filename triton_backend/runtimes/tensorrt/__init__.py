@@ -1,0 +1,1 @@
+"""TensorRT: the library, engines on the GPU, the runtime of a stage."""

@@ -1,0 +1,172 @@
+"""What must always hold of the scheduler's tables; checked after every core test and when idle.
+
+Plain Python over the arrays: slow, and independent of the kernels it checks.
+"""
+
+from collections.abc import Iterator
+
+from triton_backend.contract.errors import InvariantError
+from triton_backend.scheduler.compiled import FAR, NONE, Record
+from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, Tables
+from triton_backend.scheduler.topology import BLOCK
+
+
+def check_invariants(tables: Tables) -> None:
+    """Check all of them.
+
+    Raises:
+        InvariantError: with every contradiction found, one a line.
+    """
+    found = [
+        *_timelines(tables),
+        *_index(tables),
+        *_lines(tables),
+        *_batches(tables),
+        *_free_slots(tables),
+        *_conservation(tables),
+    ]
+    if found:
+        raise InvariantError("\n".join(found))
+
+
+def _chain(records: Record, first: int, link: str = "next") -> list[int]:
+    """Slots of a chain in order; a chain longer than its records would go round for ever."""
+    slots: list[int] = []
+    slot = int(first)
+    while slot != NONE and len(slots) <= len(records):
+        slots.append(slot)
+        slot = int(records[slot][link])
+    return slots
+
+
+def _timelines(tables: Tables) -> Iterator[str]:
+    """Intervals of a resource: in order, apart, of positive length, linked both ways."""
+    linked = 0
+    for number, resource in enumerate(tables.resources):
+        chain = _chain(tables.intervals, resource["first"])
+        linked += len(chain)
+        before = NONE
+        for i in chain:
+            row = tables.intervals[i]
+            if row["resource"] != number or row["previous"] != before:
+                yield f"interval {i} is chained to resource {number} but says {row}"
+            if row["start_us"] >= row["end_us"]:
+                yield f"interval {i} lasts from {row['start_us']} to {row['end_us']}"
+            if before != NONE and tables.intervals[before]["end_us"] > row["start_us"]:
+                yield f"intervals {before} and {i} overlap on resource {number}"
+            before = i
+        if resource["last"] != before:
+            yield f"resource {number} ends at interval {resource['last']}, not {before}"
+        if resource["lost"] and chain:
+            yield f"lost vGPU {number} has reservations {chain}"
+    reserved = int((tables.intervals["resource"] != NONE).sum())
+    if linked != reserved:
+        yield f"{reserved} intervals say they are reserved, {linked} are chained"
+    if tables.intervals["pending"].any():
+        yield "a delay was left half done"
+
+
+def _index(tables: Tables) -> Iterator[str]:
+    """No vGPU of a pool can start a job before the index says."""
+    topology = tables.topology
+    now = int(tables.counts[0]["now_us"])
+    for stage in range(len(topology.stage_last)):
+        first, end = int(topology.stage_vgpus[stage]), int(topology.stage_vgpus[stage + 1])
+        at = now + int(topology.stage_ahead_us[stage])
+        for vgpu in range(first, end):
+            says = int(tables.free_from_us[vgpu])
+            lost = bool(tables.resources[vgpu]["lost"])
+            true = _first_gap(tables, vgpu, at, int(topology.stage_least_us[stage]))
+            if lost != (says == FAR) or (not lost and says > true):
+                yield f"vGPU {vgpu} is free from {true} (lost: {lost}), the index says {says}"
+        for k, begin in enumerate(range(first, end, BLOCK)):
+            block = int(topology.stage_blocks[stage]) + k
+            least = tables.free_from_us[begin : min(begin + BLOCK, end)].min()
+            if tables.block_from_us[block] != least:
+                yield f"block {block} says {tables.block_from_us[block]}, its least is {least}"
+
+
+def _first_gap(tables: Tables, resource: int, at_us: int, length_us: int) -> int:
+    for i in _chain(tables.intervals, tables.resources[resource]["first"]):
+        row = tables.intervals[i]
+        if row["start_us"] - at_us >= length_us:
+            break
+        at_us = max(at_us, int(row["end_us"]))
+    return at_us
+
+
+def _lines(tables: Tables) -> Iterator[str]:
+    """A line is in the order of deadlines, counts what it holds, and all of it is queued."""
+    for model, queue in enumerate(tables.queues):
+        chain = _chain(tables.requests, queue["first"])
+        rows = [tables.requests[slot] for slot in chain]
+        keys = [(int(row["deadline_us"]), int(row["sequence"])) for row in rows]
+        if keys != sorted(keys):
+            yield f"line of model {model} is out of order: {keys}"
+        if len(rows) != queue["requests"] or sum(r["samples"] for r in rows) != queue["samples"]:
+            yield f"line of model {model} counts {queue}, holds {len(rows)} requests"
+        if any(row["model"] != model or row["batch"] != NONE for row in rows):
+            yield f"line of model {model} holds a request of another model or in a batch"
+        if queue["last"] != (chain[-1] if chain else NONE):
+            yield f"line of model {model} ends at {queue['last']}"
+
+
+def _batches(tables: Tables) -> Iterator[str]:
+    """A batch holds what it counts, and each step of its path follows the one before."""
+    in_flight = 0
+    for slot, batch in enumerate(tables.batches):
+        if batch["number"] == NONE:
+            continue
+        in_flight += 1
+        rows = [tables.requests[r] for r in _chain(tables.requests, batch["first"])]
+        if len(rows) != batch["requests"] or sum(r["samples"] for r in rows) != batch["samples"]:
+            yield f"batch {batch['number']} counts {batch['samples']}, holds {len(rows)} requests"
+        if any(row["batch"] != slot for row in rows):
+            yield f"batch {batch['number']} holds a request of another batch"
+        yield from _path(tables, slot)
+    if in_flight != tables.counts[0]["in_flight"]:
+        yield f"{in_flight} batches in flight, counted {tables.counts[0]['in_flight']}"
+
+
+def _path(tables: Tables, slot: int) -> Iterator[str]:
+    at = NONE
+    hops = tables.offers.shape[1]
+    for hop in range(hops):
+        base = (slot * hops + hop) * KINDS
+        moves = [tables.intervals[base + kind] for kind in (UPLINK, DOWNLINK)]
+        moves = [row for row in moves if row["resource"] != NONE]
+        if len({(int(row["start_us"]), int(row["end_us"])) for row in moves}) > 1:
+            yield f"batch slot {slot} moves at two times into hop {hop}: {moves}"
+        for row in (*moves[:1], tables.intervals[base + VGPU]):
+            if row["resource"] == NONE:
+                continue
+            if row["start_us"] < at:
+                yield f"batch slot {slot} goes on at {row['start_us']}, before {at} (hop {hop})"
+            at = int(row["end_us"])
+
+
+def _free_slots(tables: Tables) -> Iterator[str]:
+    """Every slot is in use or in the list of free ones."""
+    counts = tables.counts[0]
+    for name, records, mark, link in (
+        ("batch", tables.batches, "number", "next_free"),
+        ("request", tables.requests, "sequence", "next"),
+    ):
+        free = _chain(records, counts[f"free_{name}"], link)
+        unused = int((records[mark] == NONE).sum())
+        if len(free) != unused or any(records[slot][mark] != NONE for slot in free):
+            yield f"{unused} {name} slots are unused, {len(free)} are listed as free"
+
+
+def _conservation(tables: Tables) -> Iterator[str]:
+    """Requests taken in = served + dropped + waiting + in flight."""
+    counts = tables.counts[0]
+    waiting = int(tables.queues["requests"].sum())
+    used = tables.batches["number"] != NONE
+    in_flight = int(tables.batches["requests"][used].sum())
+    total = int(counts["served"]) + int(counts["dropped"]) + waiting + in_flight
+    if total != counts["requests"]:
+        yield (
+            f"{counts['requests']} requests came; {counts['served']} served, "
+            f"{counts['dropped']} dropped, {waiting} waiting, {in_flight} in flight"
+        )

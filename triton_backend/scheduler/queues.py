@@ -1,0 +1,186 @@
+"""Requests from arrival to their end: the waiting line of each model, and batches made of it.
+
+A line is in the order of deadlines (ties: order of arrival), so its head is the most urgent. Where
+all requests have the model's SLO that is the order of arrival; a request that comes back after its
+vGPU died takes its old place again.
+"""
+
+from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.tables import (
+    DEADLINE,
+    DISPATCHED,
+    DROPPED,
+    KINDS,
+    WORKER_LOST,
+    Tables,
+    interval_of,
+    tell,
+)
+from triton_backend.scheduler.timeline import release
+
+
+@inlined
+def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
+    """Take a free request slot (there must be one) and fill it; it is in no line yet."""
+    counts = tables.counts[0]
+    slot = counts["free_request"]
+    request = tables.requests[slot]
+    counts["free_request"] = request["next"]
+    request["id"] = request_id
+    request["model"] = model
+    request["arrival_us"] = counts["now_us"]
+    request["deadline_us"] = deadline_us
+    request["samples"] = samples
+    request["sequence"] = counts["requests"]
+    request["retried"] = 0
+    request["batch"] = NONE
+    counts["requests"] += 1
+    return slot
+
+
+@inlined
+def free_request(tables: Tables, slot: int) -> None:
+    """Give a request slot back."""
+    counts = tables.counts[0]
+    tables.requests[slot]["sequence"] = NONE
+    tables.requests[slot]["next"] = counts["free_request"]
+    counts["free_request"] = slot
+
+
+@inlined
+def enqueue(tables: Tables, slot: int) -> None:
+    """Put a request into its model's line."""
+    requests = tables.requests
+    queue = tables.queues[requests[slot]["model"]]
+    before = queue["last"]
+    after = NONE
+    while before != NONE and _precedes(tables, slot, before):
+        after = before
+        before = requests[before]["previous"]
+    requests[slot]["previous"] = before
+    requests[slot]["next"] = after
+    requests[slot]["batch"] = NONE
+    if before == NONE:
+        queue["first"] = slot
+    else:
+        requests[before]["next"] = slot
+    if after == NONE:
+        queue["last"] = slot
+    else:
+        requests[after]["previous"] = slot
+    queue["requests"] += 1
+    queue["samples"] += requests[slot]["samples"]
+
+
+@inlined
+def _precedes(tables: Tables, one: int, other: int) -> bool:
+    a, b = tables.requests[one], tables.requests[other]
+    if a["deadline_us"] != b["deadline_us"]:
+        return a["deadline_us"] < b["deadline_us"]
+    return a["sequence"] < b["sequence"]
+
+
+@inlined
+def remove(tables: Tables, slot: int) -> None:
+    """Take a queued request out of its line."""
+    requests = tables.requests
+    queue = tables.queues[requests[slot]["model"]]
+    before, after = requests[slot]["previous"], requests[slot]["next"]
+    if before == NONE:
+        queue["first"] = after
+    else:
+        requests[before]["next"] = after
+    if after == NONE:
+        queue["last"] = before
+    else:
+        requests[after]["previous"] = before
+    queue["requests"] -= 1
+    queue["samples"] -= requests[slot]["samples"]
+
+
+@kernel
+def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
+    """Take a queued request out and tell why; its slot stays readable until `free_request`."""
+    if reason == DEADLINE and tables.requests[slot]["retried"] == 1:
+        reason = WORKER_LOST
+    position = 0
+    before = tables.requests[slot]["previous"]
+    while before != NONE:
+        position += 1
+        before = tables.requests[before]["previous"]
+    remove(tables, slot)
+    tables.counts[0]["dropped"] += 1
+    tell(tables, DROPPED, slot, reason, finish_us, position)
+
+
+@kernel
+def prefix(tables: Tables, model: int, samples: int) -> int:
+    """Samples of the longest run of requests from the head that holds at most `samples`."""
+    queue = tables.queues[model]
+    if queue["samples"] <= samples:
+        return queue["samples"]
+    if queue["samples"] == queue["requests"]:
+        return samples
+    total = 0
+    slot = queue["first"]
+    while slot != NONE and total + tables.requests[slot]["samples"] <= samples:
+        total += tables.requests[slot]["samples"]
+        slot = tables.requests[slot]["next"]
+    return total
+
+
+@inlined
+def make_batch(tables: Tables, model: int, pipeline: int) -> int:
+    """Turn the head of the line into the batch that was quoted; returns its slot."""
+    counts = tables.counts[0]
+    slot = counts["free_batch"]
+    batch = tables.batches[slot]
+    counts["free_batch"] = batch["next_free"]
+    batch["number"] = counts["batches"]
+    counts["batches"] += 1
+    counts["in_flight"] += 1
+    batch["pipeline"] = pipeline
+    batch["samples"] = tables.quotes[pipeline]["samples"]
+    batch["dispatch_us"] = counts["now_us"]
+    batch["requests"] = 0
+    batch["first"] = batch["last"] = NONE
+    left = batch["samples"]
+    while left > 0:
+        request = tables.queues[model]["first"]
+        remove(tables, request)
+        left -= tables.requests[request]["samples"]
+        tables.requests[request]["batch"] = slot
+        tables.requests[request]["next"] = NONE
+        if batch["first"] == NONE:
+            batch["first"] = request
+        else:
+            tables.requests[batch["last"]]["next"] = request
+        batch["last"] = request
+        batch["requests"] += 1
+    tell(tables, DISPATCHED, slot, 0, FAR, 0)
+    return slot
+
+
+@inlined
+def free_batch(tables: Tables, slot: int) -> None:
+    """Forget a batch and whatever it still reserves; its requests are the caller's concern."""
+    counts = tables.counts[0]
+    first = interval_of(tables, slot, 0, 0)
+    for i in range(first, first + tables.offers.shape[1] * KINDS):
+        release(tables, i)
+    tables.batches[slot]["number"] = NONE
+    tables.batches[slot]["next_free"] = counts["free_batch"]
+    counts["free_batch"] = slot
+    counts["in_flight"] -= 1
+
+
+@inlined
+def serve_batch(tables: Tables, slot: int) -> None:
+    """A batch left its last stage: its requests are served, all slots free."""
+    request = tables.batches[slot]["first"]
+    while request != NONE:
+        following = tables.requests[request]["next"]
+        free_request(tables, request)
+        request = following
+    tables.counts[0]["served"] += tables.batches[slot]["requests"]
+    free_batch(tables, slot)

@@ -1,0 +1,269 @@
+"""The scheduler: told events, answers decisions, performs none of them.
+
+Here: events as acts on the tables, and the names of requests and batches. Not here: how anything is
+decided (`policies`), checks of what is told (`told`), what an event does (`acts`), integers as
+decisions (`answers`), time, threads, messages.
+
+Rules for the shell: events come in the order of their `now_us`; every `Dispatch` is answered by a
+`TransferDone` and a `StageDone` per stage as they really happened; of several batches whose inputs
+are there and whose reserved starts have come, a worker (or link) takes the one reserved first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, SetTimer
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    Arrival,
+    Cancel,
+    Event,
+    PaceChanged,
+    Pause,
+    PlanChanged,
+    Resume,
+    StageDone,
+    Timer,
+    TransferDone,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.array_pointers import WORDS, addresses
+from triton_backend.scheduler.compiled import NONE
+from triton_backend.scheduler.decoding import dispatch_of, drop_of, left_out
+from triton_backend.scheduler.handover import hand_over
+from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.kernel_api import (
+    ARRIVED,
+    BACK,
+    ENDED,
+    GIVEN_UP,
+    LOST,
+    PAUSED,
+    REPORTED,
+    SETTLE,
+    TIMED,
+    TIMER,
+    act_at,
+    answer_length,
+)
+from triton_backend.scheduler.policies import policy_number
+from triton_backend.scheduler.tables import (
+    ABORTED,
+    DISPATCHED,
+    DROPPED,
+    MORE,
+    Tables,
+    new_tables,
+    with_room,
+)
+from triton_backend.scheduler.timeline import refresh
+from triton_backend.scheduler.topology import build_topology, set_pace
+from triton_backend.scheduler.validation import check_arrival, check_pace, check_report, check_vgpu
+
+_Handler = Callable[[Any], list[Decision]]
+
+
+class Scheduler:
+    """One scheduler for all models of a plan.
+
+    Args:
+        plan: what is served.
+        policy: name of the dispatch policy.
+        nic: "shared" or "isolated" links, see `topology`.
+        count_io: reserve the input's way to the first stage and the answer's way back too.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        policy: str = "reservation",
+        nic: str = "shared",
+        count_io: bool = False,
+    ) -> None:
+        self._nic = nic
+        self._count_io = count_io
+        self._policy = policy_number(policy)
+        self._adopt(plan)
+        self._now_us = 0
+        self._requests: set[int] = set()  # queued or in flight
+        self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
+        self._handlers: dict[type, _Handler] = {
+            Arrival: self._arrival,
+            Cancel: self._cancel,
+            StageDone: self._stage_done,
+            TransferDone: self._transfer_done,
+            WorkerLost: self._worker_lost,
+            WorkerBack: self._worker_back,
+            PaceChanged: self._pace_changed,
+            Timer: self._timer,
+            Pause: self._pause,
+            Resume: self._resume,
+            PlanChanged: self._plan_changed,
+        }
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._plan
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Take one event in; returns what is to be done, in order.
+
+        Raises:
+            InputError: the event names something unknown or goes back in time; nothing changed.
+        """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise InputError("event", f"{type(event).__name__} is not an event")
+        if event.now_us < self._now_us:
+            raise InputError("now_us", f"{event.now_us} lies before {self._now_us}")
+        return handler(event)
+
+    def in_flight(self) -> int:
+        """Batches dispatched and not yet finished."""
+        return len(self._batches)
+
+    def queue_lengths(self) -> tuple[int, ...]:
+        """Requests that wait, per model of the plan."""
+        return tuple(self._tables.queues["requests"].tolist())
+
+    def check_invariants(self) -> None:
+        """Check that the tables do not contradict themselves.
+
+        Raises:
+            InvariantError: they do, which is our fault.
+        """
+        check_invariants(self._tables)
+
+    def _adopt(self, plan: Plan) -> None:
+        self._plan = plan
+        topology = build_topology(plan, self._nic, count_io=self._count_io)
+        self._planned_us = topology.latency_us.copy()
+        self._use(new_tables(topology, self._policy))
+
+    def _use(self, tables: Tables) -> None:
+        self._tables = tables
+        words = [*addresses(tables), *(answer_length(tables) * [0])]
+        self._memory = np.array(words, dtype=np.int64)
+        self._answer = memoryview(self._memory[WORDS:])  # type: ignore[arg-type]
+
+    def _arrival(self, event: Arrival) -> list[Decision]:
+        check_arrival(self._plan, event)
+        if event.request_id in self._requests:
+            raise InputError(f"request {event.request_id}", "is queued or in flight already")
+        self._requests.add(event.request_id)
+        return self._act(
+            ARRIVED, event.now_us, event.model, event.request_id, event.deadline_us, event.samples
+        )
+
+    def _cancel(self, event: Cancel) -> list[Decision]:
+        if event.request_id not in self._requests:
+            raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
+        return self._act(GIVEN_UP, event.now_us, event.request_id)
+
+    def _stage_done(self, event: StageDone) -> list[Decision]:
+        slot, dispatch = self._in_flight(event.batch_id)
+        check_report(event, len(dispatch.hops))
+        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 0)
+
+    def _transfer_done(self, event: TransferDone) -> list[Decision]:
+        slot, dispatch = self._in_flight(event.batch_id)
+        check_report(event, len(dispatch.hops) + 1)
+        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 1)
+
+    def _worker_lost(self, event: WorkerLost) -> list[Decision]:
+        check_vgpu(self._tables, event.vgpu)
+        return self._act(LOST, event.now_us, event.vgpu)
+
+    def _worker_back(self, event: WorkerBack) -> list[Decision]:
+        check_vgpu(self._tables, event.vgpu)
+        return self._act(BACK, event.now_us, event.vgpu)
+
+    def _pace_changed(self, event: PaceChanged) -> list[Decision]:
+        check_pace(self._plan, event)
+        self._tables.counts[0]["now_us"] = event.now_us
+        topology = self._tables.topology
+        pipeline = topology.model_pipelines[event.model] + event.pipeline
+        first, last = topology.pipeline_stages[pipeline], topology.pipeline_stages[pipeline + 1]
+        row = first + event.stage
+        set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
+        for vgpu in range(topology.stage_vgpus[first], topology.stage_vgpus[last]):
+            refresh(self._tables, vgpu)
+        return self._act(SETTLE, event.now_us)
+
+    def _timer(self, event: Timer) -> list[Decision]:
+        return self._act(TIMED, event.now_us)
+
+    def _pause(self, event: Pause) -> list[Decision]:
+        return self._act(PAUSED, event.now_us, 1)
+
+    def _resume(self, event: Resume) -> list[Decision]:
+        return self._act(PAUSED, event.now_us, 0)
+
+    def _plan_changed(self, event: PlanChanged) -> list[Decision]:
+        if self._batches:
+            raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
+        numbers = {model.name: m for m, model in enumerate(event.plan.models)}
+        models = [numbers.get(model.name) for model in self._plan.models]
+        old = self._tables
+        self._adopt(event.plan)
+        tables, left = hand_over(old, self._tables, models)
+        self._use(tables)
+        drops = [left_out(old, slot, reason) for slot, reason in left]
+        self._requests.difference_update(drop.request_id for drop in drops)
+        return [*drops, *self._act(SETTLE, event.now_us)]
+
+    def _in_flight(self, batch_id: int) -> tuple[int, Dispatch]:
+        """Slot and dispatch of a batch."""
+        known = self._batches.get(batch_id)
+        if known is None:
+            raise InputError(f"batch {batch_id}", "is not in flight")
+        return known
+
+    def _act(
+        self, event: int, now_us: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
+    ) -> list[Decision]:
+        """Do what an event asks for (`acts`), once it is known to be possible."""
+        self._now_us = now_us
+        length = act_at(self._memory, event, now_us, a, b, c, d)
+        return self._read(self._answer[:length].tolist()) if length else []
+
+    def _read(self, told: list[int]) -> list[Decision]:
+        """Enter an answer into the books; returns its decisions."""
+        decided: list[Decision] = []
+        at = 0
+        while at < len(told):
+            kind, end, number = told[at : at + 3]
+            if kind == DISPATCHED:
+                dispatch = dispatch_of(told, at, end)
+                self._batches[number] = told[at + 3], dispatch
+                decided.append(dispatch)
+            elif kind == ENDED:
+                self._requests.difference_update(self._batches.pop(number)[1].request_ids)
+            elif kind == TIMER:
+                decided.append(SetTimer(at_us=number))
+            elif kind == DROPPED:
+                self._requests.discard(number)
+                decided.append(drop_of(told, at))
+            elif kind == ABORTED:
+                del self._batches[number]
+                decided.append(Abort(batch_id=number))
+            else:
+                self._make_room()
+                if number == MORE:
+                    decided += self._act(SETTLE, self._now_us)
+            at = end
+        return decided
+
+    def _make_room(self) -> None:
+        counts = self._tables.counts[0]
+        batches, requests = len(self._tables.batches), len(self._tables.requests)
+        more_batches = 2 * batches if counts["free_batch"] == NONE else batches
+        more_requests = 2 * requests if counts["free_request"] == NONE else requests
+        if (more_batches, more_requests) != (batches, requests):
+            self._use(with_room(self._tables, batches=more_batches, requests=more_requests))

@@ -1,0 +1,1 @@
+"""The front of one model: requests in, answers out."""

@@ -1,0 +1,73 @@
+"""The thread that lets no client of a front wait for ever: deadlines and cancellations.
+
+It needs neither the scheduler nor the front's polling thread, so a client is answered in time
+whatever either of them is doing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.front.ledger import Ledger
+
+TICK_US = 15_000
+# No client waits longer than its deadline and 100 ms. While Triton loads a model, and its process the
+# code for it, an answer takes up to 70 ms to be sent, and a request as long to be taken.
+GRACE_US = 15_000
+# Asking Triton whether a request is cancelled takes 70 µs, so only a few of the oldest are asked.
+_CANCEL_CHECKS_PER_TICK = 16
+_LOG = logging.getLogger(__name__)
+
+
+class RequestWatch:
+    """Looks at a front's requests between `start` and `stop`.
+
+    Args:
+        cancel: told the number of a request that nobody waits for any more.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Clock, cancel: Callable[[int], None]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._cancel = cancel
+        self.looked_us = clock.now_us()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
+
+    def start(self) -> None:
+        """Go."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        wait_us = TICK_US
+        while not self._over.wait(wait_us / 1e6):
+            self.looked_us = self._clock.now_us()
+            try:
+                wait_us = min(self._look(self.looked_us) - self._clock.now_us(), TICK_US)
+            except Exception:  # noqa: BLE001  # one bad request must not end the watch over all
+                _LOG.exception("the watch goes on")
+                wait_us = TICK_US
+
+    def _look(self, now_us: int) -> int:
+        """Answer what is due; the instant when the next of those waiting is."""
+        checks, next_us = _CANCEL_CHECKS_PER_TICK, now_us + TICK_US
+        for request in self._ledger.all():
+            due_us = request.deadline_us + GRACE_US
+            if now_us >= due_us:
+                self._cancel(request.number)
+                self._ledger.expire(request)
+                continue
+            next_us = min(next_us, due_us)
+            asked = request.batch_id is None and not request.cancel_told
+            if asked and checks and now_us - request.arrival_us > TICK_US:
+                checks -= 1
+                if self._ledger.is_cancelled(request):
+                    request.cancel_told = True
+                    self._cancel(request.number)
+        return next_us

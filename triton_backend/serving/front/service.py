@@ -1,0 +1,315 @@
+"""The front of one model: takes requests, has them gathered into batches, answers every client.
+
+Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
+slot, one frame to the scheduler), a few that poll
+sockets in turn (dispatches, drops, answers), one that watches deadlines (`front_watch`), and a few that
+send replies (`front_replies`). A request is answered exactly once (`front_ledger`).
+
+Who polls and gets the answer to a single request passes the turn on and sends the reply itself:
+`send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a reply
+handed to another thread would wait for that one to wake up.
+
+Here: the life of a request on the gateway. Not here: Triton's API (`triton_models`), tensors and
+slots of batches (`front_batches`), decisions.
+"""
+
+import logging
+import threading
+from collections import deque
+from functools import partial
+from typing import Any
+
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.front.batches import FrontBatches
+from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
+from triton_backend.serving.front.deadlines import RequestWatch
+from triton_backend.serving.front.generation import Batch
+from triton_backend.serving.front.ledger import Ledger
+from triton_backend.serving.front.replies import Reply
+from triton_backend.serving.front.requests import Refusal, Request, Ticket, arrival_frame
+from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
+from triton_backend.serving.transport.bodies import (
+    AnswerBody,
+    pack_request,
+    unpack_answer,
+    unpack_dispatch,
+    unpack_drop,
+)
+from triton_backend.serving.transport.channel import Outbound
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.wire import (
+    FrameError,
+    Header,
+    Kind,
+    frame,
+    pack_json,
+    unpack_json,
+)
+
+TICK_US = 15_000
+POLLERS = 3
+# Longer than tensors for a host that does not take them are waited for (`hub_connection`).
+POLL_PATIENCE_US = 7_000_000
+FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.BEAT})
+_LOG = logging.getLogger(__name__)
+
+
+class FrontService:
+    """Runs between `start` and `stop`."""
+
+    def __init__(
+        self, settings: ServeSettings, deployment: Deployment, model: str, clock: Clock
+    ) -> None:
+        self.model = model
+        self._settings = settings
+        self._clock = clock
+        self.plan = deployment.plan.model(model)  # in the last generation served that has it
+        self.largest_batch = largest_batch(self.plan)
+        self.counters = FrontCounters(latency_bounds_ms(self.plan.slo_us))
+        self._max_waiting = deployment.max_waiting(self.plan)
+        self._current: Deployment = deployment
+        self._ledger = Ledger(model, settings.folder / "logs", clock, self.counters)
+        self._hub = Hub(self)
+        self._outbound = Outbound(self._hub, settings, None)
+        self._batches = FrontBatches(
+            model,
+            self._outbound,
+            find=self._ledger.get,
+            unusable=self._unusable,
+            checksum_up_to_bytes=settings.checksum_up_to_bytes,
+        )
+        self._batches.add(deployment)
+        self._express = self._batches.express(deployment)
+        self._watch = RequestWatch(self._ledger, clock, self._cancel)
+        self._scheduler: Connection | None = None
+        self._polled_us = clock.now_us()
+        self._stopping = False
+        self._turn = threading.Lock()  # to poll; what polling calls runs in one thread at a time
+        self._next_tick_us = clock.now_us()
+        self._waiting: deque[None] = deque()  # one for every thread that waits for its turn
+        self._taken: Reply | None = None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
+            for i in range(POLLERS)
+        ]
+
+    def start(self) -> None:
+        """Listen for answers and connect to the scheduler."""
+        self._hub.listen(self._settings.front_address(self.model))
+        if self._settings.hosts:
+            port = self._current.front_port(self.model)
+            self._hub.listen(f"tcp:{self._settings.gateway_host}:{port}")
+        for thread in self._threads:
+            thread.start()
+        self._ledger.start()
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Refuse what is left, end the threads, remove the segments."""
+        leaving = f"the front of {self.model!r} is shutting down"
+        for request in self._ledger.all():
+            self._ledger.refuse(request.number, Refusal("UNAVAILABLE", leaving))
+        self._stopping = True
+        self._watch.stop()
+        self._hub.wake()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._outbound.close()
+        self._hub.close()
+        self._ledger.stop()
+        self._batches.close()
+
+    def alive_us(self) -> int:
+        """When both its threads last ran; the one that polls may wait for a host that is cut off."""
+        if self._clock.now_us() - self._polled_us > POLL_PATIENCE_US:
+            return self._polled_us
+        return self._watch.looked_us
+
+    @property
+    def held(self) -> int:
+        """Requests taken and not answered yet."""
+        return len(self._ledger.all())
+
+    # The caller's thread
+
+    def submit(self, request: Request) -> None:
+        """Take a request; it is answered through `request.reply`, sooner or later, once."""
+        if not self._ledger.enter(request, self._max_waiting):
+            return
+        express = self._express
+        try:
+            self._announce(request, None if express is None else express.write(request))
+        except Exception:  # noqa: BLE001  # else it would wait for ever
+            _LOG.exception("request %d of %s", request.number, self.model)
+            failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
+            self._ledger.refuse(request.number, failure)
+
+    def _announce(self, request: Request, ticket: Ticket | None = None) -> None:
+        scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.send(arrival_frame(request, self._settings, ticket))
+
+    # The threads that poll, one at a time
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._waiting.append(None)
+            with self._turn:
+                self._waiting.pop()
+                while self._taken is None and not self._stopping:
+                    self._round()
+                reply, self._taken = self._taken, None
+            if reply is not None:
+                self._ledger.send(reply)
+
+    def _round(self) -> None:
+        try:
+            self._hub.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
+            self._polled_us = now_us = self._clock.now_us()
+            self._batches.take_back(now_us)
+            if now_us >= self._next_tick_us:
+                self._next_tick_us = now_us + TICK_US
+                self._tick(now_us)
+        except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
+            _LOG.exception("the front of %s goes on", self.model)
+
+    def _take(self, reply: Reply) -> bool:
+        """Keep a reply to send after this round, where another thread can poll meanwhile."""
+        if self._taken is not None or not self._waiting:
+            return False
+        self._taken = reply
+        return True
+
+    def _tick(self, now_us: int) -> None:
+        self._ledger.flush_log()
+        if self._scheduler is None:
+            self._connect()
+        self._batches.forget_old(now_us)
+        self._batches.retire_before(self._current.generation)
+
+    def _connect(self) -> None:
+        connection = self._hub.connect(self._settings.scheduler_address())
+        if connection is None:
+            return
+        hello = {"role": "front", "model": self.model}
+        connection.send(frame(Kind.HELLO, pack_json(hello)))
+        self._scheduler = connection
+        # Told again by number, so that one already told is not counted twice. An express request may
+        # be in flight since the last scheduler's life, and runs twice then.
+        for request in self._ledger.all():
+            if request.batch_id is None:
+                self._announce(request)
+
+    def _cancel(self, number: int) -> None:
+        if self._scheduler is not None:
+            self._scheduler.send(frame(Kind.CANCEL, pack_request(number)))
+
+    # Owner of the hub
+
+    def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
+        """What the scheduler decides and what workers answer.
+
+        Raises:
+            FrameError: nobody may say this to a front.
+        """
+        self._check_sender(connection, header.kind)
+        match header.kind:
+            case Kind.DISPATCH:
+                self._batches.dispatch(header, unpack_dispatch(body), self._clock.now_us())
+            case Kind.ANSWER:
+                self._answer(header, unpack_answer(body))
+            case Kind.DROP:
+                self._ledger.drop(unpack_drop(body))
+            case Kind.ABORT:
+                self._batches.abort(header.batch_id, self._clock.now_us())
+            case Kind.FAILED:
+                self._failed(header, unpack_json(body))
+            case Kind.PLAN:
+                self._plan(unpack_json(body))
+            case Kind.HELLO:
+                self._trust(connection, unpack_json(body))
+            case Kind.BEAT:
+                pass
+            case _:
+                raise FrameError(f"a front takes no {header.kind.name}")
+
+    def _check_sender(self, connection: Connection, kind: Kind) -> None:
+        if kind in FROM_SCHEDULER and connection is not self._scheduler:
+            raise FrameError(f"{kind.name} from somebody who is not the scheduler")
+        if not connection.trusted and kind is not Kind.HELLO:
+            raise FrameError(f"{kind.name} before HELLO")
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """The scheduler or a worker is gone, or was refused."""
+        if reason.startswith("refused"):
+            self.counters.frames_refused += 1
+            _LOG.warning("%s: %s", connection.name, reason)
+        if connection is self._scheduler:
+            self._scheduler = None
+        self._outbound.forget(connection)
+
+    def payload_target(
+        self, connection: Connection, header: Header, body: bytes
+    ) -> list[memoryview]:
+        """Outputs from another host go into the answer slot of their batch."""
+        if not connection.trusted or header.kind is not Kind.ANSWER:
+            raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
+        answer = unpack_answer(body)
+        batch = self._batches.get(header, answer)
+        if batch is None or not batch.fits(header, answer):
+            raise FrameError(f"an answer to batch {header.batch_id}, which is not in flight")
+        return batch.pieces()
+
+    def _trust(self, connection: Connection, data: dict[str, Any]) -> None:
+        if data.get("token") != self._settings.token:
+            raise FrameError("HELLO without the token")
+        connection.trusted = True
+
+    # What becomes of requests
+
+    def _plan(self, data: dict[str, Any]) -> None:
+        generation = int(data["generation"])
+        deployment = self._batches.deployment(generation)
+        if deployment is None:
+            deployment = Deployment.read(self._settings, generation)
+            self._batches.add(deployment)
+        if data.get("prepared"):
+            return
+        self._current = deployment
+        self._express = self._batches.express(deployment)
+        for model in deployment.plan.models:
+            if model.name == self.model:
+                self.plan = model
+                self.largest_batch = largest_batch(model)
+                self._max_waiting = deployment.max_waiting(model)
+
+    def _unusable(self, header: Header, worker_gone: bool) -> None:  # noqa: FBT001  # a fact
+        """Nobody to send to (the scheduler will hear of it), or nobody waits for it any more."""
+        if worker_gone or self._scheduler is None:
+            return
+        reason = pack_json({"reason": "its requests were answered before it was dispatched"})
+        self._scheduler.send(
+            frame(Kind.FAILED, reason, batch_id=header.batch_id, plan_tag=header.plan_tag)
+        )
+
+    def _answer(self, header: Header, body: AnswerBody) -> None:
+        batch = self._batches.answered(header, body)
+        if batch is None:
+            return
+
+        self._ledger.answer(batch, self._take, partial(self._sent, batch))
+
+    def _sent(self, batch: Batch) -> None:
+        """All replies from the slot of a batch have left it; from any thread."""
+        if self._batches.give_back(batch):
+            self._hub.wake()
+
+    def _failed(self, header: Header, data: dict[str, Any]) -> None:
+        batch = self._batches.failed(header, data)
+        if batch is None:
+            return
+        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
+        for request in batch.requests:
+            self._ledger.refuse(request.number, failure)
+        self._batches.free(batch, self._clock.now_us())

@@ -1,0 +1,1 @@
+"""The scheduler process: the shared core between sockets."""

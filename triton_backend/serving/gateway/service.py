@@ -1,0 +1,294 @@
+"""The scheduler's shell: one thread that owns the gateway driver, its sockets and its timer.
+
+Fronts and workers connect and say HELLO; from then on their frames become calls of `Gateway`, and
+what it posts is sent. A connection that ends is a worker or front lost. Control
+requests come from another thread and are run in this one.
+
+Here: threads, sockets, the real clock. Not here: any decision.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.gateway.addresses import Front, Worker
+from triton_backend.serving.gateway.event_log import EventLog
+from triton_backend.serving.gateway.gateway import Gateway
+from triton_backend.serving.gateway.warm_up import warm_up
+from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.transport.bodies import unpack_arrival, unpack_request, unpack_times
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.wire import (
+    FrameError,
+    Header,
+    Kind,
+    frame,
+    pack_json,
+    unpack_json,
+)
+
+BEAT_US = 250_000
+LOOK_US = 50_000
+COMMANDS = ("prepare", "flush", "swap", "abort", "status")
+_LOG = logging.getLogger(__name__)
+
+
+class SchedulerService:
+    """Runs in its own thread between `start` and `stop`; `alive_us` is when that thread last ran."""
+
+    def __init__(self, settings: ServeSettings, deployment: Deployment, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        warm_up(deployment.plan, policy=settings.policy, nic=settings.nic)
+        now_us = clock.now_us()
+        self._log = EventLog(settings.folder / "events", clock)
+        self._log.begin(deployment, now_us)
+        self._peers: dict[Front | Worker, Connection] = {}
+        self._names: dict[Connection, Front | Worker] = {}
+        self.gateway = Gateway(
+            deployment,
+            epoch=now_us // 1_000_000,
+            now_us=now_us,
+            watch=self._log.write,
+            post=self._post,
+        )
+        self._hub = Hub(self)
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._next_beat_us = now_us
+        self._next_look_us = now_us
+        self._heard = 0  # frames of this round, the first of them at
+        self._heard_us = now_us
+        self.alive_us = now_us
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Listen and go."""
+        self._hub.listen(self._settings.scheduler_address())
+        if self._settings.hosts:
+            address = f"tcp:{self._settings.gateway_host}:{self._settings.base_port}"
+            self._hub.listen(address)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close everything."""
+        if self._thread.is_alive():
+            self._stopping = True
+            self._hub.wake()
+            self._thread.join(timeout=5)
+
+    def call(self, function: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+        """Run a function in the scheduler's thread and give its result."""
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        self._hub.wake()
+        return future.result(timeout_s)
+
+    # Control requests (any thread)
+
+    def control(self, request: str) -> dict[str, Any]:
+        """Answer one control request: JSON in, the state reached out.
+
+        Raises:
+            InputError: unknown command, wrong plan or generation, or a step out of order.
+        """
+        command, plan_id, generation = _control_request(request)
+        if command == "prepare":
+            deployment = Deployment.read(self._settings, generation)
+            _same_plan(plan_id, deployment.plan.plan_id)
+            self.call(lambda: self.gateway.prepare(deployment))
+        elif command == "flush":
+            self.call(lambda: self.gateway.flush(self._clock.now_us()))
+        elif command == "swap":
+            self.call(lambda: self._swap(plan_id))
+        elif command == "abort":
+            self.call(lambda: self.gateway.abort(self._clock.now_us()))
+        return self.call(self.gateway.status)
+
+    def _swap(self, plan_id: str | None) -> None:
+        if self.gateway.deployment.plan.plan_id == plan_id:
+            return  # done before: the answer got lost
+        self.gateway.swap(self._clock.now_us())
+        self._log.rollout(self.gateway.deployment)
+
+    # The scheduler's thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._round()
+            except Exception:  # noqa: BLE001  # one bad frame or batch must not end all others
+                _LOG.exception("the scheduler goes on")
+        self._hub.close()
+        self._log.close()
+
+    def _round(self) -> None:
+        gateway, alarm = self.gateway, self._hub.alarm
+        rang = self._hub.poll(max(self._next_beat_us - self.alive_us, 0) / 1e6)
+        self.alive_us = now_us = self._clock.now_us()
+        if self._heard:
+            gateway.counters.decisions += self._heard
+            gateway.counters.decision_us += now_us - self._heard_us
+            self._heard = 0
+        while not self._calls.empty():
+            self._answer_call()
+        timer_us = gateway.timer_us
+        if rang and timer_us is not None and timer_us <= now_us:
+            gateway.timer(now_us)
+        if now_us >= self._next_look_us:
+            self._next_look_us = now_us + LOOK_US
+            gateway.look(now_us)
+        timer_us = gateway.timer_us
+        # One that rings too early is set again then: rarer than every change of the instant.
+        if timer_us is not None and (alarm.at_us is None or timer_us < alarm.at_us):
+            alarm.set(timer_us)
+        self._log.settle_some()
+        if now_us >= self._next_beat_us:
+            self._next_beat_us = now_us + BEAT_US
+            self._beat()
+
+    def _answer_call(self) -> None:
+        function, future = self._calls.get()
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001  # handed to the thread that asked
+            future.set_exception(error)
+
+    def _post(self, to: Front | Worker, data: bytes) -> None:
+        peer = self._peers.get(to)
+        if peer is not None:
+            peer.send(data)
+
+    def _beat(self) -> None:
+        self._log.flush()
+        data = frame(Kind.BEAT, pack_json({"now_us": self._clock.now_us()}))
+        for connection in self._hub.connections:
+            connection.send(data)
+
+    # Owner of the hub
+
+    def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
+        """Turn a frame into a call of the gateway.
+
+        Raises:
+            FrameError: nobody may say this here, or not before a HELLO.
+        """
+        now_us = self._clock.now_us()
+        if header.kind is Kind.HELLO:
+            self._hello(connection, unpack_json(body), now_us)
+            return
+        if not self._heard:
+            self._heard_us = now_us
+        peer = self._names.get(connection)
+        try:
+            if isinstance(peer, Front):
+                self._from_front(peer, header, body, now_us)
+            elif isinstance(peer, Worker):
+                self._from_worker(peer, header, body, now_us)
+            else:
+                raise FrameError(f"{header.kind.name} before HELLO")
+        except InputError as error:
+            raise FrameError(str(error)) from error
+        self._heard += 1
+
+    def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
+        if header.kind is Kind.ARRIVAL:
+            self.gateway.intake.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
+        elif header.kind is Kind.CANCEL:
+            self.gateway.intake.cancel(front, unpack_request(body), now_us)
+        elif header.kind is Kind.FAILED:
+            self.gateway.reports.batch_failed(header.batch_id, 0, now_us)
+        else:
+            raise FrameError(f"a front may not say {header.kind.name}")
+
+    def _from_worker(self, worker: Worker, header: Header, body: bytes, now_us: int) -> None:
+        if worker.generation != self.gateway.deployment.generation:
+            return
+        reports, batch, stage = self.gateway.reports, header.batch_id, header.stage
+        if header.kind is Kind.STAGE_DONE:
+            reports.stage_done(batch, stage, unpack_times(body), now_us)
+        elif header.kind is Kind.TRANSFER_DONE:
+            reports.transfer_done(batch, stage, unpack_times(body), now_us)
+        elif header.kind is Kind.TRIAL_DONE:
+            self.gateway.trial_done(worker, unpack_times(body), now_us)
+        elif header.kind is Kind.FAILED:
+            _LOG.error("batch %d failed: %s", batch, unpack_json(body).get("reason"))
+            reports.batch_failed(batch, stage, now_us)
+        else:
+            raise FrameError(f"a worker may not say {header.kind.name}")
+
+    def _hello(self, connection: Connection, data: dict[str, Any], now_us: int) -> None:
+        if not connection.trusted and data.get("token") != self._settings.token:
+            raise FrameError("HELLO without the token")
+        connection.trusted = True
+        try:
+            peer = (
+                Front(str(data["model"]))
+                if data["role"] == "front"
+                else Worker(int(data["generation"]), int(data["vgpu"]))
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise FrameError(f"not a HELLO: {error}") from error
+        old = self._peers.get(peer)
+        if old is not None and old is not connection:
+            self._hub.drop(old, "replaced by a newer connection")
+        connection.name = str(peer)
+        self._peers[peer], self._names[connection] = connection, peer
+        if isinstance(peer, Front):
+            for plan_frame in self.gateway.plan_frames():
+                connection.send(plan_frame)
+        else:
+            self.gateway.worker_up(peer, now_us)
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """A peer is lost."""
+        if reason.startswith("refused"):
+            self.gateway.counters.frames_refused += 1
+            _LOG.warning("%s: %s", connection.name, reason)
+        peer = self._names.pop(connection, None)
+        if peer is None or self._peers.get(peer) is not connection:
+            return
+        del self._peers[peer]
+        now_us = self._clock.now_us()
+        if isinstance(peer, Front):
+            self.gateway.intake.front_lost(peer, now_us)
+        else:
+            _LOG.warning("worker lost: %s (%s)", peer, reason)
+            self.gateway.worker_lost(peer, now_us)
+
+    def payload_target(
+        self, connection: Connection, header: Header, body: bytes
+    ) -> list[memoryview]:
+        """The scheduler takes metadata only."""
+        raise FrameError(f"{header.kind.name} ({len(body)} bytes) with tensors: {connection.name}")
+
+
+def _control_request(text: str) -> tuple[str, str | None, int]:
+    """Command, plan id and generation (0 where none is given).
+
+    Raises:
+        InputError: it is not a request.
+    """
+    try:
+        data = json.loads(text)
+        command, plan_id = data["command"], data.get("plan_id")
+        generation = int(data["generation"]) if command == "prepare" else 0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("control request", f"not a request: {error!r}") from error
+    if command not in COMMANDS:
+        raise InputError(
+            "control request, command", f"{command!r} is none of {', '.join(COMMANDS)}"
+        )
+    return command, plan_id, generation
+
+
+def _same_plan(asked: str | None, found: str) -> None:
+    if asked is not None and asked != found:
+        raise InputError("control request, plan_id", f"{asked!r}, but the generation has {found!r}")

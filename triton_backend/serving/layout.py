@@ -1,0 +1,45 @@
+"""Where each tensor of a batch lies inside a slot of shared memory."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotLayout:
+    """Tensors of one batch inside a slot; each begins on a cache line."""
+
+    specs: tuple[TensorSpec, ...]
+    batch: int
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins, in bytes."""
+        at, offsets = 0, list[int]()
+        for spec in self.specs:
+            offsets.append(at)
+            at += _aligned(spec.bytes_per_sample * self.batch)
+        return tuple(offsets)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return max(
+            sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs), _ALIGNMENT
+        )
+
+    @cached_property
+    def bytes_per_sample(self) -> int:
+        """Bytes of the tensors of one sample."""
+        return total_bytes_per_sample(self.specs)
+
+    def payload_bytes(self, samples: int) -> int:
+        """Bytes of the tensors of a batch of `samples`."""
+        return samples * self.bytes_per_sample
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,102 @@
+"""The door both protocols go through.
+
+Here: what a client of the KServe v2 protocol does for the load generator. Not here: how
+(`client_grpc`, `client_http`), when, and what it means (`drive`).
+"""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.serving.loadgen.payload import Arrays
+
+# How the gateway's refusals read; broken connections and dead workers are told otherwise.
+REFUSED_MARKS = ("deadline cannot be met", "no more are taken")
+
+
+class Status(IntEnum):
+    """How a call ended, as far as the protocol tells."""
+
+    OK = 0
+    REFUSED = 1  # UNAVAILABLE from the gateway: no deadline can be met
+    ERROR = 2
+
+
+class Answer(NamedTuple):
+    """One answer.
+
+    Attributes:
+        body: as it came; None on error.
+        message: of an error.
+        json_bytes: bytes of the body before its binary tensors (HTTP).
+    """
+
+    status: Status
+    body: bytes | None = None
+    message: str = ""
+    json_bytes: int = 0
+
+
+class Client(Protocol):
+    """One endpoint. All calls from one event loop; any number of `send` at a time."""
+
+    async def connect(self) -> None:
+        """Wait until the endpoint answers.
+
+        Raises:
+            InputError: it does not within the connect time-out.
+        """
+        ...
+
+    async def describe(self, model: str) -> tuple[TensorSpec, ...]:
+        """Inputs of a model, from the server's metadata.
+
+        Raises:
+            InputError: the server does not know it, or a dimension but the first is open.
+        """
+        ...
+
+    def encode(self, model: str, inputs: Arrays, *, deadline_us: int | None) -> bytes:
+        """The request as bytes, made once and sent often.
+
+        Args:
+            model: served name.
+            inputs: tensors, sample first.
+            deadline_us: the request's `timeout` parameter; None = the plan's SLO holds.
+        """
+        ...
+
+    def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
+        """Send at once; `done` is called once, with an error where no answer comes in `give_up_s`."""
+        ...
+
+    def decode(self, answer: Answer) -> Arrays:
+        """Output tensors of an answer.
+
+        Raises:
+            ValueError: the bytes of the body are not a KServe v2 answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close every connection."""
+        ...
+
+
+def refused_or_error(*, unavailable: bool, message: str) -> Answer:
+    """The answer of a call that failed."""
+    if unavailable and any(mark in message for mark in REFUSED_MARKS):
+        return Answer(Status.REFUSED, message=message)
+    return Answer(Status.ERROR, message=message)
+
+
+def spec_from_metadata(tensor: Mapping[str, object]) -> TensorSpec:
+    """A tensor of a model's metadata (`name`, `datatype`, `shape`)."""
+    shape = tensor["shape"]
+    assert isinstance(shape, list)
+    return TensorSpec(
+        name=str(tensor["name"]),
+        dtype=str(tensor["datatype"]),
+        shape=tuple(int(dimension) for dimension in shape),
+    )

@@ -1,0 +1,140 @@
+"""What is sent and what must come back.
+
+Here: input tensors drawn from a seed or read from a file of samples, cut into the requests of a
+model, and the comparison of an answer with what was expected.
+Not here: how tensors look on the wire (`client_grpc`, `client_http`).
+
+A file of samples is an `.npz` with one array `inputs/<tensor>` per input and one
+`outputs/<tensor>` per output that is to be compared, all with the sample as dimension 0.
+"""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
+
+Arrays = Mapping[str, NDArray[np.generic]]
+RANDOM_REQUESTS = 8  # different requests of a model that has no file of samples
+NUMPY_TYPES: Mapping[str, type[np.generic]] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "BF16": np.uint16,  # numpy has none: the upper half of a float32 is carried as its bits
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Tensors of one request and, where known, of its answer."""
+
+    inputs: Arrays
+    expected: Arrays | None = None
+
+
+def random_requests(
+    specs: tuple[TensorSpec, ...], *, samples: int, rng: np.random.Generator
+) -> list[Request]:
+    """`RANDOM_REQUESTS` requests of `samples` samples each; floats are standard normal."""
+    return [
+        Request(inputs={spec.name: _random(spec, samples, rng) for spec in specs})
+        for _ in range(RANDOM_REQUESTS)
+    ]
+
+
+def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: int) -> list[Request]:
+    """Requests of `samples` samples each, in the file's order.
+
+    Raises:
+        InputError: not such a file, an input is missing or of the wrong type or shape, or it has
+            fewer samples than one request takes.
+    """
+    arrays = _load(path)
+    inputs = _named(arrays, "inputs/")
+    outputs = _named(arrays, "outputs/")
+    for spec in specs:
+        _check_input(path, spec, inputs.get(spec.name))
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) != 1:
+        raise InputError(str(path), f"arrays of different numbers of samples: {counts}")
+    total = next(iter(counts.values()))
+    if total < samples:
+        raise InputError(str(path), f"{total} samples, one request takes {samples}")
+    return [
+        Request(
+            inputs={spec.name: inputs[spec.name][at : at + samples] for spec in specs},
+            expected={name: array[at : at + samples] for name, array in outputs.items()} or None,
+        )
+        for at in range(0, total - samples + 1, samples)
+    ]
+
+
+def relative_error(answer: Arrays, expected: Arrays) -> float:
+    """Largest |answer - expected| over the largest |expected|, the worst of all tensors.
+
+    Infinite where a tensor is missing, has another shape or holds what is not a number.
+    """
+    worst = 0.0
+    for name, wanted in expected.items():
+        got = answer.get(name)
+        if got is None or got.shape != wanted.shape:
+            return float("inf")
+        reference = wanted.astype(np.float64)
+        difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
+        scale = float(np.max(np.abs(reference), initial=0.0))
+        error = difference / scale if scale else difference
+        if not np.isfinite(error):
+            return float("inf")
+        worst = max(worst, error)
+    return worst
+
+
+def _random(spec: TensorSpec, samples: int, rng: np.random.Generator) -> NDArray[np.generic]:
+    kind = np.dtype(NUMPY_TYPES[spec.dtype])
+    shape = (samples, *spec.shape[1:])
+    if spec.dtype == "BF16":
+        bits = rng.standard_normal(shape, dtype=np.float32).view(np.uint32)
+        return (bits >> 16).astype(np.uint16)
+    if kind.kind == "f":
+        return rng.standard_normal(shape, dtype=np.float32).astype(kind)
+    return rng.integers(0, 2, size=shape).astype(kind)  # 0 and 1 are legal for every index and flag
+
+
+def _load(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(str(path), f"not an .npz file of samples: {error}") from error
+
+
+def _named(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.generic]]:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _check_input(path: Path, spec: TensorSpec, array: NDArray[np.generic] | None) -> None:
+    if array is None:
+        raise InputError(str(path), f"no array 'inputs/{spec.name}'")
+    if array.dtype != NUMPY_TYPES[spec.dtype] or array.shape[1:] != spec.shape[1:]:
+        raise InputError(
+            f"{path}: inputs/{spec.name}",
+            f"{array.dtype} {list(array.shape)} does not fit {spec.dtype} {list(spec.shape)}",
+        )

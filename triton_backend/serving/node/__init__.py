@@ -1,0 +1,1 @@
+"""The workers of one node, and its share in a rollout."""

@@ -1,0 +1,227 @@
+"""A node: starts one worker process per vGPU, watches them, restarts what died or hangs.
+
+Lives in the node's Triton model, so that loading and unloading that model is the life of a plan on
+the node. The scheduler learns of a worker's end from its connection, of its return from its HELLO;
+a node only keeps the processes alive.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.gpus import NodeGpus
+from triton_backend.serving.liveness.health import HealthBoard, HealthWatch
+from triton_backend.serving.node.artifact_upload import lacking, take
+from triton_backend.serving.node.remote_generations import adopt, forget
+from triton_backend.serving.settings import SETTINGS_NAME, Deployment
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
+from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
+
+WATCH_SECONDS = 0.05
+LOADING_AT_ONCE = 2  # more would take the processor from those who serve
+FIRST_BACKOFF_US = 100_000
+LONGEST_BACKOFF_US = 5_000_000
+HEALTHY_AFTER_US = 10_000_000
+_LOG = logging.getLogger(__name__)
+_ABOUT_FILES = {"forget": forget, "lacking": lacking, "take": take}
+
+
+@dataclass(slots=True)
+class _Process:
+    vgpu: int
+    process: subprocess.Popen[bytes] | None = None
+    started_us: int = 0
+    backoff_us: int = FIRST_BACKOFF_US
+    restart_us: int = 0
+    restarts: int = 0
+    last_end: str = ""
+
+
+class Node:
+    """The workers of one node, between `start` and `stop`.
+
+    Args:
+        model: name of its Triton model, like which those of later plans are made.
+    """
+
+    def __init__(self, deployment: Deployment, name: str, clock: Clock, *, model: str = "") -> None:
+        self.name = name
+        self._model = model
+        self._deployment = deployment
+        self._clock = clock
+        self._board = HealthBoard.open(deployment, name)
+        self._health = HealthWatch(self._board)
+        self._gpus = NodeGpus(deployment, name)
+        self._workers = [_Process(vgpu) for vgpu in deployment.vgpus_on(name)]
+        self._stopping = threading.Event()
+        # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
+        self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the workers and the watch.
+
+        Raises:
+            InputError: vGPUs that are parts of a GPU cannot be made here.
+        """
+        self._gpus.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the workers; returns when they are gone."""
+        self._stopping.set()
+        self._thread.join(timeout=10)
+        self._gpus.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Processes of the node, for people and tests."""
+        return {
+            "node": self.name,
+            "generation": self._deployment.generation,
+            "workers": [
+                {
+                    "vgpu": worker.vgpu,
+                    "pid": None if worker.process is None else worker.process.pid,
+                    "restarts": worker.restarts,
+                    "last_end": worker.last_end,
+                }
+                for worker in self._workers
+            ],
+        }
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """Answer one request in JSON: `{"command": "infer" | "adopt" | "forget" | "lacking" | "take", …}`; else status.
+
+        Raises:
+            InputError: no JSON object, or what is asked cannot be done.
+        """
+        try:
+            asked = json.loads(request)
+        except ValueError as error:
+            raise InputError("node request", f"is not JSON: {error}") from error
+        if not isinstance(asked, dict):
+            raise InputError("node request", "is not a JSON object")
+        fields = cast("dict[str, Any]", asked)
+        match fields.get("command"):
+            case "infer":
+                return self.infer(fields)
+            case "adopt":
+                return adopt(self._deployment.settings, self._model, fields)
+            case "forget" | "lacking" | "take" as command:
+                return _ABOUT_FILES[command](self._deployment.settings, fields)
+            case _:
+                return self.status()
+
+    def infer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A direct run of a stage on the first of its vGPUs here.
+
+        Args:
+            request: `model`, `pipeline` (0 where absent), `stage`, and `inputs` as in `direct`.
+
+        Returns:
+            `vgpu` and `outputs`.
+
+        Raises:
+            InputError: no such stage here, wrong tensors, or its worker cannot run it.
+        """
+        vgpu = self._vgpu_of(request)
+        deployment = self._deployment
+        most = deployment.pipeline_of(vgpu).batch
+        tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(vgpu), most)
+        made = run_stage(deployment, vgpu, tensors, samples)
+        return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(vgpu))}
+
+    def _vgpu_of(self, request: Mapping[str, Any]) -> int:
+        wanted = (request.get("model"), request.get("pipeline", 0), request.get("stage"))
+        for worker in self._workers:
+            place = self._deployment.vgpus[worker.vgpu]
+            model = self._deployment.model_of(worker.vgpu).name
+            if (model, place.pipeline, place.stage) == wanted:
+                return worker.vgpu
+        name, pipeline, stage = wanted
+        raise InputError(
+            f"node {self.name}", f"runs no stage {stage} of pipeline {pipeline} of model {name!r}"
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            now_us = self._clock.now_us()
+            self._health.look(now_us)
+            loading = sum(self._is_loading(worker) for worker in self._workers)
+            for worker in self._workers:
+                if worker.process is not None:
+                    self._watch(worker, now_us)
+                elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
+                    loading += 1
+                    self._start(worker, now_us)
+            self._stopping.wait(WATCH_SECONDS)
+        processes = [w.process for w in self._workers if w.process is not None]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        for worker in self._workers:
+            self._remove_memory(worker)
+        self._board.remove()
+
+    def _is_loading(self, worker: _Process) -> bool:
+        return worker.process is not None and not self._board.has_beaten(worker.vgpu)
+
+    def _watch(self, worker: _Process, now_us: int) -> None:
+        assert worker.process is not None
+        code = worker.process.poll()
+        if code is None:
+            complaint = self._health.complaint(worker.vgpu, worker.process.pid)
+            if complaint is None:
+                return
+            _LOG.warning("worker %d is killed: %s", worker.vgpu, complaint)
+            worker.process.kill()
+            code = worker.process.wait()
+            worker.last_end = complaint
+        else:
+            worker.last_end = f"exit code {code}"
+        self._remove_memory(worker)
+        if now_us - worker.started_us > HEALTHY_AFTER_US:
+            worker.backoff_us = FIRST_BACKOFF_US
+        _LOG.warning("worker %d ended (%s)", worker.vgpu, worker.last_end)
+        worker.process = None
+        worker.restart_us = now_us + worker.backoff_us
+        worker.backoff_us = min(2 * worker.backoff_us, LONGEST_BACKOFF_US)
+        worker.restarts += 1
+
+    def _remove_memory(self, worker: _Process) -> None:
+        """Delete the segments of a worker that is gone; those who map them keep them till then."""
+        if worker.process is not None:
+            (SHARED_FOLDER / self._deployment.worker_segment(worker.vgpu)).unlink(missing_ok=True)
+
+    def _start(self, worker: _Process, now_us: int) -> None:
+        self._board.reset(worker.vgpu)
+        deployment, settings = self._deployment, self._deployment.settings
+        with self._log_file(worker.vgpu) as log:
+            worker.process = subprocess.Popen(
+                [
+                    settings.python,
+                    "-m",
+                    "triton_backend.serving.worker.process",
+                    str(settings.folder / SETTINGS_NAME),
+                    str(deployment.generation),
+                    str(worker.vgpu),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._gpus.environment(worker.vgpu)},
+            )
+        worker.started_us = now_us
+
+    def _log_file(self, vgpu: int) -> IO[bytes]:
+        folder = self._deployment.settings.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / f"worker-g{self._deployment.generation}-{vgpu}.log").open("ab")

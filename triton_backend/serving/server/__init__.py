@@ -1,0 +1,1 @@
+"""Triton: the server process and the models it loads."""

@@ -1,0 +1,290 @@
+"""The models Triton loads, and the only file that knows Triton's Python backend.
+
+A `model.py` of the repository names one of the classes here `TritonPythonModel`. Each reads its
+settings from its configuration's parameters and hands everything else to a service without Triton:
+`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`.
+"""
+
+import contextlib
+import gc
+import hmac
+import json
+import logging
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]  # Triton's stub provides it
+
+from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serving.front.requests import Refusal, Request, allowed_us
+from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.liveness.stub_heartbeat import Pulse
+from triton_backend.serving.node.node import Node
+from triton_backend.serving.server.metrics import (
+    Publisher,
+    Values,
+    front_values,
+    gateway_values,
+    node_values,
+)
+from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
+from triton_backend.serving.transport.shared_memory import Arrays
+
+PUBLISH_SECONDS = 1.0
+TRACE_HEADER = "traceparent"
+SWITCH_SECONDS = 5e-4
+_LOG = logging.getLogger(__name__)
+_FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def _parameters(args: Mapping[str, str]) -> dict[str, str]:
+    config = json.loads(args["model_config"])
+    return {name: value["string_value"] for name, value in config["parameters"].items()}
+
+
+class _Model(ABC):
+    """What the three models share: settings, a pulse for the supervisor, published metrics."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read the settings and start the service."""
+        logging.basicConfig(
+            format=f"%(asctime)s %(levelname)s {args['model_name']}: %(message)s",
+            level=logging.INFO,
+        )
+        # Threads here work for microseconds at a time; five milliseconds are too long to wait.
+        sys.setswitchinterval(SWITCH_SECONDS)
+        ask_for_short_slices()
+        ask_for_exact_timers()
+        self.parameters = _parameters(args)
+        self.clock = SystemClock()
+        self.settings = ServeSettings.read(Path(self.parameters["settings"]))
+        generation = int(self.parameters["generation"])
+        self.deployment = Deployment.read(self.settings, generation)
+        self.name = args["model_name"]
+        self._pulse = Pulse(self.settings.folder / "pids" / self.name, self.alive_us)
+        self.begin()
+        # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
+        gc.collect()
+        gc.freeze()
+        self._pulse.start()
+        self._stopping = threading.Event()
+        self._publishing = threading.Thread(target=self._publish, daemon=True)
+        self._publishing.start()
+
+    def _publish(self) -> None:
+        publisher = Publisher(_family)
+        while not self._stopping.wait(PUBLISH_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                publisher.publish(self.values())
+
+    def finalize(self) -> None:
+        """Stop the service."""
+        self._stopping.set()
+        self._publishing.join(timeout=2)
+        self.end()
+        self._pulse.stop()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start the service."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Stop the service."""
+
+    @abstractmethod
+    def values(self) -> Values:
+        """What is published now."""
+
+    def alive_us(self) -> int:
+        """The last instant at which all that requests depend on was seen to run."""
+        return self.clock.now_us()
+
+
+def _family(name: str, description: str, kind: str) -> Any:
+    kinds = {"counter": triton.MetricFamily.COUNTER, "gauge": triton.MetricFamily.GAUGE}
+    return triton.MetricFamily(name=name, description=description, kind=kinds[kind])
+
+
+class FrontModel(_Model):
+    """One served model: checks requests, answers through their response senders."""
+
+    def begin(self) -> None:
+        """Start the front."""
+        self._service = FrontService(self.settings, self.deployment, self.name, self.clock)
+        self._service.start()
+
+    def end(self) -> None:
+        """Refuse what waits and stop."""
+        self._service.stop()
+
+    def alive_us(self) -> int:
+        """Of the front's threads."""
+        return self._service.alive_us()
+
+    def values(self) -> Values:
+        """Requests by outcome."""
+        return front_values(self.name, self._service.counters, self._service.held)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; answers come later."""
+        for request in requests:
+            reply = partial(_reply, request.get_response_sender(), request.requested_output_names())
+            try:
+                taken = self._request(request, reply)
+            except InputError as error:
+                self._service.counters.refused += 1
+                reply(Refusal("INVALID_ARG", str(error)))
+            except Exception:  # noqa: BLE001  # whatever it is, it must not leave `execute`
+                # An error that leaves `execute` frees the requests, also those that are waiting.
+                _LOG.exception("a request of model %s", self.name)
+                self._service.counters.refused += 1
+                reply(Refusal("INTERNAL", f"model {self.name!r}: the request cannot be read"))
+            else:
+                self._service.submit(taken)
+
+    def _request(self, request: Any, reply: Callable[[Arrays | Refusal], None]) -> Request:
+        """A request of Triton's, checked.
+
+        Raises:
+            InputError: what of it makes no sense, and why.
+        """
+        arrival_us = self.clock.now_us()
+        tensors, samples = self._tensors(request)
+        return Request(
+            tensors=tensors,
+            samples=samples,
+            arrival_us=arrival_us,
+            deadline_us=arrival_us
+            + allowed_us(self.name, request.timeout(), self._service.plan.slo_us),
+            reply=reply,
+            is_cancelled=request.is_cancelled,
+            client_id=request.request_id(),
+            trace=_trace(request.parameters()),
+        )
+
+    def _tensors(self, request: Any) -> tuple[Arrays, int]:
+        """The request's tensors and its number of samples; Triton has checked names and types."""
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        largest, first = self._service.largest_batch, self._service.plan.inputs[0].name
+        samples = len(tensors[first])
+        for name, array in tensors.items():
+            if len(array) != samples:
+                wrong = f"{len(array)} samples, but {first!r} has {samples}"
+            elif not 1 <= samples <= largest:
+                wrong = f"{samples} samples, 1 to {largest} are allowed"
+            else:
+                continue
+            raise InputError(f"model {self.name!r}, input {name!r}", wrong)
+        return tensors, samples
+
+
+def _trace(parameters: str) -> str:
+    """The W3C trace context of a request, which Triton forwards among its parameters."""
+    if TRACE_HEADER not in parameters:
+        return ""
+    try:
+        return str(json.loads(parameters).get(TRACE_HEADER, ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""  # what nobody can trace is served all the same
+
+
+def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:
+    if isinstance(result, Refusal):
+        code = getattr(triton.TritonError, result.status)
+        response = triton.InferenceResponse([], triton.TritonError(result.message, code))
+    else:
+        response = triton.InferenceResponse(
+            [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
+        )
+    sender.send(response, flags=_FINAL)
+
+
+class _JsonModel(_Model):
+    """A model whose requests and answers are one JSON text each."""
+
+    @abstractmethod
+    def answer(self, request: str) -> dict[str, Any]:
+        """Answer one request of somebody who has the token.
+
+        Raises:
+            InputError: the request cannot be carried out.
+        """
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request."""
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Any) -> Any:
+        texts = {t.name(): bytes(t.as_numpy().reshape(-1)[0]) for t in request.inputs()}
+        try:
+            self.check(texts["token"])
+            state = self.answer(texts["request"].decode(errors="replace"))
+        except (InputError, TimeoutError) as error:
+            return triton.InferenceResponse(
+                [], triton.TritonError(str(error), triton.TritonError.INVALID_ARG)
+            )
+        text = np.array([json.dumps(state).encode()], dtype=np.object_)
+        return triton.InferenceResponse([triton.Tensor("state", text)])
+
+    def check(self, token: bytes) -> None:
+        """Refuse who does not know the system's token."""
+        if not hmac.compare_digest(token, self.settings.token.encode()):
+            raise InputError("control request", "wrong token")
+
+
+class ControlModel(_JsonModel):
+    """The scheduler and its control request."""
+
+    def begin(self) -> None:
+        """Start the scheduler."""
+        # Imported here, because fronts and nodes need no scheduler and start sooner without it.
+        from triton_backend.serving.gateway.service import SchedulerService  # noqa: PLC0415
+
+        self._service = SchedulerService(self.settings, self.deployment, self.clock)
+        self._service.start()
+
+    def end(self) -> None:
+        """Stop the scheduler."""
+        self._service.stop()
+
+    def alive_us(self) -> int:
+        """Of the scheduler's thread."""
+        return self._service.alive_us
+
+    def values(self) -> Values:
+        """Queues, batches, pools."""
+        return self._service.call(lambda: gateway_values(self._service.gateway))
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """prepare, flush, swap, abort, status."""
+        return self._service.control(request)
+
+
+class NodeModel(_JsonModel):
+    """A node and its workers."""
+
+    def begin(self) -> None:
+        """Start the workers."""
+        self._node = Node(self.deployment, self.parameters["node"], self.clock, model=self.name)
+        self._node.start()
+
+    def end(self) -> None:
+        """End the workers."""
+        self._node.stop()
+
+    def values(self) -> Values:
+        """Restarts."""
+        return node_values(self._node.status())
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """`infer` of a stage, or the status of the workers."""
+        return self._node.answer(request)

@@ -1,0 +1,1 @@
+"""Frames, sockets and shared memory between the processes of a running system."""

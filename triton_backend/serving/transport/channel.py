@@ -1,0 +1,181 @@
+"""Handing a batch to the worker of its next stage: same host in place, other hosts over TCP.
+
+Fronts and workers send through this one class. Tensors are written where `take` and `views` say: into
+the receiver's own slot on the same host, otherwise into a buffer of ours, which TCP carries while
+the next batch is written into another.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from triton_backend.contract.errors import InputError
+from triton_backend.serving.layout import SlotLayout
+from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.wire import Kind, frame, pack_json
+
+# Batches on their way to one receiver on another host. One is written while one is sent; more only
+# make up for a link that pauses.
+BUFFERS = 4
+# Of a receiver that takes nothing while all buffers are full: its batches would be late anyway.
+PATIENCE_SECONDS = 0.5
+
+
+class Road:
+    """A connection to a receiver and the memory its tensors are written to.
+
+    Args:
+        segment: the receiver's slots, where it is `shared` with us; otherwise our buffers.
+        express: a front's slots of express requests.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        segment: Segment,
+        *,
+        shared: bool,
+        express: Segment | None = None,
+    ) -> None:
+        self.connection = connection
+        self.segment = segment
+        self.shared = shared
+        self.express = express
+        self._free = deque(range(0 if shared else segment.slots))
+
+    def take(self, slot: int, hand_over: Callable[[], None] | None = None) -> int | None:
+        """Where the tensors of a batch are to be written whose receiver has granted a slot.
+
+        Args:
+            slot: of the receiver.
+            hand_over: called before waiting for a buffer, to `send` those that are written.
+
+        Returns:
+            a slot of `segment`; None where a receiver on another host takes nothing.
+        """
+        if self.shared:
+            return slot
+        if not self._free:
+            if hand_over is not None:
+                hand_over()
+            self.connection.drain(PATIENCE_SECONDS)
+        return self._free.pop() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """A slot taken has not been sent, or has been."""
+        if not self.shared:
+            self._free.append(slot)
+
+    def close(self) -> None:
+        """Unmap its memory."""
+        self.segment.close()
+        if self.express is not None:
+            self.express.close()
+
+    def views(self, slot: int, samples: int) -> Arrays:
+        """Where the tensors of a batch are to be written."""
+        return self.segment.views(slot, samples)
+
+    def checksum(self, slot: int, samples: int, up_to_bytes: int) -> int:
+        """CRC-32 of the tensors written; 0 where they are larger than `up_to_bytes`."""
+        if self.segment.layout.payload_bytes(samples) > up_to_bytes:
+            return 0
+        return checksum_of(self.segment, slot, samples)
+
+    def send(self, data: bytes, slot: int, samples: int) -> bool:
+        """Tell the receiver (and carry the tensors, to another host); False when it is gone."""
+        if self.shared:
+            return self.connection.send(data)
+        pieces = self.segment.pieces(slot, samples)
+        return self.connection.send_with_payload(data, pieces, partial(self.give_back, slot))
+
+
+def checksum_of(segment: Segment, slot: int, samples: int) -> int:
+    """CRC-32 of a batch's tensors in a slot; never 0, which means not computed."""
+    value = 0
+    for piece in segment.pieces(slot, samples):
+        value = zlib.crc32(piece, value)
+    return value or 1
+
+
+class Outbound:
+    """Roads of one process, opened when first needed.
+
+    Args:
+        node: where this process runs; None for the gateway's host.
+    """
+
+    def __init__(self, hub: Hub, settings: ServeSettings, node: str | None) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._node = node
+        self._roads: dict[tuple[int, int | str], Road] = {}
+
+    def to_worker(self, deployment: Deployment, vgpu: int) -> Road | None:
+        """The road to a worker; None when it is gone."""
+        key = (deployment.generation, vgpu)
+        road = self._roads.get(key)
+        if road is not None and not road.connection.closed:
+            return road
+        shared = deployment.same_host(deployment.node_name_of(vgpu), self._node)
+        address = deployment.worker_address(vgpu, same_host=shared)
+        layout = deployment.worker_layout(vgpu)
+        return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
+
+    def to_front(self, deployment: Deployment, model: int) -> Road | None:
+        """The road back to a model's front; None when it is gone."""
+        plan = deployment.plan.models[model]
+        key = (deployment.generation, plan.name)
+        road = self._roads.get(key)
+        if road is not None and not road.connection.closed:
+            return road
+        shared = self._node is None or deployment.same_host(self._node, None)
+        address = self._settings.front_address(plan.name)
+        if not shared:
+            address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
+        name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
+        express = None
+        if shared and deployment.express_slots(model):
+            express = deployment.express_segment(plan.name), deployment.express_layout(plan)
+        return self._open(key, address, name, layout, shared=shared, express=express)
+
+    def _open(
+        self,
+        key: tuple[int, int | str],
+        address: str,
+        name: str,
+        layout: SlotLayout,
+        *,
+        shared: bool,
+        express: tuple[str, SlotLayout] | None = None,
+    ) -> Road | None:
+        connection = self._hub.connect(address)
+        if connection is None:
+            return None
+        try:
+            # Mapped after connecting: a receiver makes its segment before it listens.
+            segment = Segment.attach(name, layout) if shared else Segment.private(layout, BUFFERS)
+            taken_from = None if express is None else Segment.attach(*express)
+        except InputError:
+            self._hub.drop(connection, "it has no segment")
+            return None
+        if not shared:
+            connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
+        road = self._roads[key] = Road(connection, segment, shared=shared, express=taken_from)
+        return road
+
+    def forget(self, connection: Connection) -> None:
+        """A connection ended: what was mapped with it belongs to a process that is gone."""
+        for key, road in list(self._roads.items()):
+            if road.connection is connection:
+                del self._roads[key]
+                road.close()
+
+    def close(self) -> None:
+        """Unmap everything; the hub closes the connections."""
+        for road in self._roads.values():
+            road.close()

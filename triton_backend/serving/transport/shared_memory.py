@@ -1,0 +1,195 @@
+"""Slots of shared memory: where a process receives tensors, written in place by the sender.
+
+A *segment* is a file in /dev/shm with `slots` equal slots; a *layout* says where each tensor of a
+batch of up to `batch` samples lies inside a slot. The receiver owns (makes, removes) its segment;
+senders map it. Pages are taken when first written, so unused slots cost nothing, and `SlotPool`
+hands out the slot freed last, so that few are ever touched.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.serving.layout import SlotLayout
+
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class Segment:
+    """A mapped segment; `create` for the owner, `attach` for senders on its host."""
+
+    def __init__(
+        self, path: Path | None, layout: SlotLayout, slots: int, memory: mmap.mmap
+    ) -> None:
+        self.path = path
+        self.layout = layout
+        self.slots = slots
+        self._memory = memory
+        self._offsets = layout.offsets
+        self._slot_bytes = layout.slot_bytes
+        # Made once per slot and number of samples: every batch asks for its own several times.
+        self._views: dict[tuple[int, int], Arrays] = {}
+        self._pieces: dict[tuple[int, int], list[memoryview]] = {}
+
+    @classmethod
+    def create(cls, name: str, layout: SlotLayout, slots: int) -> Self:
+        """Make the segment, replacing a left-over of the same name.
+
+        Raises:
+            InputError: shared memory has no room for two slots.
+        """
+        path = SHARED_FOLDER / name
+        room = os.statvfs(SHARED_FOLDER)
+        free = room.f_bavail * room.f_frsize
+        if free < 2 * layout.slot_bytes:
+            raise InputError(
+                str(SHARED_FOLDER), f"{free} bytes free; two slots of {layout.slot_bytes} needed"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, layout.slot_bytes * slots)
+            memory = mmap.mmap(fd, layout.slot_bytes * slots)
+        finally:
+            os.close(fd)
+        return cls(path, layout, slots, memory)
+
+    @classmethod
+    def attach(cls, name: str, layout: SlotLayout) -> Self:
+        """Map a segment another process made.
+
+        Raises:
+            InputError: it is not there, or its size is not a whole number of slots.
+        """
+        path = SHARED_FOLDER / name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(str(path), f"cannot be mapped: {error}") from error
+        try:
+            size = os.fstat(fd).st_size
+            slots, rest = divmod(size, layout.slot_bytes)
+            if rest or not slots:
+                raise InputError(str(path), f"{size} bytes are no slots of {layout.slot_bytes}")
+            memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        return cls(path, layout, slots, memory)
+
+    @classmethod
+    def private(cls, layout: SlotLayout, slots: int) -> Self:
+        """Slots that nobody else sees."""
+        return cls(None, layout, slots, mmap.mmap(-1, layout.slot_bytes * slots))
+
+    def views(self, slot: int, samples: int) -> Arrays:
+        """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.
+
+        The same dictionary for every caller, who does not change it.
+
+        Raises:
+            InvariantError: no such slot, or more samples than a slot holds.
+        """
+        known = self._views.get((slot, samples))
+        if known is not None:
+            return known
+        if not 0 <= slot < self.slots or not 1 <= samples <= self.layout.batch:
+            raise InvariantError(
+                f"slot {slot} of {self.slots} with {samples} of {self.layout.batch} samples"
+            )
+        base = slot * self._slot_bytes
+        views: Arrays = {
+            spec.name: np.frombuffer(
+                self._memory,
+                dtype=NUMPY_DTYPES[spec.dtype],
+                count=samples * math.prod(spec.shape[1:]),
+                offset=base + offset,
+            ).reshape(samples, *spec.shape[1:])
+            for spec, offset in zip(self.layout.specs, self._offsets, strict=True)
+        }
+        self._views[slot, samples] = views
+        return views
+
+    def pieces(self, slot: int, samples: int) -> list[memoryview]:
+        """The same tensors as bytes, in the order they cross a network."""
+        known = self._pieces.get((slot, samples))
+        if known is None:
+            known = self._pieces[slot, samples] = [
+                memoryview(cast("Any", array.reshape(-1).view(np.uint8)))
+                for array in self.views(slot, samples).values()
+            ]
+        return known
+
+    def first_slots(self, slots: int) -> NDArray[np.uint8]:
+        """The bytes of the first slots (of all, where there are fewer), on the memory itself."""
+        size = min(slots, self.slots) * self._slot_bytes
+        return np.frombuffer(self._memory, dtype=np.uint8, count=size)
+
+    def close(self) -> None:
+        """Unmap, unless arrays on it are still alive (then with the last of them)."""
+        self._pieces.clear()
+        self._views.clear()
+        with contextlib.suppress(BufferError):
+            self._memory.close()
+
+    def remove(self) -> None:
+        """The owner's end: unmap and delete."""
+        self.close()
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Delete; who has it mapped keeps it."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class SlotPool:
+    """Which slots of a segment are free; the one freed last is taken first."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        """Slots free."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """A free slot, or None."""
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        self._taken.add(slot)
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Back into the pool.
+
+        Raises:
+            InvariantError: the slot is not one of the pool or free already.
+        """
+        if slot not in self._taken:
+            raise InvariantError(f"slot {slot} of {self.slots} is not taken")
+        self._taken.remove(slot)
+        self._free.append(slot)
+
+
+def remove_segments(prefix: str) -> int:
+    """Delete every segment whose name starts with `prefix`; how many there were."""
+    removed = 0
+    for path in SHARED_FOLDER.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+        removed += 1
+    return removed

@@ -1,0 +1,137 @@
+"""The batches of one worker that wait for their turn: which are taken, and which is next.
+
+Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
+takes batches while another runs one. Not here: sockets, the runtime.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.transport.bodies import BatchBody, HopGrant
+from triton_backend.serving.transport.channel import checksum_of
+from triton_backend.serving.transport.shared_memory import Segment
+from triton_backend.serving.transport.wire import FrameError, Header
+
+
+class Job(NamedTuple):
+    """A batch whose tensors are in this worker's slot, or on their way there over a link.
+
+    Jobs compare by their reserved start, then by their number. `due_us`: when it may start, that
+    is, when its tensors are here and its reserved start has come.
+    """
+
+    start_us: int
+    batch_id: int
+    due_us: int
+    hop: HopGrant
+    body: BatchBody
+
+
+class Jobs:
+    """Batches of one vGPU by number.
+
+    Args:
+        segment: where their tensors lie; it has a slot for every batch taken.
+        now_us: the gateway's time. It is read under the lock: who looks later sees a later instant,
+            so a batch that was not due for one thread is so for the other.
+    """
+
+    def __init__(
+        self, deployment: Deployment, vgpu: int, segment: Segment, now_us: Callable[[], int]
+    ) -> None:
+        self._now_us = now_us
+        self._tag = deployment.tag
+        self._vgpu = vgpu
+        self._model, self._stage = deployment.vgpus[vgpu].model, deployment.vgpus[vgpu].stage
+        self._segment = segment
+        self._jobs: dict[int, Job] = {}
+        self._running = False
+        self._lock = threading.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._jobs and not self._running
+
+    def check(self, header: Header, batch: BatchBody) -> HopGrant:
+        """This worker's hop of a batch.
+
+        Raises:
+            FrameError: the batch is of another plan, for another worker or of a wrong size.
+        """
+        if header.plan_tag != self._tag:
+            raise FrameError(f"a batch of plan {header.plan_tag:016x}, not {self._tag:016x}")
+        stage = self._stage
+        if header.stage != stage or len(batch.hops) <= stage:
+            raise FrameError(f"a batch for stage {header.stage} at a worker of stage {stage}")
+        hop = batch.hops[stage]
+        if hop.vgpu != self._vgpu or batch.model != self._model:
+            raise FrameError(f"a batch for vGPU {hop.vgpu} at vGPU {self._vgpu}")
+        if not 0 <= hop.slot < self._segment.slots:
+            raise FrameError(f"slot {hop.slot} of {self._segment.slots}")
+        layout = self._segment.layout
+        if not 1 <= batch.samples <= layout.batch:
+            raise FrameError(f"{batch.samples} samples, at most {layout.batch} fit")
+        size = layout.payload_bytes(batch.samples)
+        if header.payload_bytes != size:
+            raise FrameError(f"{header.payload_bytes} bytes, not {size}")
+        return hop
+
+    def take(self, header: Header, batch: BatchBody) -> None:
+        """Let a batch wait for its turn.
+
+        Raises:
+            FrameError: it must not be taken (`check`), or its tensors are damaged.
+        """
+        hop = self.check(header, batch)
+        if batch.payload_checksum and batch.payload_checksum != checksum_of(
+            self._segment, hop.slot, batch.samples
+        ):
+            raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
+        due_us = max(hop.start_us, batch.available_us)
+        with self._lock:
+            if len(self._jobs) >= self._segment.slots:
+                raise FrameError(f"more than {self._segment.slots} batches")
+            self._jobs[header.batch_id] = Job(hop.start_us, header.batch_id, due_us, hop, batch)
+
+    def drop(self, batch_id: int) -> None:
+        """It shall have no turn."""
+        with self._lock:
+            self._jobs.pop(batch_id, None)
+
+    def begin(self) -> Job | None:
+        """The batch whose turn it is, where nothing runs; it runs from then on."""
+        with self._lock:
+            return None if self._running else self._next()
+
+    def end(self) -> None:
+        """What ran has ended, and nothing runs."""
+        with self._lock:
+            self._running = False
+
+    def follow(self) -> Job | None:
+        """What ran has ended: the batch whose turn it is, or None, and nothing runs."""
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> Job | None:
+        """Of those due, the batch reserved first."""
+        first = None
+        if self._jobs:
+            now_us = self._now_us()
+            for job in self._jobs.values():
+                if job.due_us <= now_us and (first is None or job < first):
+                    first = job
+        self._running = first is not None
+        return None if first is None else self._jobs.pop(first.batch_id)
+
+    def next_due_us(self) -> int | None:
+        """When somebody must look again; what is due while a batch runs, follows it."""
+        if not self._jobs:
+            return None
+        with self._lock:
+            now_us = self._now_us()
+            dues = (job.due_us for job in self._jobs.values())
+            return min((at for at in dues if not self._running or at > now_us), default=None)

@@ -1,0 +1,178 @@
+"""A direct run of one stage: tensors handed to its worker outside any batch, for tests and warm-up.
+
+1. The node writes the inputs into a segment and sends TRY to the worker's Unix socket.
+2. Between two batches the worker runs its stage from that segment into another; it answers TRIED.
+3. The node reads the results and removes both segments.
+
+The scheduler knows nothing of it: a batch that is due meanwhile starts one run late. Tensors are
+JSON in KServe's own form: `{"name", "datatype", "shape", "data"}`.
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.serving.layout import SlotLayout
+from triton_backend.serving.settings import Deployment
+from triton_backend.serving.transport.event_loop import make_socket
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.wire import (
+    HEADER_BYTES,
+    FrameError,
+    Kind,
+    check_body,
+    frame,
+    pack_json,
+    parse_header,
+    unpack_json,
+)
+
+ANSWER_SECONDS = 20.0
+
+
+def read_tensors(given: Any, specs: Sequence[TensorSpec], most: int) -> tuple[Arrays, int]:
+    """Tensors of a JSON request, and how many samples they have.
+
+    Args:
+        given: a list of tensors in KServe's form.
+        specs: what the stage takes.
+        most: samples that one batch may have.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or not of the stage's type and shape.
+    """
+    if not isinstance(given, list) or not all(isinstance(t, Mapping) for t in given):
+        raise InputError("inputs", "is not a list of tensors")
+    by_name = {str(tensor.get("name")): tensor for tensor in given}
+    if set(by_name) != {spec.name for spec in specs} or len(by_name) != len(given):
+        raise InputError("inputs", f"has {sorted(by_name)}, not {sorted(s.name for s in specs)}")
+    arrays = {spec.name: _array(by_name[spec.name], spec) for spec in specs}
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) != 1 or not 1 <= min(counts) <= most:
+        raise InputError("inputs", f"has {sorted(counts)} samples; one number of 1 to {most} fits")
+    return arrays, counts.pop()
+
+
+def _array(tensor: Mapping[str, Any], spec: TensorSpec) -> Any:
+    where = f"input {spec.name!r}"
+    shape, dtype = tensor.get("shape"), tensor.get("datatype", spec.dtype)
+    if dtype != spec.dtype:
+        raise InputError(where, f"datatype {dtype!r}, not {spec.dtype}")
+    if not isinstance(shape, list) or tuple(shape[1:]) != spec.shape[1:]:
+        raise InputError(where, f"shape {shape}, not {list(spec.shape)}")
+    try:
+        return np.array(tensor.get("data"), dtype=NUMPY_DTYPES[dtype]).reshape(shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(where, f"data is not {dtype} of shape {shape}: {error}") from error
+
+
+def write_tensors(arrays: Arrays, specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """Tensors as JSON in KServe's form, with flat data."""
+    return [
+        {
+            "name": spec.name,
+            "datatype": spec.dtype,
+            "shape": list(arrays[spec.name].shape),
+            "data": arrays[spec.name].reshape(-1).tolist(),
+        }
+        for spec in specs
+    ]
+
+
+def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -> Arrays:
+    """Have the worker of a vGPU of this host run its stage once; outputs are copies.
+
+    Raises:
+        InputError: its worker is not there, ends, or says that the run failed.
+    """
+    with contextlib.ExitStack() as stack:
+        given, made = (
+            stack.enter_context(_own(name, layout))
+            for name, layout in zip(
+                _names(deployment, vgpu), _layouts(deployment, vgpu), strict=True
+            )
+        )
+        for name, view in given.views(0, samples).items():
+            view[...] = inputs[name]
+        answer = _ask(deployment, vgpu, frame(Kind.TRY, pack_json({"samples": samples})))
+        if "error" in answer:
+            raise InputError(f"vGPU {vgpu}", str(answer["error"]))
+        return {name: view.copy() for name, view in made.views(0, samples).items()}
+
+
+def answer_try(
+    deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], body: bytes
+) -> dict[str, str]:
+    """The worker's side: `run` the stage on what the node put there; the body of its TRIED.
+
+    Raises:
+        FrameError: no such number of samples.
+        InputError: the node's memory is not there.
+    """
+    samples = unpack_json(body).get("samples")
+    most = deployment.pipeline_of(vgpu).batch
+    if not isinstance(samples, int) or not 1 <= samples <= most:
+        raise FrameError(f"{samples!r} samples, 1 to {most} fit")
+    names, layouts = _names(deployment, vgpu), _layouts(deployment, vgpu)
+    given, made = (Segment.attach(n, x) for n, x in zip(names, layouts, strict=True))
+    try:
+        run(given.views(0, samples), made.views(0, samples), samples)
+    except Exception as error:  # noqa: BLE001  # a runtime may raise anything
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        given.close()
+        made.close()
+    return {}
+
+
+def _names(deployment: Deployment, vgpu: int) -> tuple[str, str]:
+    name = deployment.worker_segment(vgpu)
+    return f"{name}-try-in", f"{name}-try-out"
+
+
+def _layouts(deployment: Deployment, vgpu: int) -> tuple[SlotLayout, SlotLayout]:
+    batch = deployment.pipeline_of(vgpu).batch
+    return (
+        SlotLayout(specs=deployment.inputs_of(vgpu), batch=batch),
+        SlotLayout(specs=deployment.outputs_of(vgpu), batch=batch),
+    )
+
+
+@contextlib.contextmanager
+def _own(name: str, layout: SlotLayout) -> Generator[Segment]:
+    segment = Segment.create(name, layout, 1)
+    try:
+        yield segment
+    finally:
+        segment.remove()
+
+
+def _ask(deployment: Deployment, vgpu: int, question: bytes) -> dict[str, Any]:
+    sock, address = make_socket(deployment.worker_address(vgpu, same_host=True))
+    sock.settimeout(ANSWER_SECONDS)
+    try:
+        with sock:
+            sock.connect(address)
+            sock.sendall(question)
+            header = parse_header(_receive(sock, HEADER_BYTES))
+            body = _receive(sock, header.body_bytes)
+            check_body(header, body)
+            return unpack_json(body)
+    except (OSError, PoolPipeError) as error:
+        raise InputError(f"vGPU {vgpu}", f"its worker does not answer: {error}") from error
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise FrameError("it closed the connection")
+        data += piece
+    return bytes(data)

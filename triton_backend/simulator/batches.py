@@ -1,0 +1,149 @@
+"""The simulated cluster: a batch's way from dispatch to answer, and what the scheduler is told.
+
+What ends is told at once, with the true instant. Not here: who goes first (`workers`, `links`).
+"""
+
+from triton_backend.scheduler.compiled import NONE, inlined, kernel
+from triton_backend.scheduler.feedback import stage_done, transfer_done
+from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, interval_of
+from triton_backend.simulator.heap import MOVE_START
+from triton_backend.simulator.links import leave_links, next_moves, try_move
+from triton_backend.simulator.workers import (
+    answer,
+    await_stage,
+    leave_line,
+    leave_vgpu,
+    next_on_vgpu,
+)
+from triton_backend.simulator.world import (
+    MOVING,
+    RESTING,
+    RUNNING,
+    WAITING_LINK,
+    WAITING_VGPU,
+    World,
+    push,
+)
+
+
+@inlined
+def launch(world: World, slot: int) -> None:
+    """Take over a batch just dispatched."""
+    tables = world.tables
+    batch = tables.batches[slot]
+    run = world.runs[slot]
+    run["number"] = batch["number"]
+    run["pipeline"] = batch["pipeline"]
+    run["samples"] = batch["samples"]
+    run["stage"] = 0
+    run["phase"] = RESTING
+    first = tables.topology.pipeline_stages[batch["pipeline"]]
+    run["stages"] = tables.topology.pipeline_stages[batch["pipeline"] + 1] - first
+    for hop in range(run["stages"] + 1):
+        _copy_hop(world, slot, hop)
+    request = batch["first"]
+    while request != NONE:
+        record = world.requests[tables.requests[request]["id"]]
+        record["dispatch_us"] = batch["dispatch_us"]
+        record["batch_id"] = batch["number"]
+        record["batch_samples"] = batch["samples"]
+        request = tables.requests[request]["next"]
+    advance(world, slot, batch["dispatch_us"])
+
+
+@inlined
+def _copy_hop(world: World, slot: int, hop: int) -> None:
+    intervals = world.tables.intervals
+    to = world.hops[slot, hop]
+    run = intervals[interval_of(world.tables, slot, hop, VGPU)]
+    to["vgpu"] = run["resource"]
+    to["start_us"] = run["start_us"]
+    to["end_us"] = run["end_us"]
+    to["move_start_us"] = to["move_end_us"] = 0
+    down = intervals[interval_of(world.tables, slot, hop, DOWNLINK)]
+    up = intervals[interval_of(world.tables, slot, hop, UPLINK)]
+    to["downlink"] = down["resource"]
+    to["uplink"] = up["resource"]
+    if down["resource"] != NONE:
+        to["move_start_us"] = down["start_us"]
+        to["move_end_us"] = down["end_us"]
+    elif up["resource"] != NONE:
+        to["move_start_us"] = up["start_us"]
+        to["move_end_us"] = up["end_us"]
+
+
+@inlined
+def advance(world: World, slot: int, now_us: int) -> None:
+    """Set out for the next step of a batch: the move into its stage, or the stage where none."""
+    run = world.runs[slot]
+    hop = world.hops[slot, run["stage"]]
+    if hop["move_end_us"] == hop["move_start_us"]:
+        await_stage(world, slot, now_us)
+    elif hop["move_start_us"] <= now_us:
+        try_move(world, slot, now_us)
+    else:
+        run["phase"] = RESTING
+        push(world, hop["move_start_us"], MOVE_START, slot, run["number"])
+
+
+@inlined
+def end_stage(world: World, slot: int, now_us: int) -> bool:
+    """A stage is over; True where not at the reserved instant, so that lines should look again."""
+    run = world.runs[slot]
+    stage = run["stage"]
+    vgpu = world.hops[slot, stage]["vgpu"]
+    leave_vgpu(world, slot, now_us)
+    last = stage == run["stages"] - 1 and world.hops[slot, stage + 1]["uplink"] == NONE
+    if last:
+        answer(world, slot, now_us)
+    deviates = stage_done(world.tables, slot, stage, now_us)
+    if last:
+        run["number"] = NONE
+    else:
+        run["stage"] += 1
+        advance(world, slot, now_us)
+    next_on_vgpu(world, vgpu, now_us)
+    return deviates
+
+
+@inlined
+def end_move(world: World, slot: int, now_us: int) -> bool:
+    """A transfer is over; True where not at the reserved instant."""
+    run = world.runs[slot]
+    stage = run["stage"]
+    leave_links(world, slot, now_us)
+    last = stage == run["stages"]
+    if last:
+        answer(world, slot, now_us)
+    deviates = transfer_done(world.tables, slot, stage, now_us)
+    if last:
+        run["number"] = NONE
+    else:
+        await_stage(world, slot, now_us)
+    if world.cursor[0]["moves_waiting"] > 0:
+        next_moves(world, now_us)
+    return deviates
+
+
+@kernel
+def forget(world: World, slot: int, now_us: int) -> None:
+    """A batch was aborted: whatever it used or waited for is free."""
+    run = world.runs[slot]
+    phase = run["phase"]
+    vgpu = world.hops[slot, run["stage"]]["vgpu"]
+    if phase == RUNNING:
+        leave_vgpu(world, slot, now_us)
+        next_on_vgpu(world, vgpu, now_us)
+    elif phase == WAITING_VGPU:
+        leave_line(world, slot, vgpu)
+    elif phase == MOVING:
+        leave_links(world, slot, now_us)
+        next_moves(world, now_us)
+    elif phase == WAITING_LINK:
+        cursor = world.cursor[0]
+        for k in range(cursor["moves_waiting"]):
+            if world.moves[k] == slot:
+                cursor["moves_waiting"] -= 1
+                world.moves[k] = world.moves[cursor["moves_waiting"]]
+                break
+    run["number"] = NONE

@@ -1,0 +1,60 @@
+"""Failures: a vGPU, a GPU or a whole node that is gone for a while."""
+
+from dataclasses import dataclass
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import s_to_us
+from triton_backend.simulator.heap import WORKER_BACK, WORKER_LOST
+from triton_backend.simulator.world import World, push
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What fails from when to when (seconds of simulated time).
+
+    Attributes:
+        vgpu: a single vGPU, numbered as in `Plan.vgpus`; else
+        node: name of a node, all of it or
+        gpu: one GPU of it.
+        end_s: when it is back, healthy and idle; None = never.
+    """
+
+    start_s: float
+    end_s: float | None = None
+    vgpu: int | None = None
+    node: str | None = None
+    gpu: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.vgpu is None) == (self.node is None):
+            raise InputError("failure", "names either a vGPU or a node")
+        if self.start_s < 0 or (self.end_s is not None and self.end_s <= self.start_s):
+            raise InputError("failure", f"lasts from {self.start_s} s to {self.end_s} s")
+
+    def vgpus(self, plan: Plan) -> tuple[int, ...]:
+        """Numbers of the vGPUs it takes away; none where nothing of the plan runs there.
+
+        Raises:
+            InputError: there is no such vGPU or node.
+        """
+        every = plan.vgpus()
+        if self.node is None:
+            if not 0 <= (self.vgpu or 0) < len(every):
+                raise InputError("failure", f"no vGPU {self.vgpu}, the plan has {len(every)}")
+            return (self.vgpu or 0,)
+        node = plan.cluster.node_index(self.node)
+        return tuple(
+            vgpu.index
+            for vgpu in every
+            if vgpu.slot.node == node and self.gpu in (None, vgpu.slot.gpu)
+        )
+
+
+def schedule_failures(world: World, plan: Plan, failures: tuple[Failure, ...]) -> None:
+    """Put losses and returns into the heap, which must have room for them."""
+    for failure in failures:
+        for vgpu in failure.vgpus(plan):
+            push(world, s_to_us(failure.start_s), WORKER_LOST, vgpu, 0)
+            if failure.end_s is not None:
+                push(world, s_to_us(failure.end_s), WORKER_BACK, vgpu, 0)

@@ -1,0 +1,221 @@
+"""The event loop: one total order of arrivals, ends, starts, failures and timers.
+
+It calls the scheduler's own steps (`core.steps`, `core.feedback`) and the cluster; it decides
+nothing. It returns to Python only when the run is over, stopped, or an array is full.
+"""
+
+from triton_backend.scheduler.admission import admits
+from triton_backend.scheduler.compiled import FAR, NONE, Record, entry, inlined, kernel
+from triton_backend.scheduler.feedback import worker_back, worker_lost
+from triton_backend.scheduler.queues import free_request
+from triton_backend.scheduler.steps import arrive, expire, next_timer, settle, settle_all
+from triton_backend.scheduler.tables import (
+    ABORTED,
+    DISPATCHED,
+    MODEL_REMOVED,
+    MORE,
+    OUT_ROWS,
+    SETTLED,
+)
+from triton_backend.simulator.batches import end_move, end_stage, forget, launch
+from triton_backend.simulator.heap import (
+    ARRIVAL,
+    MOVE_END,
+    MOVE_START,
+    STAGE_END,
+    STAGE_START,
+    TIMER,
+    WORKER_BACK,
+    WORKER_LOST,
+    remove_first,
+)
+from triton_backend.simulator.links import try_move
+from triton_backend.simulator.ticks import cycles
+from triton_backend.simulator.workers import try_stage
+from triton_backend.simulator.world import DROPPED, OVERLOAD, World
+
+OVER = 0
+STOPPED = 1  # everything before `stop_us` is done
+FULL = 2  # make room (`world.fit`, `tables.with_room`) and call again
+
+
+@entry
+def run(world: World) -> int:
+    """Let events happen until the run is over, stopped or out of room."""
+    cursor = world.cursor[0]
+    counts = world.tables.counts[0]
+    timer = next_timer(world.tables)
+    if cursor["again"] == 1:
+        cursor["again"] = 0
+        if not _finish(world, settle_all(world.tables)):
+            return FULL
+        timer = next_timer(world.tables)
+    while _has_room(world):
+        kind, at = _next(world, timer)
+        if at >= cursor["stop_us"] or (cursor["draining"] == 1 and counts["in_flight"] == 0):
+            return STOPPED
+        if at == FAR:
+            return OVER
+        counts["now_us"] = at
+        cursor["steps"] += 1
+        if kind == ARRIVAL:
+            status = _arrive(world)
+        elif kind == TIMER:
+            before = cycles()
+            status = expire(world.tables)
+            _count(world, before)
+        else:
+            status = _happen(world, at)
+            if status == NOTHING:
+                continue
+        if not _finish(world, status):
+            return FULL
+        timer = next_timer(world.tables)
+    return FULL
+
+
+NOTHING = 2  # answer of `_happen`: no line needs to look again
+
+
+@inlined
+def _has_room(world: World) -> bool:
+    cursor = world.cursor[0]
+    counts = world.tables.counts[0]
+    if counts["free_batch"] == NONE or counts["free_request"] == NONE:
+        return False
+    if cursor["events"] + OUT_ROWS + 2 > len(world.heap):
+        return False
+    return cursor["keep_uses"] == 0 or cursor["uses"] + OUT_ROWS <= len(world.uses)
+
+
+@inlined
+def _next(world: World, timer_us: int) -> tuple[int, int]:
+    """Kind and instant of the next event: of the heap, a timer, or an arrival."""
+    cursor = world.cursor[0]
+    kind, at = TIMER, timer_us
+    if cursor["arrival"] < len(world.requests):
+        arrival = world.requests[cursor["arrival"]]["arrival_us"]
+        if arrival < at:
+            kind, at = ARRIVAL, arrival
+    if cursor["events"] > 0 and world.heap[0]["at_us"] <= at:
+        kind, at = world.heap[0]["kind"], world.heap[0]["at_us"]
+    return kind, at
+
+
+@inlined
+def _arrive(world: World) -> int:
+    cursor = world.cursor[0]
+    number = cursor["arrival"]
+    request = world.requests[number]
+    cursor["arrival"] += 1
+    model = world.models[request["model"]]
+    if model == NONE:
+        return _refuse(request, MODEL_REMOVED)
+    before = cycles()
+    samples, deadline = request["samples"], request["deadline_us"]
+    if len(world.doors) > 0 and not admits(
+        world.doors, model, samples, deadline, request["arrival_us"]
+    ):
+        return _refuse(request, OVERLOAD)
+    arrive(world.tables, model, number, deadline, samples)
+    status = settle(world.tables, model)
+    _count(world, before)
+    return status
+
+
+@inlined
+def _refuse(request: Record, reason: int) -> int:
+    """Answer a request that the scheduler is not told of."""
+    request["outcome"] = DROPPED
+    request["reason"] = reason
+    request["finish_us"] = request["arrival_us"]
+    return SETTLED
+
+
+@inlined
+def _count(world: World, before: int) -> None:
+    """One more decision; how long it took, where there is room to note it."""
+    cursor = world.cursor[0]
+    if cursor["decisions"] < len(world.ticks):
+        world.ticks[cursor["decisions"]] = cycles() - before
+    cursor["decisions"] += 1
+
+
+@inlined
+def _happen(world: World, now_us: int) -> int:
+    """The first event of the heap happens."""
+    cursor = world.cursor[0]
+    kind = world.heap[0]["kind"]
+    slot = world.heap[0]["subject"]
+    number = world.heap[0]["number"]
+    remove_first(world.heap, cursor["events"])
+    cursor["events"] -= 1
+    if kind == WORKER_LOST:
+        return _lose(world, slot)
+    if kind == WORKER_BACK:
+        worker_back(world.tables, slot)
+        return settle_all(world.tables)
+    if world.runs[slot]["number"] != number:
+        return NOTHING
+    deviates = False
+    if kind == STAGE_END:
+        deviates = end_stage(world, slot, now_us)
+    elif kind == MOVE_END:
+        deviates = end_move(world, slot, now_us)
+    elif kind == MOVE_START:
+        try_move(world, slot, now_us)
+    elif kind == STAGE_START:
+        try_stage(world, slot, now_us)
+    if not deviates:
+        return NOTHING
+    before = cycles()
+    status = settle_all(world.tables)
+    _count(world, before)
+    return status
+
+
+@kernel
+def _lose(world: World, vgpu: int) -> int:
+    before = cycles()
+    while worker_lost(world.tables, vgpu) == MORE:
+        carry_out(world)
+    carry_out(world)
+    status = settle_all(world.tables)
+    _count(world, before)
+    return status
+
+
+@inlined
+def _finish(world: World, status: int) -> bool:
+    """Carry out what was decided, deciding on where it broke off; False when out of room."""
+    if world.tables.counts[0]["out"] > 0:
+        carry_out(world)
+    while status != SETTLED:
+        if not _has_room(world):
+            world.cursor[0]["again"] = 1
+            return False
+        status = settle_all(world.tables)
+        carry_out(world)
+    return True
+
+
+@kernel
+def carry_out(world: World) -> None:
+    """Do what the scheduler decided, and empty `out`."""
+    tables = world.tables
+    now = tables.counts[0]["now_us"]
+    for row in range(tables.counts[0]["out"]):
+        kind, slot = tables.out[row, 0], tables.out[row, 1]
+        if kind == DISPATCHED:
+            launch(world, slot)
+        elif kind == ABORTED:
+            forget(world, tables.out[row, 2], now)
+        else:
+            record = world.requests[tables.requests[slot]["id"]]
+            record["outcome"] = DROPPED
+            record["reason"] = tables.out[row, 2]
+            record["dispatch_us"] = record["batch_id"] = NONE
+            record["batch_samples"] = 0
+            record["finish_us"] = now
+            free_request(tables, slot)
+    tables.counts[0]["out"] = 0

@@ -1,0 +1,196 @@
+"""What is offered to a simulation: one row per request of all models, in the order of arrival.
+
+Here: the choice of a process, files of traces, rates of a plan. Not here: the processes themselves
+(`core.arrivals`) and the text of traces (`core.traces`), which the load generator shares.
+"""
+
+import gzip
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract import arrivals
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.traces import (
+    ALL,
+    is_intervals,
+    parse_counts,
+    parse_intervals,
+    parse_requests,
+)
+from triton_backend.contract.units import US_PER_S
+from triton_backend.scheduler.compiled import NONE, Records
+from triton_backend.simulator.world import REQUEST_RECORD
+
+Instants = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gamma:
+    """Gamma-distributed gaps; shape 1 is Poisson, below 1 is burstier."""
+
+    shape: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deterministic:
+    """Equal gaps, the first request at 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """Stated instants (µs) per model, whatever the rate; models not named get no request."""
+
+    by_model: Mapping[str, Instants]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A trace of instants (µs) per model, stretched to the rate; key "" is for any other model."""
+
+    by_model: Mapping[str, Instants]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Requests per interval and model, scaled to the rate; key "" is for any other model."""
+
+    by_model: Mapping[str, NDArray[np.float64]]
+    interval_us: int
+
+
+Arrivals = Gamma | Deterministic | Instant | Replay | Counts
+POISSON = Gamma()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFormat:
+    """How a trace file is to be read (see INTERFACE, "Traces").
+
+    Attributes:
+        time_column: column with seconds, of one row per request.
+        model_column: column that says which model a request is for.
+        names: trace's name of a model or series to the plan's name.
+        interval_us: length of a row where rows hold counts; None = one row per request.
+    """
+
+    time_column: str = "arrival_s"
+    model_column: str | None = None
+    names: Mapping[str, str] | None = None
+    interval_us: int | None = None
+
+
+def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
+    """Arrivals from a CSV file, also `.gz`.
+
+    Raises:
+        InputError: the file cannot be read or does not have the stated columns.
+    """
+    trace = trace or TraceFormat()
+    lines = text_lines(path)
+    try:
+        if lines and is_intervals(lines[0]):
+            # the first gap lies between the first request, at 0, and the second
+            gaps = np.concatenate([[0.0], parse_intervals(lines)])
+            return Replay(by_model={ALL: np.cumsum(gaps).astype(np.int64)})
+        if trace.interval_us is not None:
+            counts = parse_counts(lines, names=trace.names)
+            return Counts(by_model=counts, interval_us=trace.interval_us)
+        instants = parse_requests(
+            lines,
+            time_column=trace.time_column,
+            model_column=trace.model_column,
+            names=trace.names,
+        )
+    except InputError as error:
+        raise InputError(str(path), str(error)) from error
+    return Replay(by_model=instants)
+
+
+def text_lines(path: Path) -> list[str]:
+    """Lines of a text file, or of a compressed one (`.gz`).
+
+    Raises:
+        InputError: the file cannot be read, or is neither.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            return list(file)
+    except FileNotFoundError as error:
+        raise InputError(str(path), "no such file") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(str(path), f"cannot be read: {_why(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not a text file") from error
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """How much of what is offered for how long; rates in requests/s per model of the plan."""
+
+    arrivals: Arrivals = POISSON
+    rates_rps: Mapping[str, float] = field(default_factory=dict[str, float])
+    duration_us: int = 30 * US_PER_S
+    seed: int = 0
+
+
+def offered_requests(plan: Plan, offer: Offer) -> Records:
+    """All requests of a run by arrival; equal instants in the order of the plan's models.
+
+    Every model draws from a generator of its own, so that leaving models out changes no other's.
+    """
+    parts: list[Records] = []
+    for number, model in enumerate(plan.models):
+        rng = np.random.default_rng([offer.seed, number])
+        rate_rps = offer.rates_rps.get(model.name, 0.0)
+        times = instants(offer.arrivals, model.name, rate_rps, offer.duration_us, rng)
+        rows = np.zeros(len(times), dtype=REQUEST_RECORD)
+        rows["model"] = number
+        rows["samples"] = 1
+        rows["arrival_us"] = times
+        rows["deadline_us"] = times + model.slo_us
+        rows["dispatch_us"] = rows["batch_id"] = NONE
+        parts.append(rows)
+    merged = np.concatenate(parts)
+    return merged[np.argsort(merged["arrival_us"], kind="stable")]
+
+
+def instants(
+    spec: Arrivals, model: str, rate_rps: float, duration_us: int, rng: np.random.Generator
+) -> Instants:
+    """Sorted instants (µs) of one model's requests.
+
+    Raises:
+        InputError: the trace has no series for the model, or cannot be offered at that rate.
+    """
+    if isinstance(spec, Instant):
+        return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))
+    if rate_rps == 0:
+        return np.zeros(0, dtype=np.int64)
+    if isinstance(spec, Gamma):
+        return arrivals.gamma_us(rate_rps, duration_us, spec.shape, rng)
+    if isinstance(spec, Deterministic):
+        return arrivals.deterministic_us(rate_rps, duration_us)
+    if model not in spec.by_model and ALL not in spec.by_model:
+        known = ", ".join(spec.by_model)
+        raise InputError("trace", f"no series for model {model!r}; it has {known}")
+    return _of_trace(spec, model if model in spec.by_model else ALL, rate_rps, duration_us, rng)
+
+
+def _of_trace(
+    spec: Replay | Counts, series: str, rate_rps: float, duration_us: int, rng: np.random.Generator
+) -> Instants:
+    if isinstance(spec, Replay):
+        return arrivals.replay_us(spec.by_model[series], rate_rps, duration_us)
+    counts = arrivals.scaled_counts(spec.by_model[series], spec.interval_us, rate_rps)
+    return arrivals.counts_us(counts, spec.interval_us, duration_us, rng)

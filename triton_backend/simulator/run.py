@@ -1,0 +1,256 @@
+"""Simulate a plan: options in, a result out."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import s_to_us
+from triton_backend.scheduler.admission import new_doors
+from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
+from triton_backend.scheduler.handover import hand_over
+from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.policies import policy_number
+from triton_backend.scheduler.steps import settle_all
+from triton_backend.scheduler.tables import Tables, new_tables, with_room
+from triton_backend.scheduler.topology import build_topology
+from triton_backend.simulator.failures import schedule_failures
+from triton_backend.simulator.loop import FULL, run
+from triton_backend.simulator.offered import Offer, offered_requests
+from triton_backend.simulator.pools import new_pools
+from triton_backend.simulator.reactive import run_pools
+from triton_backend.simulator.results import (
+    DecisionCost,
+    Flush,
+    SimResult,
+    class_seconds,
+    model_results,
+    utilisation,
+)
+from triton_backend.simulator.scenario import REACTIVE, PlanChange, SimOptions, rates_of
+from triton_backend.simulator.ticks import cycles_now
+from triton_backend.simulator.workers import NOISE_ONE
+from triton_backend.simulator.world import DROPPED, World, fit, new_world, with_tables
+
+FACTORS = 1 << 16
+TIMED = 1 << 20  # decisions timed at most
+
+
+class _Run(NamedTuple):
+    """A run in progress: the plan in force, its world, and what is known of the plan before."""
+
+    plan: Plan
+    world: World
+    seconds: dict[str, float]
+    flush: Flush | None
+
+
+def simulate(
+    plan: Plan, options: SimOptions | None = None, *, clock_ns: Callable[[], int] | None = None
+) -> SimResult:
+    """Run a plan against offered load until every request has its outcome.
+
+    Args:
+        plan: what serves.
+        options: what is offered and how.
+        clock_ns: a monotonic clock in nanoseconds, where the wall time of the loop and the cost
+            of decisions are wanted; nothing else depends on it.
+
+    Raises:
+        InputError: an option does not fit the plan.
+        InvariantError: the scheduler's tables contradict themselves (our fault).
+    """
+    options = options or SimOptions()
+    if options.policy == REACTIVE:
+        return _simulate_reactive(plan, options, clock_ns)
+    world = prepare(plan, options, timed=TIMED if clock_ns else 0)
+    _warm_up(world)
+    start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
+    now = _Run(plan, world, class_seconds(plan, world.busy_us), None)
+    if options.change is not None:
+        now = _change_plan(now, options, options.change)
+    now = now._replace(world=run_on(now.world))
+    wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
+    cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
+    check_invariants(now.world.tables)
+    return _result(plan, options, now, wall_seconds, cycle_us)
+
+
+def _simulate_reactive(
+    plan: Plan, options: SimOptions, clock_ns: Callable[[], int] | None
+) -> SimResult:
+    if options.failures or options.change is not None or options.admission:
+        raise InputError(
+            "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
+        )
+    topology = build_topology(plan, options.nic, count_io=options.count_io)
+    requests = offered_requests(plan, _offer(plan, options))
+    factors = _factors(options.latency_noise_cv, options.seed)
+    run_pools(new_pools(plan, topology, requests[:0], factors))  # compiled before anything is timed
+    pools = new_pools(plan, topology, requests, factors)
+    start_ns = clock_ns() if clock_ns else 0
+    run_pools(pools)
+    wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
+    state = pools.state[0]
+    span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
+    links = pools.busy_us[len(topology.vgpu_stage) :]
+    return SimResult(
+        plan=plan,
+        policy=options.policy,
+        seed=options.seed,
+        duration_s=options.duration_s,
+        requests=requests,
+        uses=pools.uses[: int(state["uses"])],
+        models=model_results(plan, requests),
+        utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
+        link_utilisation=tuple((links[links > 0] / span_us).tolist()),
+        decisions=DecisionCost(
+            count=int(state["steps"]), mean_us=None, p99_us=None, probes_per_dispatch=None
+        ),
+        steps=int(state["steps"]),
+        wall_seconds=wall_seconds,
+    )
+
+
+def _offer(plan: Plan, options: SimOptions) -> Offer:
+    return Offer(
+        arrivals=options.arrivals,
+        rates_rps=rates_of(plan, options),
+        duration_us=s_to_us(options.duration_s),
+        seed=options.seed,
+    )
+
+
+def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
+    """The world of a run before its first event."""
+    world = new_world(
+        _tables(plan, options),
+        offered_requests(plan, _offer(plan, options)),
+        _factors(options.latency_noise_cv, options.seed),
+        _doors(plan, options),
+        keep_uses=options.keep_uses,
+        timed=timed,
+    )
+    world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
+    schedule_failures(world, plan, options.failures)
+    world.cursor[0]["stop_us"] = FAR
+    return world
+
+
+def run_on(world: World) -> World:
+    """Run until the end or `stop_us`, making room where needed; returns the world that goes on."""
+    while run(world) == FULL:
+        tables = world.tables
+        counts = tables.counts[0]
+        batches, requests = len(tables.batches), len(tables.requests)
+        tables = with_room(
+            tables,
+            batches=2 * batches if counts["free_batch"] == NONE else batches,
+            requests=2 * requests if counts["free_request"] == NONE else requests,
+        )
+        world = fit(world._replace(tables=tables))
+    return world
+
+
+def _tables(plan: Plan, options: SimOptions) -> Tables:
+    topology = build_topology(plan, options.nic, count_io=options.count_io)
+    return new_tables(topology, policy_number(options.policy))
+
+
+def _doors(plan: Plan, options: SimOptions) -> Records:
+    return new_doors(plan.models if options.admission else ())
+
+
+def _warm_up(world: World) -> None:
+    """Have the loop compiled, or read from the cache, before anything is timed."""
+    world.cursor[0]["stop_us"] = 0
+    run(world)
+    world.cursor[0]["stop_us"] = FAR
+
+
+def _factors(cv: float, seed: int) -> Integers:
+    """Lognormal factors with mean 1 and the given CV, as multiples of 1 / NOISE_ONE."""
+    if cv == 0:
+        return np.full(1, NOISE_ONE, dtype=np.int64)
+    sigma = np.sqrt(np.log1p(cv * cv))
+    rng = np.random.default_rng([seed, 1 << 20])
+    draws = rng.lognormal(-sigma * sigma / 2, sigma, FACTORS)
+    return np.rint(draws * NOISE_ONE).astype(np.int64)
+
+
+def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
+    """Run to the change, flush, swap: requests that wait meanwhile go on under the new plan."""
+    cursor = now.world.cursor[0]
+    cursor["stop_us"] = s_to_us(change.at_s)
+    world = run_on(now.world)
+    world.tables.counts[0]["paused"] = 1
+    settle_all(world.tables)
+    cursor["stop_us"] = FAR
+    cursor["draining"] = 1
+    world = run_on(world)
+    cursor["draining"] = 0
+    swap_us = max(int(world.tables.counts[0]["now_us"]), s_to_us(change.at_s))
+    world.tables.counts[0]["now_us"] = swap_us
+    numbers = {model.name: m for m, model in enumerate(change.plan.models)}
+    models = [numbers.get(model.name) for model in now.plan.models]
+    tables, left_out = hand_over(world.tables, _tables(change.plan, options), models)
+    for slot, reason in left_out:
+        record = world.requests[int(world.tables.requests[slot]["id"])]
+        record["outcome"] = DROPPED
+        record["reason"] = reason
+        record["finish_us"] = swap_us
+    cursor["again"] = 1
+    return _Run(
+        plan=change.plan,
+        world=with_tables(
+            world,
+            tables,
+            _doors(change.plan, options),
+            np.asarray([NONE if m is None else m for m in models], dtype=np.int64),
+        ),
+        seconds=class_seconds(now.plan, world.busy_us),
+        flush=Flush(start_us=s_to_us(change.at_s), swap_us=swap_us),
+    )
+
+
+def _result(
+    plan: Plan, options: SimOptions, end: _Run, wall_seconds: float | None, cycle_us: float
+) -> SimResult:
+    world = end.world
+    cursor, counts = world.cursor[0], world.tables.counts[0]
+    span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
+    links = world.busy_us[len(world.tables.topology.vgpu_stage) :]
+    seconds = class_seconds(end.plan, world.busy_us)
+    if end.flush is not None:
+        seconds = {name: seconds.get(name, 0.0) + end.seconds[name] for name in end.seconds}
+    return SimResult(
+        plan=plan,
+        policy=options.policy,
+        seed=options.seed,
+        duration_s=options.duration_s,
+        requests=world.requests,
+        uses=world.uses[: int(cursor["uses"])],
+        models=model_results(plan, world.requests),
+        utilisation=utilisation(plan.cluster, seconds, span_us),
+        link_utilisation=tuple((links[links > 0] / span_us).tolist()),
+        decisions=decision_cost(world, cycle_us),
+        steps=int(cursor["steps"]),
+        wall_seconds=wall_seconds,
+        flush=end.flush,
+    )
+
+
+def decision_cost(world: World, cycle_us: float) -> DecisionCost:
+    """How many decisions there were and what they took; `cycle_us` is 0 where nobody timed."""
+    counts = world.tables.counts[0]
+    batches, decisions = int(counts["batches"]), int(world.cursor[0]["decisions"])
+    spans_us = world.ticks[:decisions] * cycle_us
+    timed = cycle_us > 0 and len(spans_us) > 0
+    return DecisionCost(
+        count=decisions,
+        mean_us=float(spans_us.mean()) if timed else None,
+        p99_us=float(np.percentile(spans_us, 99)) if timed else None,
+        probes_per_dispatch=float(counts["probes"]) / batches if batches else None,
+    )

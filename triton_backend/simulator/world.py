@@ -1,0 +1,208 @@
+"""The simulated world as flat arrays: arrivals, what runs where, and what is recorded of it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from triton_backend.scheduler.compiled import NONE, Integers, Record, Records, inlined
+from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables
+from triton_backend.simulator.heap import EVENT, sift_up
+
+# Outcomes of a request.
+OPEN = 0
+SERVED = 1
+LATE = 2
+DROPPED = 3
+
+OVERLOAD = 5  # reason of a drop at the door, beyond the reasons of the core
+
+# Phases of a batch.
+RESTING = 0  # its next step is in the heap
+WAITING_VGPU = 1
+RUNNING = 2
+WAITING_LINK = 3
+MOVING = 4
+
+REQUEST_RECORD = np.dtype(
+    [
+        ("model", np.int32),
+        ("samples", np.int32),
+        ("arrival_us", np.int64),
+        ("deadline_us", np.int64),
+        ("dispatch_us", np.int64),  # NONE where it never was
+        ("finish_us", np.int64),  # answer, or instant of the drop
+        ("batch_id", np.int64),  # NONE where it has none
+        ("batch_samples", np.int32),
+        ("outcome", np.int8),
+        ("reason", np.int8),
+    ]
+)
+USE_RECORD = np.dtype(
+    [
+        ("vgpu", np.int32),
+        ("batch_id", np.int64),
+        ("start_us", np.int64),
+        ("end_us", np.int64),
+        ("samples", np.int32),
+        ("plan", np.int32),  # 0, and 1 after a change: vGPUs are numbered by the plan then in force
+    ]
+)
+RUN = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "number",
+            "pipeline",
+            "stages",
+            "stage",
+            "phase",
+            "samples",
+            "since_us",
+            "next",
+        )
+    ]
+)
+CURSOR = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "arrival",  # next row of `requests`
+            "events",  # rows of the heap in use
+            "sequence",
+            "uses",
+            "keep_uses",
+            "plan",
+            "moves_waiting",
+            "factor",  # next row of `factors`
+            "again",  # decide before anything else: room was made
+            "stop_us",
+            "decisions",
+            "steps",
+            "draining",  # stop as soon as nothing is in flight
+        )
+    ]
+)
+
+
+class World(NamedTuple):
+    """Everything the event loop reads and writes.
+
+    Attributes:
+        tables: the scheduler's; the loop changes them through the scheduler's own steps only.
+        requests: all requests of the run by arrival; a request's id is its row.
+        runs: per batch slot, where the batch is.
+        hops: [batch slot, hop] as dispatched; what happens follows these, not the tables.
+        running: per vGPU the batch slot that runs there, or NONE.
+        waiting: per vGPU the first batch slot of those that wait for it, by reserved start.
+        carrying: per resource the batch slot that a link carries, or NONE.
+        moves: batch slots whose next transfer waits for a link.
+        busy_us: per resource, time in use so far.
+        factors: what table latencies are multiplied with, in turn.
+        models: number of each offered model in the plan in force, NONE where it has none.
+        doors: `core.admission` per model of the plan in force; empty where all are admitted.
+        ticks: CPU cycles of single decisions, as many as are to be timed.
+    """
+
+    tables: Tables
+    requests: Records
+    heap: Records
+    runs: Records
+    hops: Records
+    running: Integers
+    waiting: Integers
+    carrying: Integers
+    moves: Integers
+    busy_us: Integers
+    uses: Records
+    factors: Integers
+    models: Integers
+    doors: Records
+    ticks: Integers
+    cursor: Records
+
+
+def new_world(
+    tables: Tables,
+    requests: Records,
+    factors: Integers,
+    doors: Records,
+    *,
+    keep_uses: bool,
+    timed: int = 0,
+) -> World:
+    """A world at rest before its first arrival; `timed` decisions are to be timed at most."""
+    resources = len(tables.resources)
+    cursor = np.zeros(1, dtype=CURSOR)
+    cursor["keep_uses"] = keep_uses
+    empty = World(
+        tables=tables,
+        requests=requests,
+        heap=np.zeros(0, dtype=EVENT),
+        runs=np.zeros(0, dtype=RUN),
+        hops=np.zeros((0, tables.offers.shape[1]), dtype=OFFER),
+        running=np.full(resources, NONE, dtype=np.int64),
+        waiting=np.full(resources, NONE, dtype=np.int64),
+        carrying=np.full(resources, NONE, dtype=np.int64),
+        moves=np.zeros(0, dtype=np.int64),
+        busy_us=np.zeros(resources, dtype=np.int64),
+        uses=np.zeros(0, dtype=USE_RECORD),
+        factors=factors,
+        models=np.arange(len(tables.queues)),
+        doors=doors,
+        ticks=np.zeros(timed, dtype=np.int64),
+        cursor=cursor,
+    )
+    return fit(empty)
+
+
+def fit(world: World, spare: int = 0) -> World:
+    """Arrays long enough for the tables' batch slots, with room in the heap and for uses."""
+    cursor = world.cursor[0]
+    slots = len(world.tables.batches)
+    events = int(cursor["events"]) + slots + 2 * OUT_ROWS + spare
+    uses = len(world.uses)
+    if cursor["keep_uses"] and uses < cursor["uses"] + OUT_ROWS:
+        uses = 2 * uses + 4 * OUT_ROWS
+    runs = _longer(world.runs, slots)
+    runs["number"][len(world.runs) :] = NONE
+    hops = np.zeros((slots, world.hops.shape[1]), dtype=OFFER)
+    hops[: len(world.hops)] = world.hops
+    return world._replace(
+        heap=_longer(world.heap, events),
+        runs=runs,
+        hops=hops,
+        moves=_longer(world.moves, slots),
+        uses=_longer(world.uses, uses),
+    )
+
+
+def with_tables(world: World, tables: Tables, doors: Records, models: Integers) -> World:
+    """The same world after a change of plan, while nothing is in flight."""
+    renewed = new_world(tables, world.requests, world.factors, doors, keep_uses=False)
+    world.cursor[0]["plan"] += 1
+    # failures still to come name vGPUs of the old plan
+    world.cursor[0]["events"] = 0
+    return fit(
+        renewed._replace(uses=world.uses, models=models, ticks=world.ticks, cursor=world.cursor)
+    )
+
+
+def _longer(array: Records, length: int) -> Records:
+    grown = np.zeros(max(length, len(array)), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+@inlined
+def push(world: World, at_us: int, kind: int, subject: int, number: int) -> None:
+    """Add an event; `number` tells whether the subject is still the same when it comes."""
+    cursor = world.cursor[0]
+    event: Record = world.heap[cursor["events"]]
+    event["at_us"] = at_us
+    event["kind"] = kind
+    event["sequence"] = cursor["sequence"]
+    event["subject"] = subject
+    event["number"] = number
+    cursor["sequence"] += 1
+    cursor["events"] += 1
+    sift_up(world.heap, cursor["events"])

@@ -1,0 +1,126 @@
+"""Keeping a warehouse file in order: check, compact, export, snapshot, forget what is old.
+
+Names of tables and paths are filled into statements here, because DuckDB takes neither as a
+parameter; tables come from the catalogue, paths are quoted.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import duckdb
+
+from triton_backend.contract.errors import InputError
+from warehouse.db import Warehouse, open_warehouse
+
+PRUNED = ("model_minutes", "vgpu_minutes", "drop_minutes", "series", "cells")
+_READ_ONLY = 0o444
+
+
+def check(warehouse: Warehouse) -> list[str]:
+    """What does not fit together, one line each; empty when sound."""
+    return [f"{row['place']}: {row['problem']}" for row in warehouse.query("check")]
+
+
+def table_sizes(warehouse: Warehouse) -> dict[str, int]:
+    """Rows per table, counted."""
+    tables = [row["table_name"] for row in warehouse.query("tables")]
+    # The catalogue's own sizes are estimates that deletions leave too high.
+    return {
+        table: warehouse.rows(f'SELECT count(*) AS n FROM "{table}"')[0]["n"]  # noqa: S608 - a name of the catalogue
+        for table in tables
+    }
+
+
+def compact(path: Path) -> tuple[int, int]:
+    """Write the file anew without what was deleted; bytes before and after.
+
+    The new file takes the old one's place in one step, so an interruption leaves the old one.
+
+    Raises:
+        InputError: as `open_warehouse`, or the disk has no room.
+    """
+    target = path.with_name(f".{path.name}.compact.{os.getpid()}")
+    try:
+        with open_warehouse(path) as warehouse:
+            warehouse.rows("CHECKPOINT")
+            before = path.stat().st_size
+            mode = path.stat().st_mode & 0o777
+            _guarded(target, lambda: _copy(warehouse, target))
+        target.chmod(mode)
+        target.replace(path)
+    finally:
+        target.unlink(missing_ok=True)
+    return before, path.stat().st_size
+
+
+def snapshot(warehouse: Warehouse, target: Path) -> None:
+    """A read-only copy for notebooks and BI tools, which then hold no lock on the warehouse.
+
+    An older snapshot of that name is replaced in one step; its readers keep the old one.
+
+    Raises:
+        InputError: the target is the warehouse itself, or cannot be written.
+    """
+    if target.resolve() == warehouse.path.resolve():
+        raise InputError(str(target), "is the warehouse itself")
+    if target.is_dir():
+        raise InputError(str(target), "is a folder")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _guarded(target, lambda: _copy(warehouse, unfinished))
+        unfinished.chmod(_READ_ONLY)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
+    """Every table as `<folder>/<table>.parquet`.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    written: list[Path] = []
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in table_sizes(warehouse):
+            path = folder / f"{table}.parquet"
+            warehouse.rows(f'COPY "{table}" TO {_quoted(path)} (FORMAT parquet)')
+            written.append(path)
+
+    _guarded(folder, write)
+    return written
+
+
+def prune(warehouse: Warehouse, before: datetime) -> dict[str, int]:
+    """Forget minutes, columns of runs and replaced cells older than an instant; rows per kind.
+
+    Plans, results of runs, figures, rollouts and every newest cell stay. The file shrinks when it
+    is compacted.
+    """
+    with warehouse.transaction():
+        return {kind: len(warehouse.query(f"prune_{kind}", [before])) for kind in PRUNED}
+
+
+def _copy(warehouse: Warehouse, target: Path) -> None:
+    with warehouse.lock:
+        name = warehouse.rows("SELECT current_database() AS name")[0]["name"]
+        warehouse.rows(f"ATTACH {_quoted(target)} AS poolpipe_copy (READ_WRITE)")
+        try:
+            warehouse.rows(f'COPY FROM DATABASE "{name}" TO poolpipe_copy')
+        finally:
+            warehouse.rows("DETACH poolpipe_copy")
+
+
+def _guarded(target: Path, step: Callable[[], None]) -> None:
+    try:
+        step()
+    except (duckdb.IOException, OSError) as error:
+        raise InputError(str(target), f"cannot be written: {str(error).splitlines()[0]}") from error
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"

@@ -1,0 +1,233 @@
+"""What a running system did: minutes of models and vGPUs, and the history of rollouts.
+
+Here: typed rows in, answers to an operator's questions out. Not here: reading the gateway's files
+(a flow does that and hands the rows over), and carrying out a rollout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from triton_backend.contract.errors import InputError
+from warehouse.db import Warehouse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMinute:
+    """One minute of one model under one plan; counts are requests, `samples` those in batches."""
+
+    instance: str
+    model: str
+    minute: datetime
+    plan_id: str
+    offered: int
+    served: int
+    late: int
+    dropped: int
+    failed: int
+    batches: int
+    samples: int
+    latency_sum_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VGpuMinute:
+    """One minute of one vGPU: busy as measured, and as the plan's table has the same batches."""
+
+    instance: str
+    plan_id: str
+    vgpu: int
+    model: str
+    stage: int
+    gpu_class: str
+    vgpu_divisor: int
+    minute: datetime
+    batches: int
+    busy_us: int
+    profiled_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropMinute:
+    """Requests of one model dropped for one reason in one minute."""
+
+    instance: str
+    model: str
+    minute: datetime
+    reason: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsFile:
+    """What one file of the gateway says; `digest` is of its content.
+
+    `cursor` (source, JSON text) is kept with the rows, for whoever reads on from there.
+    """
+
+    path: str
+    digest: str
+    cursor: tuple[str, str] | None = None
+    models: Sequence[ModelMinute] = ()
+    vgpus: Sequence[VGpuMinute] = ()
+    drops: Sequence[DropMinute] = ()
+
+
+def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) -> bool:
+    """Store the minutes of a file, all or none; False when this content was stored before.
+
+    A minute that is stored already is replaced: a file that grew says the whole minute again.
+    """
+    with warehouse.transaction():
+        known = "SELECT 1 FROM ingested_files WHERE path = ? AND digest = ?"
+        if warehouse.rows(known, [file.path, file.digest]):
+            return False
+        tables = (("model_minutes", file.models), ("vgpu_minutes", file.vgpus))
+        for table, rows in (*tables, ("drop_minutes", file.drops)):
+            warehouse.insert(table, [asdict(row) for row in rows], replace=True)
+        record = {
+            "path": file.path,
+            "digest": file.digest,
+            "rows": len(file.models) + len(file.vgpus) + len(file.drops),
+            "ingested_at": now,
+        }
+        warehouse.insert("ingested_files", [record])
+        if file.cursor is not None:
+            source, document = file.cursor
+            row = {"source": source, "document": document, "changed_at": now}
+            warehouse.insert("ingest_cursors", [row], replace=True)
+    return True
+
+
+def read_cursor(warehouse: Warehouse, source: str) -> str | None:
+    """The cursor kept last for a source of statistics."""
+    rows = warehouse.rows("SELECT document FROM ingest_cursors WHERE source = ?", [source])
+    return None if not rows else str(rows[0]["document"])
+
+
+def rates_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
+    """Per minute and model: minute, model, offered_rps, served_rps."""
+    return warehouse.query("rates_between", [since, until])
+
+
+def attainment_between(
+    warehouse: Warehouse, since: datetime, until: datetime
+) -> list[dict[str, Any]]:
+    """Per hour and model: model, hour, offered, served, attainment, mean_rps."""
+    return warehouse.query("attainment_between", [since, until])
+
+
+def gpus_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
+    """Per hour, plan and class: plan_id, gpu_class, hour, gpus_busy, gpus_planned."""
+    return warehouse.query("gpus_between", [since, until])
+
+
+def drops_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
+    """Per model and reason: model, reason, dropped; the most frequent first."""
+    return warehouse.query("drops_between", [since, until])
+
+
+def drift_of_plan(warehouse: Warehouse, plan_id: str, since: datetime) -> list[dict[str, Any]]:
+    """Per vGPU and hour: measured over profiled time, the slowest first."""
+    return warehouse.query("drift_of_plan", [plan_id, since])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A rollout as it stands; `outcome` is None while it goes on."""
+
+    rollout_id: str
+    plan_id: str
+    former_plan_id: str | None
+    state: str
+    requested_by: str
+    reason: str
+    outcome: str | None
+    started_at: datetime
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStep:
+    """One step that was taken."""
+
+    step: str
+    detail: str
+    seconds: float
+    done_at: datetime
+
+
+def begin_rollout(warehouse: Warehouse, rollout: Rollout) -> None:
+    """Store a new rollout.
+
+    Raises:
+        InputError: another one has not ended, or the id is taken.
+    """
+    with warehouse.transaction():
+        if find_rollout(warehouse, rollout.rollout_id) is not None:
+            raise InputError(f"rollout {rollout.rollout_id}", "is stored already")
+        running = unfinished_rollout(warehouse)
+        if running is not None:
+            raise InputError(
+                f"rollout {rollout.rollout_id}",
+                f"{running.rollout_id} has not ended; it reached {running.state!r}",
+            )
+        warehouse.insert("rollouts", [asdict(rollout)])
+
+
+def add_rollout_step(warehouse: Warehouse, rollout_id: str, step: RolloutStep) -> None:
+    """Store a step; the rollout's state is then the step's name.
+
+    Raises:
+        InputError: no such rollout.
+    """
+    _change(warehouse, rollout_id, (step.step, None, step.done_at), step)
+
+
+def end_rollout(
+    warehouse: Warehouse, rollout_id: str, state: str, outcome: str, now: datetime
+) -> None:
+    """Note how a rollout ended.
+
+    Raises:
+        InputError: no such rollout.
+    """
+    _change(warehouse, rollout_id, (state, outcome, now), None)
+
+
+def _change(
+    warehouse: Warehouse,
+    rollout_id: str,
+    reached: tuple[str, str | None, datetime],
+    step: RolloutStep | None,
+) -> None:
+    with warehouse.transaction():
+        if not warehouse.query("rollout_change", [*reached, rollout_id]):
+            raise InputError(f"rollout {rollout_id!r}", f"is not in {warehouse.path}")
+        if step is not None:
+            warehouse.insert("rollout_steps", [{"rollout_id": rollout_id} | asdict(step)])
+
+
+def find_rollout(warehouse: Warehouse, rollout_id: str) -> Rollout | None:
+    """A rollout by its id."""
+    rows = warehouse.rows("SELECT * FROM rollouts WHERE rollout_id = ?", [rollout_id])
+    return Rollout(**rows[0]) if rows else None
+
+
+def unfinished_rollout(warehouse: Warehouse) -> Rollout | None:
+    """The rollout that has not ended, if any."""
+    rows = warehouse.rows(
+        "SELECT * FROM rollouts WHERE outcome IS NULL ORDER BY started_at DESC LIMIT 1"
+    )
+    return Rollout(**rows[0]) if rows else None
+
+
+def list_rollouts(warehouse: Warehouse, limit: int = 50) -> list[Rollout]:
+    """The newest rollouts."""
+    return [Rollout(**row) for row in warehouse.query("rollouts", [limit])]
+
+
+def rollout_steps(warehouse: Warehouse, rollout_id: str) -> list[RolloutStep]:
+    """The steps of a rollout, in order."""
+    return [RolloutStep(**row) for row in warehouse.query("rollout_steps", [rollout_id])]
