@@ -18,16 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
-from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `scripts` as tests import it
-
 from flows.clock import Stopwatch, now_utc
 from flows.deployments import local as operations
 from flows.release.render import repository as render
 from flows.release.rollout.watching import read_outcomes
 from flows.release.server import admin
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
 from scripts.faults import rollout_faults as faults
 from triton_backend.contract.errors import PoolPipeError
 from warehouse.plans import add_plan

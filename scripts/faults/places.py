@@ -131,7 +131,7 @@ class Shifted(Served):
         if compiler is None:
             raise NotHereError("cc", "no C compiler here")
         library, self._file = self.root / "clock_shift.so", self.root / "shift"
-        source = str(ROOT / "scripts" / "clock_shift.c")
+        source = str(Path(__file__).with_name("clock_shift.c"))
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), source]
         subprocess.run(command, check=True)
         self._file.write_bytes(bytes(8))

@@ -1,6 +1,6 @@
 """Everything that needs a GPU, checked in order on a machine that has one.
 
-    python scripts/gpu/check.py [--model resnet50] [--path tensorrt|onnxruntime-cuda|torch-cuda]
+    python -m scripts.gpu.check [--model resnet50] [--path tensorrt|onnxruntime-cuda|torch-cuda]
                                 [--json FILE] [--work DIR] [--quick] [--only CHECK]
 
 One line per check: pass, fail, skip or a figure; then one JSON object as the last line. Exit code 0
@@ -18,15 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from flows.preparation.splitting.examples import example_names  # noqa: E402 -- found by the line above
-from scripts.gpu.checks import CHECKS, Bench, Skipped  # noqa: E402 -- found by the line above
-from scripts.gpu.copies import be_a_copy  # noqa: E402 -- found by the line above
-from scripts.gpu.paths import PATHS, find_path  # noqa: E402 -- found by the line above
-from triton_backend.contract.errors import InputError, PoolPipeError  # noqa: E402 -- found by the line above
-from triton_backend.runtimes.cuda import open_cuda  # noqa: E402 -- found by the line above
+from flows.preparation.splitting.examples import example_names
+from scripts.gpu.checks import CHECKS, Bench, Skipped
+from scripts.gpu.copies import be_a_copy
+from scripts.gpu.paths import PATHS, find_path
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.runtimes.cuda import open_cuda
 
 FAILED, NO_GPU = 1, 2
 LOAD = "build and load"

@@ -16,7 +16,7 @@ from triton_backend.contract.units import US_PER_S
 
 COPY_SECONDS = 3.0
 COPY_BATCH = 8
-SCRIPT = Path(__file__).resolve().with_name("check.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_copies(stage: Path, path_name: str, work: Path, share: tuple[int, dict[str, str]]) -> float:
@@ -32,10 +32,12 @@ def run_copies(stage: Path, path_name: str, work: Path, share: tuple[int, dict[s
         PoolPipeError: a copy did not start or did not end well.
     """
     divisor, environment = share
-    command = [sys.executable, str(SCRIPT), "--copy", str(stage), "--path", path_name]
+    command = [sys.executable, "-m", "scripts.gpu.check", "--path", path_name]
+    files = ["--copy", str(stage.resolve()), "--work", str(work.resolve())]
     processes = [
         subprocess.Popen(
-            [*command, "--work", str(work)],
+            [*command, *files],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,7 +9,7 @@ import numpy as np
 
 from flows.planning import PlanOptions
 from scripts.paper.cells import Cell
-from scripts.paper.numbers import FIGURE_10, FIGURE_13_MARGIN, FIGURE_13_RATIO, HIGH_CLASSES
+from scripts.paper.published import FIGURE_10, FIGURE_13_MARGIN, FIGURE_13_RATIO, HIGH_CLASSES
 from scripts.paper.study import Row, Study, filled
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError

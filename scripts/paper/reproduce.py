@@ -19,7 +19,7 @@ import numpy as np
 
 from scripts.paper.alone import figure_10, figure_13
 from scripts.paper.cells import CLUSTERS, GROUPS, PLANNERS, PaperData
-from scripts.paper.numbers import (
+from scripts.paper.published import (
     FIGURE_6,
     FIGURE_6_GAINS,
     FIGURE_7,
@@ -113,7 +113,7 @@ def figure_7(study: Study) -> None:
 
 
 def figure_8(study: Study) -> None:
-    """Utilisation of both classes at the highest load factor, all models of a group at once."""
+    """Utilisation of both classes: each model alone at its highest load factor, summed by group."""
     rows: list[Row] = []
     for planner in PLANNERS:
         busy = _busy(study, planner)
@@ -193,7 +193,7 @@ def main(arguments: list[str]) -> int:
         data = PaperData.read(chosen.data)
         figures = [FIGURES[int(number)] for number in chosen.only.split(",")]
     except (InputError, KeyError, ValueError) as error:
-        print(f"reproduce_paper: {error}", file=sys.stderr)
+        print(f"reproduce: {error}", file=sys.stderr)
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
     with Runner(chosen.processes) as runner:

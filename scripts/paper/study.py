@@ -1,4 +1,4 @@
-"""What every figure of `reproduce_paper.py` needs: runs of its cells, tables and charts on disk."""
+"""What every figure of `reproduce.py` needs: runs of its cells, tables and charts on disk."""
 
 import csv
 from collections.abc import Iterable, Sequence

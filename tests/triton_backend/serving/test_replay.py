@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def replayed(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "replay_events.py", folder],
+        [sys.executable, ROOT / "scripts" / "faults" / "replay_events.py", folder],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -13,12 +13,12 @@ from flows.preparation.splitting.running import open_session, run_session
 from scripts.gpu.checks import CHECKS, Bench, Skipped
 from scripts.gpu.paths import OnnxruntimePath, find_path
 from tests.fakes.cuda import HostCuda
-from tests.fakes.gpu_path import CpuPath
 from tests.flows.preparation.building import tensorrt_models as models
+from tests.scripts.gpu.cpu_path import CpuPath
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.cuda import open_cuda
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu" / "check.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "gpu" / "check.py"
 
 
 def test_without_a_gpu_it_says_so_and_ends(tmp_path: Path) -> None:
