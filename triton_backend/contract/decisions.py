@@ -1,18 +1,7 @@
 """What the scheduler answers: things for a shell to do, none of them done yet."""
 
-from enum import StrEnum
-
 from triton_backend.contract.messages import message
-
-
-class DropReason(StrEnum):
-    """Why a request will not be served."""
-
-    DEADLINE = "deadline"  # no batch, not even of this request alone, ends by its deadline
-    TOO_LARGE = "too_large"  # more samples than any pipeline's batch
-    CANCELLED = "cancelled"
-    WORKER_LOST = "worker_lost"  # its vGPU died and a retry would be late
-    MODEL_REMOVED = "model_removed"  # a new plan no longer has the model
+from triton_backend.contract.reasons import DropReason
 
 
 @message

@@ -1,11 +1,10 @@
 """Integers of the answer (`acts`) as the decisions they are. Nothing changes here."""
 
-from triton_backend.contract.decisions import Dispatch, Drop, DropReason, Hop
+from triton_backend.contract.decisions import Dispatch, Drop, Hop
+from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.kernel_api import HEAD, HOP
 from triton_backend.scheduler.tables import Tables
-
-REASONS = tuple(DropReason)
 
 
 def dispatch_of(told: list[int], at: int, end: int) -> Dispatch:
@@ -40,7 +39,7 @@ def drop_of(told: list[int], at: int) -> Drop:
     return Drop(
         request_id=request_id,
         model=model,
-        reason=REASONS[reason],
+        reason=DropReason(reason),
         deadline_us=deadline_us,
         best_finish_us=None if finish_us >= FAR else finish_us,
         queue_position=position,
@@ -53,6 +52,6 @@ def left_out(tables: Tables, slot: int, reason: int) -> Drop:
     return Drop(
         request_id=int(request["id"]),
         model=int(request["model"]),
-        reason=REASONS[reason],
+        reason=DropReason(reason),
         deadline_us=int(request["deadline_us"]),
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import Topology
 
@@ -24,12 +25,13 @@ ABORTED = 2  # b = batch number, c = its slot, free already
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
-# Reasons of drops, in the order of `decisions.DropReason`.
-DEADLINE = 0
-TOO_LARGE = 1
-CANCELLED = 2
-WORKER_LOST = 3
-MODEL_REMOVED = 4
+# Reasons of drops as the integers that kernels write.
+DEADLINE = int(DropReason.DEADLINE)
+TOO_LARGE = int(DropReason.TOO_LARGE)
+CANCELLED = int(DropReason.CANCELLED)
+WORKER_LOST = int(DropReason.WORKER_LOST)
+MODEL_REMOVED = int(DropReason.MODEL_REMOVED)
+OVERLOAD = int(DropReason.OVERLOAD)
 
 # Policies, in the order of `policies.POLICIES`.
 RESERVATION = 0

@@ -15,6 +15,7 @@ from triton_backend.scheduler.tables import (
     MODEL_REMOVED,
     MORE,
     OUT_ROWS,
+    OVERLOAD,
     SETTLED,
 )
 from triton_backend.simulator.batches import end_move, end_stage, forget, launch
@@ -32,7 +33,7 @@ from triton_backend.simulator.heap import (
 from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
 from triton_backend.simulator.workers import try_stage
-from triton_backend.simulator.world import DROPPED, OVERLOAD, World
+from triton_backend.simulator.world import DROPPED, World
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract.decisions import DropReason
+from triton_backend.contract.reasons import DropReason
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
@@ -24,7 +24,7 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
     rows = result.requests
     names = np.asarray([model.name for model in result.plan.models], dtype=object)
     outcomes = np.asarray(["", *(_OUTCOMES[k] for k in sorted(_OUTCOMES))], dtype=object)
-    reasons = np.asarray([*map(str, DropReason), "overload"], dtype=object)
+    reasons = np.asarray([reason.text for reason in DropReason], dtype=object)
     dropped = rows["outcome"] == DROPPED
     columns: dict[str, NDArray[Any]] = {
         "request": np.arange(len(rows)),

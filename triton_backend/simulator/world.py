@@ -14,8 +14,6 @@ SERVED = 1
 LATE = 2
 DROPPED = 3
 
-OVERLOAD = 5  # reason of a drop at the door, beyond the reasons of the core
-
 # Phases of a batch.
 RESTING = 0  # its next step is in the heap
 WAITING_VGPU = 1

@@ -22,6 +22,7 @@ from flows.operations.ingest.minute_stats import (
     vgpu_facts,
 )
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import US_PER_S
 
 MINUTE_US = 60 * US_PER_S
@@ -128,7 +129,7 @@ class Tally:
     def _refused(self, item: Mapping[str, Any]) -> None:
         """Refused for overload, before the scheduler: offered and dropped at once."""
         self._arrival({**item, "request_id": REFUSED})
-        self._drop({"request_id": REFUSED, "reason": "overload"})
+        self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
     def _stage_done(self, item: Mapping[str, Any]) -> None:
         batch = self.batches.get(item["batch_id"])

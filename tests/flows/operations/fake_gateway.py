@@ -7,9 +7,10 @@ from typing import Any
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.fakes.plans import Pool, make_plan
-from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
+from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.event_log import to_line
 
 SLO_US = 100_000

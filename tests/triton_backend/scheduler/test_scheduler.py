@@ -11,7 +11,6 @@ from triton_backend.contract.decisions import (
     Decision,
     Dispatch,
     Drop,
-    DropReason,
     Hop,
     SetTimer,
 )
@@ -30,6 +29,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.scheduler.scheduler import Scheduler
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.generation import Batch
@@ -21,7 +22,7 @@ from triton_backend.serving.front.requests import (
     expired,
     full,
 )
-from triton_backend.serving.transport.bodies import DROP_REASONS, LOCALS, DropBody
+from triton_backend.serving.transport.bodies import LOCALS, DropBody
 from triton_backend.serving.transport.shared_memory import Arrays
 
 # A larger answer takes long to send, and who sends it does not poll.
@@ -111,8 +112,8 @@ class Ledger:
         """Number a request and keep it; refused, and False, where `limit` are kept already."""
         self._counters.offered += 1
         if len(self._requests) >= limit:
-            self._counters.dropped["queue_full"] += 1
-            self._log.note(request, "queue_full")
+            self._counters.dropped[DropReason.QUEUE_FULL.text] += 1
+            self._log.note(request, DropReason.QUEUE_FULL.text)
             self._reply(request, full(self._model, limit))
             return False
         self._next_number = (self._next_number + 1) % LOCALS
@@ -137,9 +138,8 @@ class Ledger:
         request = self._requests.pop(body.request, None)
         if request is None:
             return
-        reason = str(DROP_REASONS[body.reason])
-        self._counters.dropped[reason] += 1
-        self._log.note(request, reason)
+        self._counters.dropped[body.reason.text] += 1
+        self._log.note(request, body.reason.text)
         self._reply(request, dropped(self._model, request, body))
 
     def answer(self, batch: Batch, take: Callable[[Reply], bool], sent: Sent) -> None:

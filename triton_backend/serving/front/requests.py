@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.settings import ServeSettings, short_name
 from triton_backend.serving.transport.bodies import (
-    DROP_REASONS,
     NONE,
     ArrivalBody,
     DropBody,
@@ -99,7 +98,7 @@ def full(model: str, limit: int) -> Refusal:
 
 def dropped(model: str, request: Request, body: DropBody) -> Refusal:
     """What the client of a dropped request is told."""
-    reason, name = DROP_REASONS[body.reason], f"model {model!r}"
+    reason, name = body.reason, f"model {model!r}"
     if reason is DropReason.CANCELLED:
         return Refusal("CANCELLED", f"{name}: the client cancelled the request")
     if reason is DropReason.TOO_LARGE:
@@ -113,11 +112,13 @@ def dropped(model: str, request: Request, body: DropBody) -> Refusal:
     best = "none"
     if body.best_finish_us:
         best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
-    died = reason is DropReason.WORKER_LOST
-    what = "its worker died" if died else "the deadline cannot be met"
+    what = {
+        DropReason.OVERLOAD: f"{name} is overloaded",
+        DropReason.WORKER_LOST: f"{name}: its worker died",
+    }.get(reason, f"{name}: the deadline cannot be met")
     return Refusal(
         "UNAVAILABLE",
-        f"{name}: {what}: deadline {slo_ms:.1f} ms after arrival, best possible finish {best},"
+        f"{what}: deadline {slo_ms:.1f} ms after arrival, best possible finish {best},"
         f" queue position {body.queue_position}",
     )
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from triton_backend.contract.decisions import Dispatch, DropReason
+from triton_backend.contract.decisions import Dispatch
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.bodies import (
-    DROP_REASONS,
     LOCALS,
     DropBody,
     pack_drop,
@@ -51,10 +51,8 @@ def drop_frame(
     queue_position: int = 0,
 ) -> bytes:
     """DROP of a request by its front's number; `best_finish_us` is 0 where nothing was probed."""
-    place = DROP_REASONS.index(reason)
-    return frame(
-        Kind.DROP, pack_drop(DropBody(request, place, deadline_us, best_finish_us, queue_position))
-    )
+    body = DropBody(request, reason, deadline_us, best_finish_us, queue_position)
+    return frame(Kind.DROP, pack_drop(body))
 
 
 def path_of(dispatch: Dispatch, slots: Sequence[int]) -> list[int]:

@@ -9,8 +9,6 @@ from functools import partial
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.scheduler import admission
 
-OVERLOAD = "overload"  # how such drops are counted
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract import decisions, events
-from triton_backend.contract.decisions import Decision, Dispatch
+from triton_backend.contract.decisions import Decision, Dispatch, Drop
 from triton_backend.contract.events import Event, PlanChanged
+from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.gateway.admission import Refused
 from triton_backend.serving.settings import Deployment
@@ -108,6 +109,8 @@ def to_line(item: Event | Decision | Refused) -> str:
     if isinstance(item, Dispatch):
         return _dispatch_line(item)
     data = dataclasses.asdict(item)
+    if isinstance(item, Drop):
+        data["reason"] = item.reason.text
     return json.dumps({"t": kind.__name__, **data}, separators=(",", ":"))
 
 
@@ -159,5 +162,5 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | dict[str, A
             data["hops"] = tuple(decisions.Hop(**hop) for hop in data["hops"])
             data["request_ids"] = tuple(data["request_ids"])
         if kind == "Drop":
-            data["reason"] = decisions.DropReason(data["reason"])
+            data["reason"] = DropReason.parse(data["reason"])
         yield _KINDS[kind](**data)

@@ -1,10 +1,10 @@
 """What fronts say: requests that come, are refused at the door, are given up, or lose their front."""
 
-from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.events import Arrival, Cancel
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.addresses import Front, drop_frame
-from triton_backend.serving.gateway.admission import OVERLOAD, Admission, Refused
+from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.state import Books
 from triton_backend.serving.transport.bodies import NONE, ArrivalBody
@@ -58,13 +58,13 @@ class Intake:
 
     def _refuse(self, front: Front, message: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core is not told of what not even an ideal server could answer in time."""
-        self._counters.dropped[front.model, OVERLOAD] += 1
+        self._counters.dropped[front.model, DropReason.OVERLOAD.text] += 1
         local, deadline_us, samples, *_ = message
         refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
         self._books.watch(refused, ())
         dropped = drop_frame(
             local,
-            DropReason.DEADLINE,
+            DropReason.OVERLOAD,
             deadline_us,
             best_finish_us=self._admissions[model].best_finish_us(now_us),
             queue_position=self._books.queue_lengths()[model],

@@ -190,7 +190,7 @@ class Books:
         self.requests.discard(number)
         self.express.forget(number)
         front = self._fronts[number >> LOCAL_BITS]
-        self._counters.dropped[front.model, decision.reason] += 1
+        self._counters.dropped[front.model, decision.reason.text] += 1
         dropped = drop_frame(
             number % LOCALS,
             decision.reason,

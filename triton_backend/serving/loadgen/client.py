@@ -12,7 +12,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.payload import Arrays
 
 # How the gateway's refusals read; broken connections and dead workers are told otherwise.
-REFUSED_MARKS = ("deadline cannot be met", "no more are taken")
+REFUSED_MARKS = ("deadline cannot be met", "is overloaded", "no more are taken")
 
 
 class Status(IntEnum):

@@ -9,12 +9,8 @@ from functools import cache
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from triton_backend.contract.decisions import DropReason
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.transport.wire import FrameError
-
-# A reason crosses as its place in this order.
-DROP_REASONS: tuple[DropReason, ...] = tuple(DropReason)
-
 
 NONE = -1  # no such slot, no such request
 
@@ -47,7 +43,7 @@ class DropBody(NamedTuple):
     """Why a request is not served; `best_finish_us` is 0 where nothing was probed."""
 
     request: int
-    reason: int
+    reason: DropReason
     deadline_us: int
     best_finish_us: int
     queue_position: int
@@ -138,7 +134,12 @@ def pack_drop(message: DropBody) -> bytes:
 
 def unpack_drop(body: bytes) -> DropBody:
     """Inverse of `pack_drop`."""
-    return DropBody(*_unpack(_DROP, body))
+    request, number, *rest = _unpack(_DROP, body)
+    try:
+        reason = DropReason(number)
+    except ValueError as error:
+        raise FrameError(f"no drop reason has the number {number}") from error
+    return DropBody(request, reason, *rest)
 
 
 def pack_dispatch(message: DispatchBody) -> bytes:

@@ -18,10 +18,10 @@ from tests.triton_backend.serving.gateway.gateways import (
 )
 from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
-from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.addresses import Front, Worker
-from triton_backend.serving.transport.bodies import DROP_REASONS, LOCALS, ArrivalBody, TimesBody
+from triton_backend.serving.transport.bodies import LOCALS, ArrivalBody, TimesBody
 from triton_backend.serving.transport.wire import Kind
 
 
@@ -76,14 +76,23 @@ def test_a_model_that_is_not_planned_is_refused(gateway: HeldGateway) -> None:
     (letter,) = gateway.letters()
     (drop,) = drops([letter])
     assert letter.to == Front("other")
-    assert DROP_REASONS[drop.reason] is DropReason.MODEL_REMOVED
+    assert drop.reason is DropReason.MODEL_REMOVED
+
+
+def test_a_request_refused_for_overload_says_so_to_its_front(gateway: HeldGateway) -> None:
+    for number in range(2_000):  # three times what the slower stage can do
+        now_us = 400 * number
+        arrive(gateway, number, now_us=now_us)
+    refused = [drop for drop in drops(gateway.letters()) if drop.reason is DropReason.OVERLOAD]
+    assert gateway.status()["counters"]["dropped"]["pair/overload"] == len(refused) > 0
+    assert all(drop.best_finish_us > drop.deadline_us - SLO_US for drop in refused)
 
 
 def test_a_lost_front_takes_its_queue_along(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2)
     gateway.intake.front_lost(PAIR, 20)
     assert dict(gateway.waiting()) == {"pair": 0}
-    reasons = {DROP_REASONS[drop.reason] for drop in drops(gateway.letters())}
+    reasons = {drop.reason for drop in drops(gateway.letters())}
     assert reasons == {DropReason.CANCELLED}
 
 

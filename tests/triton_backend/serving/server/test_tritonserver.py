@@ -17,7 +17,7 @@ from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
-from triton_backend.contract.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
+from triton_backend.contract.decisions import Abort, Dispatch, Drop, Hop, SetTimer
 from triton_backend.contract.events import (
     Arrival,
     Cancel,
@@ -27,6 +27,7 @@ from triton_backend.contract.events import (
     Timer,
     WorkerLost,
 )
+from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.gateway.event_log import EventLog, read_events, to_line
@@ -84,6 +85,16 @@ def test_every_event_and_decision_comes_back_from_its_line() -> None:
         json.loads(line)["t"] == type(i).__name__ for line, i in zip(lines, ITEMS, strict=True)
     )
     assert tuple(read_events(lines)) == ITEMS
+
+
+def test_a_drop_is_logged_with_the_text_of_its_reason() -> None:
+    drop = Drop(request_id=2, model=0, reason=DropReason.WORKER_LOST, deadline_us=3)
+    line = (
+        '{"t":"Drop","request_id":2,"model":0,"reason":"worker_lost","deadline_us":3,'
+        '"best_finish_us":null,"queue_position":0}'
+    )
+    assert to_line(drop) == line
+    assert tuple(read_events([line])) == (drop,)
 
 
 def test_event_files_roll_and_the_oldest_go(

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.transport import bodies as wire_bodies
 from triton_backend.serving.transport import wire
 from triton_backend.serving.transport.wire import FrameError, Kind
@@ -11,7 +12,7 @@ U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 HOPS = st.lists(st.builds(wire_bodies.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
 ARRIVALS = st.builds(wire_bodies.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
-DROPS = st.builds(wire_bodies.DropBody, I64, I32, I64, I64, I32)
+DROPS = st.builds(wire_bodies.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32)
 DISPATCHES = st.builds(
     wire_bodies.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple)
 )
@@ -42,6 +43,14 @@ def test_every_body_comes_back_as_it_was_packed(
     assert wire_bodies.unpack_dispatch(wire_bodies.pack_dispatch(dispatch)) == dispatch
     assert wire_bodies.unpack_batch(wire_bodies.pack_batch(batch)) == batch
     assert wire_bodies.unpack_answer(wire_bodies.pack_answer(answer)) == answer
+
+
+@pytest.mark.parametrize("number", [-1, len(DropReason)])
+def test_a_drop_for_a_reason_that_does_not_exist_is_refused(number: int) -> None:
+    good = bytearray(wire_bodies.pack_drop(wire_bodies.DropBody(1, DropReason.DEADLINE, 2, 3, 4)))
+    good[8:12] = number.to_bytes(4, "little", signed=True)
+    with pytest.raises(FrameError, match=f"no drop reason has the number {number}"):
+        wire_bodies.unpack_drop(bytes(good))
 
 
 @given(st.sampled_from(Kind), st.binary(max_size=200), I64, st.integers(0, 2**15 - 1))

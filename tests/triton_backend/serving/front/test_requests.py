@@ -1,0 +1,45 @@
+"""What the client of a request that is not served reads."""
+
+import pytest
+
+from triton_backend.contract.reasons import DropReason
+from triton_backend.serving.front.requests import Refusal, Request, dropped
+from triton_backend.serving.transport.bodies import DropBody
+
+NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue position 8"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "message"),
+    [
+        (DropReason.OVERLOAD, "UNAVAILABLE", f"model 'm' is overloaded: {NUMBERS}"),
+        (
+            DropReason.DEADLINE,
+            "UNAVAILABLE",
+            f"model 'm': the deadline cannot be met: {NUMBERS}",
+        ),
+        (DropReason.WORKER_LOST, "UNAVAILABLE", f"model 'm': its worker died: {NUMBERS}"),
+        (DropReason.CANCELLED, "CANCELLED", "model 'm': the client cancelled the request"),
+        (DropReason.MODEL_REMOVED, "UNAVAILABLE", "model 'm' is not in the plan being served"),
+        (
+            DropReason.TOO_LARGE,
+            "INVALID_ARG",
+            "model 'm': 2 samples in one request, more than any batch planned",
+        ),
+    ],
+)
+def test_a_dropped_request_says_why_with_its_numbers(
+    reason: DropReason, status: str, message: str
+) -> None:
+    request = Request(
+        tensors={},
+        samples=2,
+        arrival_us=1_000,
+        deadline_us=51_000,
+        reply=lambda _: None,
+        is_cancelled=lambda: False,
+    )
+    body = DropBody(
+        request=1, reason=reason, deadline_us=51_000, best_finish_us=54_100, queue_position=8
+    )
+    assert dropped("m", request, body) == Refusal(status, message)
