@@ -64,4 +64,4 @@ def test_only_the_clock_reads_the_time_of_day() -> None:
                 and node.value.id in {"time", "datetime", "date"}
             ):
                 readers.add(file.relative_to(PACKAGE).as_posix())
-    assert readers == {"engines/clock.py"}
+    assert readers == {"runtimes/clock.py"}
