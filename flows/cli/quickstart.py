@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _flow_workspace(warehouse: Path) -> "Workspace":
     """The workspace of a flow; Prefect's settings are made before it is first imported."""
-    from flows.deployments.prefect.home import prepare_prefect
+    from flows.deployments.orchestration.home import prepare_prefect
     from flows.workspace import workspace
 
     work = workspace(warehouse)
@@ -78,8 +78,8 @@ def quickstart(
     # Said at once, not after the minutes that profiling takes.
     _check_model(model, slo_ms)
     check_can_start(work.state.serve, ports)
-    from flows.deployments.prefect.limits import taking_turns
-    from flows.deployments.prefect.server import start_prefect_server
+    from flows.deployments.orchestration.limits import taking_turns
+    from flows.deployments.orchestration.server import start_prefect_server
     from flows.deployments.quickstart import QuickstartOptions
     from flows.deployments.quickstart import quickstart as run
 

@@ -235,7 +235,7 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
     """The flow of the nightly deployment, in this process."""
-    from flows.deployments.prefect.home import prepare_prefect
+    from flows.deployments.orchestration.home import prepare_prefect
     from flows.files import read_cluster, read_workload
     from flows.state import project_state
 
@@ -243,8 +243,8 @@ def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
     read_cluster(parameters["cluster"])
     read_workload(parameters["workload"])
     prepare_prefect(project_state().prefect)
+    from flows.deployments.orchestration.server import start_prefect_server
     from flows.deployments.parameters import ReplanParameters
-    from flows.deployments.prefect.server import start_prefect_server
     from flows.deployments.replan import replan_flow
 
     note("replanning; the first step starts Prefect")

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from flows.clock import now_utc
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import IngestParameters
-from flows.deployments.prefect.limits import flow_workspace
 from flows.files import read_cluster
 from flows.operations.ingest.reader import Ingested, ingest
 from flows.operations.replanning.conditions import Condition, Limits, conditions

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flows.clock import Stopwatch
 from flows.deployments.background import log_of, running, start, stop, tell
-from flows.deployments.prefect.home import prepare_prefect, prepare_server
+from flows.deployments.orchestration.home import prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 

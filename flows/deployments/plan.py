@@ -6,8 +6,8 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import PlanParameters
-from flows.deployments.prefect.limits import flow_workspace
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import Planned, find_plan, plan_step

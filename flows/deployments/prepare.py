@@ -17,8 +17,8 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import raise_state_exception
 
+from flows.deployments.orchestration.limits import flow_workspace, holding
 from flows.deployments.parameters import PrepareParameters, ProfileClassParameters
-from flows.deployments.prefect.limits import flow_workspace, holding
 from flows.files import read_cluster, read_device_classes
 from flows.preparation.class_profile import (
     ClassProfile,

@@ -12,8 +12,8 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.deployments.orchestration.limits import holding
 from flows.deployments.parameters import ProfileClassParameters
-from flows.deployments.prefect.limits import holding
 from flows.preparation.class_profile import device_limits, measure_class, own_gpu
 from flows.preparation.profiling.devices import list_devices
 from flows.preparation.profiling.measure import CellKey

@@ -5,8 +5,8 @@ from datetime import timedelta
 from prefect import flow
 
 from flows.clock import now_utc
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import PruneParameters
-from flows.deployments.prefect.limits import flow_workspace
 from warehouse.maintenance import prune as prune_warehouse
 
 

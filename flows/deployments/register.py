@@ -17,7 +17,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.exceptions import ObjectAlreadyExists
 
-from flows.deployments.prefect.limits import WAREHOUSE_WRITER, make_limit
+from flows.deployments.orchestration.limits import WAREHOUSE_WRITER, make_limit
 from flows.deployments.profile_class import profile_class
 from triton_backend.contract.errors import PoolPipeError
 

@@ -7,8 +7,8 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import ReplanParameters
-from flows.deployments.prefect.limits import flow_workspace
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.decide import Thresholds
 from flows.operations.replanning.forecast import ForecastOptions

@@ -6,8 +6,8 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import RolloutParameters
-from flows.deployments.prefect.limits import flow_workspace
 from flows.planning.stored_plans import find_plan
 from flows.release.rollout.roll_out import RolloutOptions, RolloutResult, roll_out
 from flows.workspace import Workspace

@@ -11,8 +11,8 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import WhatIfParameters
-from flows.deployments.prefect.limits import flow_workspace
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
 from flows.planning.whatif import Point, Situation, what_if

@@ -13,16 +13,16 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.deployments.prefect import lease as prefect_lease
-from flows.deployments.prefect.limits import WAREHOUSE_WRITER, flow_workspace, holding
+from flows.deployments.orchestration import lease as prefect_lease
+from flows.deployments.orchestration.limits import WAREHOUSE_WRITER, flow_workspace, holding
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 ENOUGH = 3
 HOLD = """
 import sys
-from flows.deployments.prefect import lease as prefect_lease
-from flows.deployments.prefect.limits import holding
+from flows.deployments.orchestration import lease as prefect_lease
+from flows.deployments.orchestration.limits import holding
 with holding("a:1", "b:2"):
     print("held", flush=True)
     sys.stdin.read()
@@ -107,6 +107,6 @@ def test_without_a_server_the_files_own_lock_has_to_do_and_that_is_said(
             warehouse.connection.execute("CREATE TABLE written (number INTEGER)")
         with work.open(read_only=True) as warehouse:
             assert warehouse.rows("SELECT count(*) AS n FROM written") == [{"n": 0}]
-    said = [r.getMessage() for r in caplog.records if r.name == "flows.deployments.prefect.limits"]
+    said = [r.getMessage() for r in caplog.records if r.name == "flows.deployments.orchestration.limits"]
     assert len(said) == 1  # nested pieces of work take their turn once; readers take none
     assert WAREHOUSE_WRITER in said[0]

@@ -17,7 +17,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from flows.deployments.prefect.lease import lease
+from flows.deployments.orchestration.lease import lease
 from flows.state import project_state
 from flows.workspace import Workspace, workspace
 

@@ -1,1 +1,0 @@
-"""Home, server, limits and registration of Prefect."""
