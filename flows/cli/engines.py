@@ -20,8 +20,8 @@ from flows.cli.options import (
 from flows.cli.output import note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
-    from flows.preparation.building.tensorrt_requests import BuildReport
-    from flows.preparation.engines import EngineOptions
+    from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.preparation.building.tensorrt.requests import BuildReport
     from flows.preparation.profiling.measure import MeasureLimits
     from flows.workspace import Workspace
 
@@ -57,7 +57,7 @@ def engines(
     """
     from flows.cli.stored import find_plan
     from flows.files import check_writable, write_plan
-    from flows.preparation.building.tensorrt_requests import EngineSettings
+    from flows.preparation.building.tensorrt.requests import EngineSettings
     from flows.release.artifacts import attach_engines
     from flows.workspace import workspace
 
@@ -91,11 +91,15 @@ def layer_times(
 
     So that it can be cut by them.
     """
+    import onnx
+
     from flows.files import check_writable
-    from flows.preparation.building.tensorrt_requests import EngineSettings
-    from flows.preparation.engines import EngineOptions
-    from flows.preparation.gpu_layers import write_gpu_times
-    from flows.preparation.prepare import read_split
+    from flows.preparation.building.tensorrt.engines import EngineOptions, whole_engine
+    from flows.preparation.building.tensorrt.requests import EngineSettings
+    from flows.preparation.profiling.gpu_layers import engine_layer_times_us, gpu_layer_times_us
+    from flows.preparation.splitting.graph import read_layers
+    from flows.preparation.splitting.layer_times import write_times
+    from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
 
     check_writable(output)
@@ -105,7 +109,11 @@ def layer_times(
     )
     options = EngineOptions(batches=(batch,), settings=settings)
     with progress("measuring layers"):
-        write_gpu_times(work, read_split(work, model), gpu_class, options, output)
+        split = read_split(work, model)
+        folder = whole_engine(work, split, gpu_class, options)
+        layers, times = engine_layer_times_us(folder, batch)
+        graph = onnx.load(split.model_path, load_external_data=False).graph
+        write_times(output, read_layers(graph), gpu_layer_times_us(split, layers, times))
     show(f"times of the layers of {model} on {gpu_class} are in {output}")
 
 
@@ -129,8 +137,8 @@ def build_engines_of(
     work: "Workspace", names: list[str], cluster: Path, choices: EngineChoices, *, as_json: bool
 ) -> None:
     """Build engines of every block and of whole models; exit 1 where one could not be built."""
-    from flows.preparation.engines import engine_step
-    from flows.preparation.prepare import read_split
+    from flows.preparation.building.tensorrt.engines import engine_step
+    from flows.preparation.splitting.stored_split import read_split
 
     classes, options = _gpu_classes(cluster), _engine_options(choices)
     reports: dict[str, BuildReport] = {}
@@ -186,8 +194,8 @@ def _gpu_classes(cluster: Path) -> list[str]:
 
 
 def _engine_options(choices: EngineChoices) -> "EngineOptions":
-    from flows.preparation.building.tensorrt_requests import DEFAULT_BATCHES, EngineSettings
-    from flows.preparation.engines import EngineOptions
+    from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.preparation.building.tensorrt.requests import DEFAULT_BATCHES, EngineSettings
 
     settings = EngineSettings(library=choices.library, compute_capabilities=choices.capabilities)
     return EngineOptions(
@@ -213,9 +221,8 @@ def profile_engines_of(
 ) -> None:
     """Build what is missing and measure every block on the GPUs named."""
     from flows.files import read_cluster
-    from flows.preparation.gpu_profile import GpuClassToProfile, gpu_profile_step
-    from flows.preparation.prepare import read_split
-    from flows.preparation.profiling.gpu import ProfiledGpu
+    from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
+    from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
     from triton_backend.runtimes.mps import MpsDaemon
 
@@ -225,7 +232,7 @@ def profile_engines_of(
     rows: list[tuple[str, str, int]] = []
     with progress("profiling") as say_more, TemporaryDirectory(prefix="mps-") as folder:
         for gpu_class, gpu in choices[1].gpus.items():
-            wanted = GpuClassToProfile(
+            wanted = ProfiledGpuClass(
                 name=gpu_class,
                 gpu=ProfiledGpu(name=gpu, daemon=MpsDaemon.in_folder(Path(folder), ())),
                 divisors=known.gpu_class(gpu_class).vgpu_divisors,

@@ -23,8 +23,9 @@ from flows.cli.output import notes, print_json, progress, show, table
 if TYPE_CHECKING:
     from flows.cli.engines import EngineChoices
     from flows.preparation.building.keys import BuiltArtifact
-    from flows.preparation.prepare import ClassToProfile, Prepared
+    from flows.preparation.building.onnxruntime import CpuClass
     from flows.preparation.profiling.measure import CellKey
+    from flows.preparation.profiling.model_profile import Prepared
     from flows.workspace import Workspace
 
 Names = Annotated[
@@ -63,7 +64,8 @@ def build(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Build what GPU classes run of every block and whole model."""
-    from flows.preparation.prepare import build_step, read_split
+    from flows.preparation.building.onnxruntime import build_step
+    from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
 
     work = workspace(warehouse)
@@ -144,8 +146,9 @@ def profile(
 
     On every class of the cluster, vGPU divisor and batch; an interruption loses one cell.
     """
-    from flows.preparation.prepare import profile_step, read_split
     from flows.preparation.profiling.measure import MeasureLimits
+    from flows.preparation.profiling.model_profile import profile_step
+    from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
 
     work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
@@ -199,10 +202,10 @@ def _prepared(model: "Prepared") -> dict[str, object]:
     }
 
 
-def _classes(cluster: Path) -> "list[ClassToProfile]":
+def _classes(cluster: Path) -> "list[CpuClass]":
     """CPU classes of a cluster file with their divisors; classes without a runtime are named."""
     from flows.files import read_cluster, read_device_classes
-    from flows.preparation.prepare import ClassToProfile
+    from flows.preparation.building.onnxruntime import CpuClass
     from triton_backend.contract.errors import InputError
 
     known, devices = read_cluster(cluster), read_device_classes(cluster)
@@ -213,7 +216,7 @@ def _classes(cluster: Path) -> "list[ClassToProfile]":
     without = [c.name for c in known.gpu_classes if c.name not in devices]
     notes(f"class {name} has no runtime here, left out" for name in without)
     return [
-        ClassToProfile(device=device, divisors=known.gpu_class(name).vgpu_divisors)
+        CpuClass(device=device, divisors=known.gpu_class(name).vgpu_divisors)
         for name, device in devices.items()
     ]
 

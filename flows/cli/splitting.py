@@ -32,7 +32,7 @@ def split(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Cut a model into blocks, check the cuts, and store them."""
-    from flows.preparation.prepare import split_step
+    from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
     with progress(f"splitting {model}"):

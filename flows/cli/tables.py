@@ -27,7 +27,7 @@ def import_tables(
 ) -> None:
     """Take tables measured elsewhere into the warehouse."""
     from flows.clock import now_utc
-    from flows.preparation.profiling.tables import read_tables
+    from flows.preparation.profiling.csv_tables import read_tables
     from warehouse.db import open_warehouse
     from warehouse.profiles import import_profile
 
@@ -52,7 +52,7 @@ def export_tables(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Write tables that `profiles import`, and other programs, can read."""
-    from flows.preparation.profiling.tables import write_tables
+    from flows.preparation.profiling.csv_tables import write_tables
     from flows.workspace import workspace
     from warehouse.profiles import model_names, read_profiles
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.device_class import DeviceClass
-from flows.preparation.class_profile import ClassProfile, ClassRequest
+from flows.preparation.profiling.class_profile import ClassProfile, ClassRequest
 from flows.state import warehouse_path
 
 

@@ -20,7 +20,7 @@ from prefect.states import raise_state_exception
 from flows.deployments.orchestration.limits import flow_workspace, holding
 from flows.deployments.parameters import PrepareParameters, ProfileClassParameters
 from flows.files import read_cluster, read_device_classes
-from flows.preparation.class_profile import (
+from flows.preparation.profiling.class_profile import (
     ClassProfile,
     ClassRequest,
     device_limits,
@@ -29,9 +29,9 @@ from flows.preparation.class_profile import (
     measure_class,
     own_gpu,
 )
-from flows.preparation.prepare import split_step
 from flows.preparation.profiling.devices import list_devices
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.stored_split import split_step
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 

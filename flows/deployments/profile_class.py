@@ -14,7 +14,7 @@ from prefect.artifacts import (
 
 from flows.deployments.orchestration.limits import holding
 from flows.deployments.parameters import ProfileClassParameters
-from flows.preparation.class_profile import device_limits, measure_class, own_gpu
+from flows.preparation.profiling.class_profile import device_limits, measure_class, own_gpu
 from flows.preparation.profiling.devices import list_devices
 from flows.preparation.profiling.measure import CellKey
 from flows.workspace import workspace

@@ -16,9 +16,10 @@ from flows.device_class import DeviceClass
 from flows.files import write_plan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import load_profiles, plan_step
-from flows.preparation.prepare import Prepared, profile_step, split_step
 from flows.preparation.profiling.measure import MeasureLimits, cell_progress
+from flows.preparation.profiling.model_profile import Prepared, profile_step
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.stored_split import split_step
 from flows.progress import Say, StepLog
 from flows.quickstart.example_project import (
     BLOCKS,

@@ -6,7 +6,7 @@ from flows.clock import now_utc
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
-from flows.preparation.boundaries import as_measured
+from flows.preparation.profiling.boundaries import as_measured
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.device_class import DeviceClass
-from flows.preparation.prepare import ClassToProfile
+from flows.preparation.building.onnxruntime import CpuClass
 from flows.preparation.splitting.examples import write_example
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -63,14 +63,14 @@ def own_model(path: Path, slo_ms: float) -> DemoModel:
     return DemoModel(name=name, path=path, slo_us=ms_to_us(slo_ms))
 
 
-def demo_classes() -> dict[str, ClassToProfile]:
+def demo_classes() -> dict[str, CpuClass]:
     """The two CPU classes: the first and the last core this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
     slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=SLOW_STRETCH)
     return {
-        FAST: ClassToProfile(device=fast, divisors=(1, 2)),
-        SLOW: ClassToProfile(device=slow, divisors=(1,)),
+        FAST: CpuClass(device=fast, divisors=(1, 2)),
+        SLOW: CpuClass(device=slow, divisors=(1,)),
     }
 
 

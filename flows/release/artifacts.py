@@ -12,8 +12,8 @@ from flows.device_class import DeviceClass
 from flows.files import read_device_classes
 from flows.planning.certificate import plan_identity
 from flows.planning.stored_plans import store_plan
-from flows.preparation.building.tensorrt_requests import EngineSettings
-from flows.preparation.engines import (
+from flows.preparation.building.onnxruntime import build_stages
+from flows.preparation.building.tensorrt.engines import (
     PRECISIONS,
     EngineOptions,
     Place,
@@ -22,8 +22,9 @@ from flows.preparation.engines import (
     measured_precisions,
     stage_name,
 )
-from flows.preparation.prepare import build_stages, read_split
+from flows.preparation.building.tensorrt.requests import EngineSettings
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan

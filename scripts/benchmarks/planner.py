@@ -23,7 +23,7 @@ import yaml
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
-from flows.preparation.profiling.tables import read_tables
+from flows.preparation.profiling.csv_tables import read_tables
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.profiles import ModelProfile

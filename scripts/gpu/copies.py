@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.preparation.building.tensorrt_stage import read_edges
+from flows.preparation.building.tensorrt.edges import read_edges
 from flows.preparation.splitting.running import random_inputs
 from scripts.gpu.paths import find_path
 from triton_backend.contract.errors import InputError, PoolPipeError

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from flows.preparation.layer_cuts import compare_cuts, gpu_layer_times_us
-from flows.preparation.profiling.layers import engine_layer_times_us
+from flows.preparation.profiling.gpu_layers import (
+    compare_cuts,
+    engine_layer_times_us,
+    gpu_layer_times_us,
+)
 from flows.preparation.splitting.model import SplitModel
 from scripts.gpu.paths import TensorrtPath
 

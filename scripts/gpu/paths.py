@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.preparation.building.tensorrt import build_engines
-from flows.preparation.building.tensorrt_network import require_supported
-from flows.preparation.building.tensorrt_requests import EngineRequest, EngineSettings
+from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.network import require_supported
+from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.units import US_PER_MS, US_PER_S
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact

@@ -15,7 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from flows.planning import PlanOptions, make_plan
-from flows.preparation.profiling.tables import read_tables
+from flows.preparation.profiling.csv_tables import read_tables
 from triton_backend.contract.arrivals import gamma_us
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError

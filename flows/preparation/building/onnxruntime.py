@@ -7,16 +7,22 @@ linked, not copied, where the file system allows it.
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime
 
+from flows.clock import now_utc
 from flows.device_class import DeviceClass
 from flows.preparation.building.keys import BuiltArtifact, artifact_key, file_digest, publish
+from flows.preparation.splitting.extracting import extract_stage
+from flows.preparation.splitting.model import SplitModel
+from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.onnxruntime import CUDA, DEVICE_OPTION
+from warehouse.profiles import add_artifact
 
 RUNTIME = "onnxruntime"
 DATA_SUFFIX = ".data"
@@ -114,3 +120,45 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuClass:
+    """A CPU class and the vGPU divisors it is wanted with."""
+
+    device: DeviceClass
+    divisors: tuple[int, ...] = (1,)
+
+
+def build_stages(
+    work: Workspace,
+    split: SplitModel,
+    stages: Sequence[tuple[int, int]],
+    device: DeviceClass,
+) -> dict[tuple[int, int], BuiltArtifact]:
+    """Artifacts of stages [first, last) for one CPU class, built or found, by stage."""
+    built: dict[tuple[int, int], BuiltArtifact] = {}
+    for first, last in stages:
+        built[first, last] = build_stage(
+            extract_stage(split, first, last),
+            split.stage_inputs(first),
+            split.stage_outputs(last),
+            device_class=device,
+            max_batch=split.max_batch,
+            root=work.state.artifacts,
+        )
+    now = now_utc()
+    with work.open() as warehouse:
+        for (first, last), artifact in built.items():
+            place = (first, last, device.name)
+            add_artifact(warehouse, artifact.key, split.key, place, RUNTIME, now)
+    return built
+
+
+def build_step(
+    work: Workspace, split: SplitModel, classes: Sequence[CpuClass]
+) -> dict[str, dict[tuple[int, int], BuiltArtifact]]:
+    """Artifacts of every block and of the whole model, by class and stage."""
+    whole = (0, split.blocks)
+    stages = sorted({*((i, i + 1) for i in range(split.blocks)), whole})
+    return {c.device.name: build_stages(work, split, stages, c.device) for c in classes}

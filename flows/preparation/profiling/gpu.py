@@ -3,6 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from flows.preparation.building.tensorrt.engines import EngineOptions, engine_step, stage_name
+from flows.preparation.building.tensorrt.requests import BuildReport
 from flows.preparation.profiling.measure import (
     CellKey,
     MeasureLimits,
@@ -11,8 +13,12 @@ from flows.preparation.profiling.measure import (
     Store,
     measure_cells,
 )
+from flows.preparation.profiling.model_profile import store_cell
+from flows.preparation.splitting.model import SplitModel
+from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
+from warehouse.profiles import measured_cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +84,71 @@ def measure_on_gpu(
         finally:
             gpu.daemon.stop_if_idle()
     return GpuMeasured(cells=cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledGpuClass:
+    """A GPU class, a GPU of it on this machine, and the divisors it is wanted with."""
+
+    name: str
+    gpu: ProfiledGpu
+    divisors: tuple[int, ...] = (1,)
+
+
+def gpu_profile_step(
+    work: Workspace,
+    split: SplitModel,
+    wanted: ProfiledGpuClass,
+    options: EngineOptions,
+    *,
+    limits: MeasureLimits | None = None,
+    progress: Progress | None = None,
+) -> tuple[BuildReport, GpuMeasured]:
+    """Build what is missing and measure every missing cell of every block.
+
+    Every batch from 1 to the largest is measured, as it will be served: padded where it has no
+    optimisation profile of its own.
+
+    Raises:
+        InputError: a block has no engine for the class, or an engine cannot be loaded here.
+    """
+    report = engine_step(work, split, [wanted.name], options)
+    targets = targets_of(split, wanted, report, tuple(range(1, max(options.batches) + 1)))
+    with work.open() as warehouse:
+        keys = [target.artifact.name for target in targets]
+        done = {CellKey(split.name, *c) for c in measured_cells(warehouse, split.key, keys)}
+        measured = measure_on_gpu(
+            targets,
+            wanted.gpu,
+            done=done,
+            store=lambda cell: store_cell(warehouse, split.key, cell),
+            progress=progress,
+            limits=limits,
+        )
+    return report, measured
+
+
+def targets_of(
+    split: SplitModel, wanted: ProfiledGpuClass, report: BuildReport, batches: Sequence[int]
+) -> list[ProfileTarget]:
+    """What to measure of a model.
+
+    Raises:
+        InputError: the engine of a block is missing, so the class has no use for this model.
+    """
+    folders = {r.request.stage: r.folder for r in report.results}
+    names = [stage_name(split, (block, block + 1)) for block in range(split.blocks)]
+    if lacking := [name for name in names if name not in folders]:
+        reasons = {f.request.stage: str(f) for f in report.failures}
+        raise InputError(f"class {wanted.name!r}", reasons.get(lacking[0], f"no {lacking[0]}"))
+    return [
+        ProfileTarget(
+            model=split.name,
+            block=block,
+            gpu_class=wanted.name,
+            artifact=folders[name],
+            divisors=wanted.divisors,
+            batches=tuple(batches),
+        )
+        for block, name in enumerate(names)
+    ]

@@ -15,7 +15,7 @@ from flows.preparation.splitting.checking import check_split
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.graph import Layers, read_layers
 from flows.preparation.splitting.grouping import group_layers
-from flows.preparation.splitting.layer_times import read_times, times_of
+from flows.preparation.splitting.layer_times import layer_times_us, read_times, times_of
 from flows.preparation.splitting.loading import (
     load_external_data,
     load_skeleton,
@@ -26,7 +26,6 @@ from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SplitMode
 from flows.preparation.splitting.observing import boundary_specs, input_specs, require_samples_alone
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
-from flows.preparation.splitting.timing import layer_times_us
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 

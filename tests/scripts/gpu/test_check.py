@@ -13,7 +13,7 @@ from flows.preparation.splitting.running import open_session, run_session
 from scripts.gpu.checks import CHECKS, Bench, Skipped
 from scripts.gpu.paths import OnnxruntimePath, find_path
 from tests.fakes.cuda import HostCuda
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.scripts.gpu.cpu_path import CpuPath
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.cuda import open_cuda

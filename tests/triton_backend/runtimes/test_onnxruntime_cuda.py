@@ -7,7 +7,7 @@ import pytest
 
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import build_cuda_stage, build_stage
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.plans import tensor
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact

@@ -20,7 +20,7 @@ DATA_CENTRE, RTX = "tensorrt", "tensorrt-rtx"
 LIBRARIES = (DATA_CENTRE, RTX)
 INSTALL_HINT = (
     "install the wheels that build without a GPU with `pip install poolpipe[tensorrt-rtx]`, or"
-    " the data-centre library with `pip install tensorrt` (see flows/preparation/building/TENSORRT.md)"
+    " the data-centre library with `pip install tensorrt` (see flows/preparation/building/tensorrt/README.md)"
 )
 # TensorRT's DataType names and KServe's.
 KSERVE_OF_TENSORRT: Mapping[str, str] = {

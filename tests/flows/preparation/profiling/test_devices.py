@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.preparation.class_profile import own_gpu
+from flows.preparation.profiling.class_profile import own_gpu
 from flows.preparation.profiling.devices import (
     Device,
     MigSlice,

@@ -8,11 +8,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.preparation.building.tensorrt import build_engines
-from flows.preparation.building.tensorrt_requests import EngineRequest, EngineSettings
+from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
 from flows.release.render.container import render_container
 from flows.release.render.container_options import ContainerOptions
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.plans import model, plan, stage, tensor
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.layers import EngineDescription

@@ -1,13 +1,16 @@
-"""Cuts of a model by the times its layers take on a GPU, instead of on this machine's CPU.
+"""Times of a model's layers on a GPU, and the cuts that these times lead to.
 
 TensorRT's profiler times fused layers; here their times go back to the ONNX nodes they do the work
-of, and from there into the same grouping that splitting uses. Needs nothing but ONNX, because a
-machine with a GPU may be bare. Not here: measuring them (`gpu_layers`).
+of, and from there into the same grouping that splitting uses. Reads neither warehouse nor state
+folder, because a machine with a GPU may be bare.
 """
 
+import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -18,7 +21,32 @@ from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.observing import boundary_specs
 from flows.preparation.splitting.split import legal_cuts
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.runtimes.tensorrt.layers import EngineLayer, node_times_us
+from triton_backend.runtimes.base import Artifact
+from triton_backend.runtimes.tensorrt.layers import EngineDescription, EngineLayer, node_times_us
+from triton_backend.runtimes.tensorrt.runtime import open_tensorrt
+
+RUNS = 20
+LAYERS_NAME = "layers.json"
+
+
+def engine_layer_times_us(
+    folder: Path, batch: int
+) -> tuple[tuple[EngineLayer, ...], dict[str, float]]:
+    """Layers of the optimisation profile of a planned batch size, and the median time of each.
+
+    Raises:
+        InputError: no GPU, or the engine cannot be loaded here.
+    """
+    artifact = Artifact.read(folder)
+    profile = list(artifact.options["batches"]).index(batch)
+    runtime = open_tensorrt(folder, artifact, use_graphs=False)
+    try:
+        runs = [runtime.layer_times_us(batch) for _ in range(RUNS)]
+    finally:
+        runtime.close()
+    description = EngineDescription.from_dict(json.loads((folder / LAYERS_NAME).read_text()))
+    times = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return description.of_profile(profile), times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,14 @@ from typing import Any
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
-from flows.preparation.engines import EngineOptions
-from flows.preparation.gpu_profile import GpuClassToProfile, gpu_profile_step
-from flows.preparation.prepare import ClassToProfile, profile_step, store_split
+from flows.preparation.building.onnxruntime import CpuClass
+from flows.preparation.building.tensorrt.engines import EngineOptions
 from flows.preparation.profiling.devices import Device, usable_gpus
-from flows.preparation.profiling.gpu import ProfiledGpu
+from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
 from flows.preparation.profiling.measure import MeasureLimits, Progress
+from flows.preparation.profiling.model_profile import profile_step
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.stored_split import store_split
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.mps import MpsDaemon
@@ -110,13 +111,13 @@ def _measure(
     progress: Progress | None,
 ) -> None:
     if request.device is not None:
-        on_cpu = ClassToProfile(device=request.device, divisors=request.divisors)
+        on_cpu = CpuClass(device=request.device, divisors=request.divisors)
         profile_step(work, split, [on_cpu], limits=request.limits, progress=progress)
         return
     if gpu is None:
         raise InputError(f"class {request.gpu_class!r}", "has no `runtime`, and no GPU is here")
     with TemporaryDirectory(prefix="mps-") as folder:
-        on_gpu = GpuClassToProfile(
+        on_gpu = ProfiledGpuClass(
             name=request.gpu_class,
             gpu=ProfiledGpu(name=gpu.uuid, daemon=MpsDaemon.in_folder(Path(folder), ())),
             divisors=request.divisors,

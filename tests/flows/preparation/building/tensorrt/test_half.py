@@ -7,10 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from flows.preparation.building.tensorrt import build_engines
-from flows.preparation.building.tensorrt_half import convert_chain, convert_stage
-from flows.preparation.building.tensorrt_requests import EngineRequest, EngineSettings
-from tests.flows.preparation.building import tensorrt_models as models
+from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.half import convert_chain, convert_stage
+from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
 

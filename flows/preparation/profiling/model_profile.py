@@ -1,16 +1,14 @@
-"""One model made ready to be planned: split, built for every class, profiled.
+"""Every block of a model measured on CPU classes, and the whole model beside the sum of its blocks.
 
-Each step finds what an earlier run left (by content) and says what it reused.
+What an earlier run left is found by content, and said to be reused.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from flows.clock import now_utc
-from flows.device_class import DeviceClass
 from flows.preparation.building.keys import BuiltArtifact
-from flows.preparation.building.onnxruntime import RUNTIME, build_stage
+from flows.preparation.building.onnxruntime import CpuClass, build_step
 from flows.preparation.profiling.measure import (
     CellKey,
     MeasuredCell,
@@ -21,32 +19,18 @@ from flows.preparation.profiling.measure import (
     measure_cells,
 )
 from flows.preparation.profiling.ratio import SumRatio, WholeTarget, measure_ratios
-from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
-from flows.preparation.splitting.split import DEFAULT_BLOCKS, DEFAULT_MAX_BATCH, split_model
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse
 from warehouse.profiles import (
     CellRecord,
-    ModelRecord,
-    add_artifact,
     add_cells,
-    add_model,
     add_sum_ratio,
-    find_model,
     measured_cells,
     read_profile,
     sum_ratios,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassToProfile:
-    """A CPU class and the vGPU divisors it is wanted with."""
-
-    device: DeviceClass
-    divisors: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,101 +56,10 @@ class Prepared:
         )
 
 
-def split_step(
-    work: Workspace,
-    path: Path,
-    name: str,
-    *,
-    blocks: int = DEFAULT_BLOCKS,
-    max_batch: int = DEFAULT_MAX_BATCH,
-    layer_times: Path | None = None,
-) -> SplitModel:
-    """Split a model file, by this machine's layer times or those of a file, and store it.
-
-    Raises:
-        InputError: the model cannot be split.
-    """
-    split = split_model(
-        path,
-        name=name,
-        out=work.state.models,
-        blocks=blocks,
-        max_batch=max_batch,
-        layer_times=layer_times,
-    )
-    store_split(work, split, str(path))
-    return split
-
-
-def store_split(work: Workspace, split: SplitModel, source: str) -> None:
-    """Blocks and boundaries of a split model into the warehouse."""
-    record = ModelRecord(
-        model_key=split.key,
-        name=split.name,
-        source=source,
-        folder=str(split.folder),
-        boundary_bytes=split.boundary_bytes,
-        inputs=split.inputs,
-        outputs=split.outputs,
-        boundaries=split.boundaries,
-        block_memory_bytes=split.block_memory_bytes,
-        block_times_us=split.block_times_us,
-    )
-    with work.open() as warehouse:
-        add_model(warehouse, record, now_utc())
-
-
-def read_split(work: Workspace, name: str) -> SplitModel:
-    """The split of a model in the warehouse.
-
-    Raises:
-        InputError: no such model, or only its tables were imported.
-    """
-    with work.open(read_only=True) as warehouse:
-        record = find_model(warehouse, name)
-    if record.folder is None:
-        raise InputError(f"model {name!r}", "has imported tables only; split its ONNX file first")
-    return SplitModel.read(Path(record.folder))
-
-
-def build_stages(
-    work: Workspace,
-    split: SplitModel,
-    stages: Sequence[tuple[int, int]],
-    device: DeviceClass,
-) -> dict[tuple[int, int], BuiltArtifact]:
-    """Artifacts of stages [first, last) for one CPU class, built or found, by stage."""
-    built: dict[tuple[int, int], BuiltArtifact] = {}
-    for first, last in stages:
-        built[first, last] = build_stage(
-            extract_stage(split, first, last),
-            split.stage_inputs(first),
-            split.stage_outputs(last),
-            device_class=device,
-            max_batch=split.max_batch,
-            root=work.state.artifacts,
-        )
-    now = now_utc()
-    with work.open() as warehouse:
-        for (first, last), artifact in built.items():
-            place = (first, last, device.name)
-            add_artifact(warehouse, artifact.key, split.key, place, RUNTIME, now)
-    return built
-
-
-def build_step(
-    work: Workspace, split: SplitModel, classes: Sequence[ClassToProfile]
-) -> dict[str, dict[tuple[int, int], BuiltArtifact]]:
-    """Artifacts of every block and of the whole model, by class and stage."""
-    whole = (0, split.blocks)
-    stages = sorted({*((i, i + 1) for i in range(split.blocks)), whole})
-    return {c.device.name: build_stages(work, split, stages, c.device) for c in classes}
-
-
 def profile_step(
     work: Workspace,
     split: SplitModel,
-    classes: Sequence[ClassToProfile],
+    classes: Sequence[CpuClass],
     *,
     batches: Sequence[int] | None = None,
     limits: MeasureLimits | None = None,
@@ -212,7 +105,7 @@ def profile_step(
 
 def _targets(
     split: SplitModel,
-    classes: Sequence[ClassToProfile],
+    classes: Sequence[CpuClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
     batches: tuple[int, ...],
 ) -> list[ProfileTarget]:
@@ -250,7 +143,7 @@ def store_cell(warehouse: Warehouse, model_key: str, cell: MeasuredCell) -> None
 def _ratios(
     warehouse: Warehouse,
     split: SplitModel,
-    classes: Sequence[ClassToProfile],
+    classes: Sequence[CpuClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
     limits: MeasureLimits | None,
     *,

@@ -1,4 +1,4 @@
-"""The process that builds: `python -m flows.preparation.building.tensorrt_worker JOB.json`.
+"""The process that builds: `python -m flows.preparation.building.tensorrt.builder_process JOB.json`.
 
 One process builds the engines of one GPU class, one after the other, under a lock per device, so
 that two builds never time kernels on the same GPU. It writes one line of JSON per step to the
@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.preparation.building.keys import publish
-from flows.preparation.building.tensorrt_network import (
+from flows.preparation.building.tensorrt.network import (
     BuiltEngine,
     EngineRecipe,
     StageError,

@@ -7,15 +7,15 @@ import onnx
 import pytest
 
 from flows.cli.main import run
-from flows.preparation.building.tensorrt import build_engines
-from flows.preparation.building.tensorrt_requests import EngineRequest, EngineSettings
-from flows.preparation.layer_cuts import compare_cuts, gpu_layer_times_us
+from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
+from flows.preparation.profiling.gpu_layers import compare_cuts, gpu_layer_times_us
 from flows.preparation.splitting.examples import write_example
 from flows.preparation.splitting.graph import read_layers
 from flows.preparation.splitting.layer_times import write_times
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import split_model
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.tensorrt.layers import (
     EngineDescription,

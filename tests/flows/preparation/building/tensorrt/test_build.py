@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from flows.preparation.building.tensorrt import build_engines
-from flows.preparation.building.tensorrt_requests import (
+from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.requests import (
     EngineFailure,
     EngineRequest,
     EngineResult,
     EngineSettings,
     compute_capability,
 )
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact

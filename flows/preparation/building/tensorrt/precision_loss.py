@@ -1,7 +1,7 @@
 """What half precision costs a model: its outputs in fp16 against those in fp32.
 
 Here: running both forms of a chain of stages and comparing their last outputs.
-Not here: the conversion (`tensorrt_half.py`).
+Not here: the conversion (`half.py`).
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from flows.preparation.building.tensorrt_types import retype, tensors_of_type
+from flows.preparation.building.tensorrt.element_types import retype, tensors_of_type
 from triton_backend.contract.errors import InputError
 
 SEED = 20250702

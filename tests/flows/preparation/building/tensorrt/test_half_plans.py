@@ -9,11 +9,11 @@ from flows.clock import now_utc
 from flows.files import read_cluster, read_plan, read_workload
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import load_profiles, plan_step
-from flows.preparation.building.tensorrt_requests import EngineSettings
-from flows.preparation.engines import EngineOptions, engine_step
-from flows.preparation.prepare import read_split
+from flows.preparation.building.tensorrt.engines import EngineOptions, engine_step
+from flows.preparation.building.tensorrt.requests import EngineSettings
+from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace, workspace
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact

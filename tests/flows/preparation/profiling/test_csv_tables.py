@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.preparation.profiling.tables import (
+from flows.preparation.profiling.csv_tables import (
     BOUNDARY_FILE,
     LATENCY_FILE,
     read_tables,

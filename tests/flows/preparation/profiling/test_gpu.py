@@ -9,7 +9,7 @@ from flows.preparation.building.onnxruntime import build_stage
 from flows.preparation.profiling.gpu import GpuMeasured, ProfiledGpu, measure_on_gpu
 from flows.preparation.profiling.measure import CellKey, MeasuredCell, MeasureLimits, ProfileTarget
 from tests.fakes import mps_control
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.plans import tensor
 from triton_backend.runtimes.mps import MpsDaemon
 

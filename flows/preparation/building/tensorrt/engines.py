@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import now_utc
-from flows.preparation.building.tensorrt import RUNTIME, build_engines
-from flows.preparation.building.tensorrt_half import convert_chain
-from flows.preparation.building.tensorrt_requests import (
+from flows.preparation.building.tensorrt.build import RUNTIME, build_engines
+from flows.preparation.building.tensorrt.half import convert_chain
+from flows.preparation.building.tensorrt.requests import (
     DEFAULT_BATCHES,
     BuildReport,
     EngineRequest,

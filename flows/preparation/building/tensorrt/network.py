@@ -1,7 +1,7 @@
 """One stage through TensorRT's builder: parse, profiles, build, describe, compare.
 
 Here: every call into the builder half of TensorRT. Runs inside a worker process
-(`tensorrt_worker.py`), because a builder that meets a bug may take its process down.
+(`builder_process.py`), because a builder that meets a bug may take its process down.
 Not here: which stages are built and where engines are kept (`tensorrt.py`).
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.preparation.building.tensorrt_stage import StageEdges, read_edges, without_forwarded
+from flows.preparation.building.tensorrt.edges import StageEdges, read_edges, without_forwarded
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.cuda import open_cuda

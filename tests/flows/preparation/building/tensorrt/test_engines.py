@@ -7,13 +7,12 @@ import pytest
 
 from flows.cli.main import run
 from flows.files import read_plan, write_plan
-from flows.preparation.building.tensorrt_requests import EngineSettings
-from flows.preparation.engines import EngineOptions, batches_up_to
-from flows.preparation.gpu_profile import GpuClassToProfile, gpu_profile_step
-from flows.preparation.prepare import read_split
-from flows.preparation.profiling.gpu import ProfiledGpu
+from flows.preparation.building.tensorrt.engines import EngineOptions, batches_up_to
+from flows.preparation.building.tensorrt.requests import EngineSettings
+from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
+from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import workspace
-from tests.flows.preparation.building import tensorrt_models as models
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving import plans
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
@@ -129,6 +128,6 @@ def test_profiling_engines_needs_a_gpu_and_every_block(monkeypatch: pytest.Monke
     gpu = ProfiledGpu(name="none", daemon=MpsDaemon.in_folder(Path("mps"), ()))
     options = EngineOptions(batches=(1, 2), settings=EngineSettings(library="tensorrt-rtx"))
     with pytest.raises(InputError, match="GPU: "):
-        gpu_profile_step(work, split, GpuClassToProfile(name="L4-test", gpu=gpu), options)
+        gpu_profile_step(work, split, ProfiledGpuClass(name="L4-test", gpu=gpu), options)
     with pytest.raises(InputError, match=r"class 'V100': .*compute capability 7\.0"):
-        gpu_profile_step(work, split, GpuClassToProfile(name="V100", gpu=gpu), options)
+        gpu_profile_step(work, split, ProfiledGpuClass(name="V100", gpu=gpu), options)

@@ -3,7 +3,7 @@
 TensorRT's networks are strongly typed, so precision is a property of the ONNX file. Here: fp32
 stages to fp16 ones with fp16 boundaries (half the bytes to send) while clients keep fp32, and the
 loss measured on the model's own outputs. Not here: building; how the loss is measured
-(`tensorrt_loss.py`).
+(`precision_loss.py`).
 
 Which inputs of an operator may be fp16 is read from ONNX's own operator schemas. Operators that
 lose much in half precision compute in fp32 between casts.
@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from flows.preparation.building.tensorrt_loss import PrecisionLoss, measure_loss
-from flows.preparation.building.tensorrt_types import retype, tensors_of_type
+from flows.preparation.building.tensorrt.element_types import retype, tensors_of_type
+from flows.preparation.building.tensorrt.precision_loss import PrecisionLoss, measure_loss
 from triton_backend.contract.errors import InputError
 
 # Sums of squares and exponentials leave fp16's range of 65504 or lose small terms.

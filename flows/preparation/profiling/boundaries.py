@@ -2,7 +2,7 @@
 
 A split model's boundaries have the ONNX file's types. Where every class that a model was measured on
 was measured with artifacts that carry others, plans are made with those. Not here: how artifacts
-come to carry them (`flows/preparation/building/tensorrt_half.py`).
+come to carry them (`flows/preparation/building/tensorrt/half.py`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
 """Stage files to TensorRT engines: what to build, what is there already, what could not be built.
 
 Here: keys, one process per GPU class, what became of each request. Not here: requests and report
-(`tensorrt_requests.py`), TensorRT itself (`tensorrt_network.py`, run by
-`tensorrt_worker.py`), the precision of a stage (`tensorrt_half.py`).
+(`requests.py`), TensorRT itself (`network.py`, run by
+`builder_process.py`), the precision of a stage (`half.py`).
 """
 
 import json
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.preparation.building.keys import artifact_key
-from flows.preparation.building.tensorrt_network import require_supported
-from flows.preparation.building.tensorrt_requests import (
+from flows.preparation.building.tensorrt.edges import stage_hash
+from flows.preparation.building.tensorrt.network import require_supported
+from flows.preparation.building.tensorrt.requests import (
     BuildReport,
     EngineFailure,
     EngineRequest,
@@ -24,7 +25,6 @@ from flows.preparation.building.tensorrt_requests import (
     EngineSettings,
     compute_capability,
 )
-from flows.preparation.building.tensorrt_stage import stage_hash
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.mps import gpu_environment
@@ -178,7 +178,12 @@ def _job(
 def _run_worker(job: Path, limit_s: float, device: str | None) -> str | None:
     """Run one worker; None where it ended well, else what happened to it."""
     environment = os.environ if device is None else {**os.environ, **gpu_environment(device)}
-    command = [sys.executable, "-m", "flows.preparation.building.tensorrt_worker", str(job)]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.preparation.building.tensorrt.builder_process",
+        str(job),
+    ]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment

@@ -1,0 +1,1 @@
+"""From stage files to TensorRT engines."""
