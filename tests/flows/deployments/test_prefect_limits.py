@@ -107,6 +107,8 @@ def test_without_a_server_the_files_own_lock_has_to_do_and_that_is_said(
             warehouse.connection.execute("CREATE TABLE written (number INTEGER)")
         with work.open(read_only=True) as warehouse:
             assert warehouse.rows("SELECT count(*) AS n FROM written") == [{"n": 0}]
-    said = [r.getMessage() for r in caplog.records if r.name == "flows.deployments.orchestration.limits"]
+    said = [
+        r.getMessage() for r in caplog.records if r.name == "flows.deployments.orchestration.limits"
+    ]
     assert len(said) == 1  # nested pieces of work take their turn once; readers take none
     assert WAREHOUSE_WRITER in said[0]
