@@ -26,10 +26,10 @@ from flows.release.render import repository as render
 from flows.release.server import admin
 from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.workload import ModelDemand, Workload
 
 STAGE_US = 1_000
 SLO_US = 100_000
@@ -88,42 +88,17 @@ class TritonPythonModel:
 
 def one_stage_plan(batch: int, vgpus: int, rate_rps: float, name: str = SINK) -> Plan:
     """A model of one emulated stage that takes a millisecond at any batch."""
-    stage = Stage(
-        blocks=(0, 1),
-        gpu_class="EMULATED",
-        vgpu_divisor=1,
-        vgpus=vgpus,
-        latency_us=STAGE_US,
-        transfer_us=0,
-        latency_us_by_batch=(STAGE_US,) * batch,
-        boundary_bytes_per_sample=0,
-        placement=(PlacementRun(node=0, gpu=0, slot=0, gpus=vgpus),),
-    )
-    pipeline = Pipeline(batch=batch, throughput_rps=rate_rps, latency_us=STAGE_US, stages=(stage,))
-    model = ModelPlan(
-        name=name,
+    place = PlacementRun(node=0, gpu=0, slot=0, gpus=vgpus)
+    stage = hand_stage((0, 1), "EMULATED", place, (STAGE_US,) * batch)
+    model = hand_model(
+        name,
+        hand_pipeline(stage, batch=batch, rate_rps=rate_rps),
         slo_us=SLO_US,
-        throughput_rps=rate_rps,
-        pipelines=(pipeline,),
         inputs=(TensorSpec(name="input", dtype="UINT8", shape=(-1, 4096)),),
         outputs=(TensorSpec(name="output", dtype="UINT8", shape=(-1, 4096)),),
     )
-    return Plan(
-        plan_id=f"{name}-{batch}",
-        planner="by hand",
-        options={},
-        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="one",
-            gpu_classes=(GpuClass(name="EMULATED"),),
-            nodes=(NodeGroup(count=1, gpu_class="EMULATED", gpus=vgpus, nic_gbps=100.0),),
-        ),
-        workload=Workload(models=(ModelDemand(name=name, slo_us=SLO_US),)),
-        gpus_used={"EMULATED": vgpus},
-        models=(model,),
-    )
+    node = NodeGroup(count=1, gpu_class="EMULATED", gpus=vgpus, nic_gbps=100.0)
+    return hand_plan(model, nodes=[node], plan_id=f"{name}-{batch}")
 
 
 class Served:
@@ -146,9 +121,7 @@ class Served:
         path = self._root / f"{model}.json"
         plan = self._plan
         if model != SINK:
-            renamed = replace(plan.models[0], name=model)
-            demands = (ModelDemand(name=model, slo_us=SLO_US),)
-            plan = replace(plan, models=(renamed,), workload=Workload(models=demands))
+            plan = hand_plan(replace(plan.models[0], name=model), nodes=plan.cluster.nodes)
         path.write_text(json.dumps(plan.to_dict()))
         return path
 

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from flows.release.render import repository as render
 from flows.release.server import admin
 from flows.release.server.running import ServerState, read_state
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -88,52 +89,29 @@ def _bytes(name: str, size: int) -> TensorSpec:
 def small_stage(blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_us: int) -> Stage:
     """Four vGPUs, two on each of the two nodes of a class; 0.6 of the time is there at batch 1."""
     last = blocks[1] == BLOCKS
-    by_batch = tuple(round(stage_us * (0.6 + 0.4 * b / SMALL_BATCH)) for b in range(1, 5))
     node = 0 if gpu_class == "FAST" else 2
-    return Stage(
-        blocks=blocks,
-        gpu_class=gpu_class,
-        vgpu_divisor=1,
-        vgpus=4,
-        latency_us=by_batch[-1],
+    return hand_stage(
+        blocks,
+        gpu_class,
+        PlacementRun(node=node, nodes=2, gpu=first_gpu, gpus=2, slot=0),
+        [round(stage_us * (0.6 + 0.4 * b / SMALL_BATCH)) for b in range(1, SMALL_BATCH + 1)],
         transfer_us=0 if last else 160,
-        latency_us_by_batch=by_batch,
         boundary_bytes_per_sample=0 if last else BOUNDARY_BYTES,
         boundary=None if last else (_bytes("boundary", BOUNDARY_BYTES),),
-        placement=(PlacementRun(node=node, nodes=2, gpu=first_gpu, gpus=2, slot=0),),
     )
+
+
+def small_model(name: str, slo_us: int, pipeline: Pipeline) -> ModelPlan:
+    """A model that takes 4 KB and answers 1 KB."""
+    given, answer = (_bytes("input", 4096),), (_bytes("output", 1000),)
+    return hand_model(name, pipeline, slo_us=slo_us, inputs=given, outputs=answer)
 
 
 def quick_model(name: str, slo_us: int, gpu: int) -> ModelPlan:
     """One stage in batches of one, on a vGPU of each node of the first class: express requests."""
-    stage = Stage(
-        blocks=(0, BLOCKS),
-        gpu_class="FAST",
-        vgpu_divisor=1,
-        vgpus=2,
-        latency_us=QUICK_US,
-        transfer_us=0,
-        latency_us_by_batch=(QUICK_US,),
-        boundary_bytes_per_sample=0,
-        boundary=None,
-        placement=(PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0),),
-    )
-    return _one_pipeline(name, slo_us, 1, QUICK_RPS, (stage,))
-
-
-def _one_pipeline(
-    name: str, slo_us: int, batch: int, rate_rps: float, stages: tuple[Stage, ...]
-) -> ModelPlan:
-    latency_us = sum(s.latency_us + s.transfer_us for s in stages)
-    pipeline = Pipeline(batch=batch, throughput_rps=rate_rps, latency_us=latency_us, stages=stages)
-    return ModelPlan(
-        name=name,
-        slo_us=slo_us,
-        throughput_rps=rate_rps,
-        pipelines=(pipeline,),
-        inputs=(_bytes("input", 4096),),
-        outputs=(_bytes("output", 1000),),
-    )
+    place = PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0)
+    stage = hand_stage((0, BLOCKS), "FAST", place, (QUICK_US,))
+    return small_model(name, slo_us, hand_pipeline(stage, batch=1, rate_rps=QUICK_RPS))
 
 
 def small_plan(
@@ -155,28 +133,14 @@ def small_plan(
             small_stage((0, cut), "FAST", 2 * number, stage_us),
             small_stage((cut, BLOCKS), "SLOW", 2 * number, stage_us),
         )
-        models.append(_one_pipeline(name, slo_us, SMALL_BATCH, rate_rps, stages))
+        pipeline = hand_pipeline(*stages, batch=SMALL_BATCH, rate_rps=rate_rps)
+        models.append(small_model(name, slo_us, pipeline))
     models += [quick_model(name, slo_us, 2 * len(names) + n) for n, name in enumerate(quick)]
     gpus = 2 * len(names) + len(quick)
-    return Plan(
-        plan_id=plan_id,
-        planner="by hand",
-        options={},
-        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="small",
-            gpu_classes=(GpuClass(name="FAST"), GpuClass(name="SLOW")),
-            nodes=tuple(
-                NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=10.0)
-                for name in ("FAST", "SLOW")
-            ),
-        ),
-        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=slo_us) for m in models)),
-        gpus_used={"FAST": 2 * gpus, "SLOW": 4 * len(names)},
-        models=tuple(models),
-    )
+    nodes = [
+        NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=10.0) for name in ("FAST", "SLOW")
+    ]
+    return hand_plan(*models, nodes=nodes, plan_id=plan_id)
 
 
 class Served:

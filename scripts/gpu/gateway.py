@@ -17,10 +17,10 @@ from flows.quickstart.load_process import LoadRequest, run_load
 from flows.release.render.repository import ServeOptions, render_repository
 from flows.release.server.admin import ServerPorts, start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.mps import MpsDaemon
 
 DIVISOR = 2
@@ -103,50 +103,28 @@ def _plan(split: SplitModel, measured: list[MeasuredStage]) -> Plan:
     boundary = split.stage_outputs(measured[0].blocks[1])
     sizes = (total_bytes_per_sample(boundary), 0)
     stages = tuple(
-        Stage(
-            blocks=stage.blocks,
-            gpu_class=CLASS,
+        hand_stage(
+            stage.blocks,
+            CLASS,
+            PlacementRun(node=0, gpu=0, slot=number, gpus=1),
+            stage.latency_us_by_batch,
             vgpu_divisor=DIVISOR,
-            vgpus=1,
-            latency_us=stage.latency_us_by_batch[-1],
-            latency_us_by_batch=stage.latency_us_by_batch,
             boundary_bytes_per_sample=sizes[number],
             boundary=boundary if number == 0 else (),
-            transfer_us=0,
             artifact=stage.artifact,
-            placement=(PlacementRun(node=0, gpu=0, slot=number, gpus=1),),
         )
         for number, stage in enumerate(measured)
     )
-    rate_rps = BATCH / max(stage.latency_us for stage in stages) * 1e6
-    latency_us = sum(stage.latency_us for stage in stages)
-    slo_us = SLO_OVER_LATENCY * latency_us
-    model = ModelPlan(
-        name=split.name,
-        slo_us=slo_us,
-        throughput_rps=rate_rps,
+    pipeline = hand_pipeline(*stages, batch=BATCH)
+    model = hand_model(
+        split.name,
+        pipeline,
+        slo_us=SLO_OVER_LATENCY * pipeline.latency_us,
         inputs=split.inputs,
         outputs=split.outputs,
-        pipelines=(
-            Pipeline(batch=BATCH, throughput_rps=rate_rps, latency_us=latency_us, stages=stages),
-        ),
     )
-    return Plan(
-        plan_id="gpu-check",
-        planner="by hand",
-        options={},
-        objective=Objective(name="throughput", value=rate_rps, upper_bound=rate_rps, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="one GPU",
-            gpu_classes=(GpuClass(name=CLASS, vgpu_divisors=(1, DIVISOR)),),
-            nodes=(NodeGroup(count=1, gpu_class=CLASS, gpus=1, nic_gbps=NIC_GBPS),),
-        ),
-        workload=Workload(models=(ModelDemand(name=split.name, slo_us=slo_us, weight=1.0),)),
-        gpus_used={CLASS: 1},
-        models=(model,),
-    )
+    node = NodeGroup(count=1, gpu_class=CLASS, gpus=1, nic_gbps=NIC_GBPS)
+    return hand_plan(model, nodes=[node], plan_id="gpu-check")
 
 
 def _free_port() -> int:

@@ -1,7 +1,13 @@
-"""Plans made by hand, small enough to reason about."""
+"""Plans made by hand: for tests, small enough to reason about; for benchmarks, served as they are.
+
+`hand_stage`, `hand_pipeline`, `hand_model` and `hand_plan` fill in what a planner would decide and a test
+does not care about; `make_plan` and `two_stages` are plans for the scheduler alone, of pools that have
+nodes of their own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
@@ -10,6 +16,84 @@ from triton_backend.contract.workload import ModelDemand, Workload
 
 NIC_GBPS = 8.0  # 1,000 bytes per µs
 BLOCKS = 4  # of every model; the last stage takes what is left
+DIVISORS = (1, 2, 3, 4)
+
+
+def hand_stage(
+    blocks: tuple[int, int],
+    gpu_class: str,
+    place: PlacementRun,
+    latency_us_by_batch: Sequence[int],
+    *,
+    batch: int | None = None,
+    **fields: Any,
+) -> Stage:
+    """A stage on one run of vGPUs; its planned batch is the largest unless `batch` is given."""
+    values: dict[str, Any] = {
+        "vgpu_divisor": 1,
+        "transfer_us": 0,
+        "boundary_bytes_per_sample": 0,
+        **fields,
+    }
+    return Stage(
+        blocks=blocks,
+        gpu_class=gpu_class,
+        vgpus=place.vgpus,
+        latency_us=latency_us_by_batch[(batch or len(latency_us_by_batch)) - 1],
+        latency_us_by_batch=tuple(latency_us_by_batch),
+        placement=(place,),
+        **values,
+    )
+
+
+def hand_pipeline(*stages: Stage, batch: int, rate_rps: float | None = None) -> Pipeline:
+    """A pipeline that promises what its slowest pool delivers, unless `rate_rps` is given."""
+    delivers_rps = min(1e6 * batch * stage.vgpus / stage.latency_us for stage in stages)
+    return Pipeline(
+        batch=batch,
+        throughput_rps=delivers_rps if rate_rps is None else rate_rps,
+        latency_us=sum(stage.latency_us + stage.transfer_us for stage in stages),
+        stages=stages,
+    )
+
+
+def hand_model(name: str, *pipelines: Pipeline, slo_us: int, **fields: Any) -> ModelPlan:
+    """A model that promises what its pipelines do."""
+    return ModelPlan(
+        name=name,
+        slo_us=slo_us,
+        throughput_rps=sum(pipeline.throughput_rps for pipeline in pipelines),
+        pipelines=pipelines,
+        **fields,
+    )
+
+
+def hand_plan(*models: ModelPlan, nodes: Sequence[NodeGroup], plan_id: str = "by-hand") -> Plan:
+    """A plan of these models on these nodes, with the demands and the GPUs that follow from them."""
+    classes = dict.fromkeys(group.gpu_class for group in nodes)
+    gpus = {
+        (stage.gpu_class, slot.node, slot.gpu)
+        for model in models
+        for pipeline in model.pipelines
+        for stage in pipeline.stages
+        for slot in stage.slots()
+    }
+    return Plan(
+        plan_id=plan_id,
+        planner="by hand",
+        options={},
+        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
+        solver="none",
+        solve_seconds=0.0,
+        cluster=Cluster(
+            name="by-hand",
+            gpu_classes=tuple(GpuClass(name=name, vgpu_divisors=DIVISORS) for name in classes),
+            nodes=tuple(nodes),
+        ),
+        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=m.slo_us) for m in models)),
+        gpus_used={name: sum(gpu_class == name for gpu_class, *_ in gpus) for name in classes},
+        models=models,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,83 +118,49 @@ def make_plan(
 
     Every pool has nodes of its own; the batch of a pipeline is the longest its tables know.
     """
-    groups: list[NodeGroup] = []
-    plans: list[ModelPlan] = []
-    node = 0
-    names = names or [f"m{number}" for number in range(len(models))]
-    for name, pipelines in zip(names, models, strict=True):
-        made: list[Pipeline] = []
-        for pools in pipelines:
-            batch = min(len(pool.latency_us) for pool in pools)
-            stages: list[Stage] = []
-            for number, pool in enumerate(pools):
-                last = number == len(pools) - 1
-                nodes = pool.gpus // pool.gpus_per_node
-                groups.append(
-                    NodeGroup(
-                        count=nodes,
-                        gpu_class="GPU",
-                        gpus=pool.gpus_per_node,
-                        nic_gbps=nic_gbps,
-                        name=f"n{len(groups)}",
-                    )
-                )
-                stages.append(
-                    Stage(
-                        blocks=(number, BLOCKS if last else number + 1),
-                        gpu_class="GPU",
-                        vgpu_divisor=pool.divisor,
-                        vgpus=pool.gpus * pool.divisor,
-                        latency_us=pool.latency_us[batch - 1],
-                        transfer_us=0 if last else transfer_us(batch * pool.bytes_out, nic_gbps),
-                        latency_us_by_batch=pool.latency_us,
-                        boundary_bytes_per_sample=pool.bytes_out,
-                        placement=(
-                            PlacementRun(
-                                node=node,
-                                gpu=0,
-                                slot=0,
-                                nodes=nodes,
-                                gpus=pool.gpus_per_node,
-                                slots=pool.divisor,
-                            ),
-                        ),
-                    )
-                )
-                node += nodes
-            rate_rps = min(1e6 * batch * s.vgpus / s.latency_us for s in stages)
-            made.append(
-                Pipeline(
-                    batch=batch,
-                    throughput_rps=rate_rps,
-                    latency_us=sum(s.latency_us + s.transfer_us for s in stages),
-                    stages=tuple(stages),
-                )
-            )
-        plans.append(
-            ModelPlan(
-                name=name,
-                slo_us=slo_us,
-                throughput_rps=sum(pipeline.throughput_rps for pipeline in made),
-                pipelines=tuple(made),
+    nodes: list[NodeGroup] = []
+
+    def stage(pool: Pool, batch: int, number: int, count: int) -> Stage:
+        first = sum(group.count for group in nodes)
+        last = number == count - 1
+        nodes.append(
+            NodeGroup(
+                count=pool.gpus // pool.gpus_per_node,
+                gpu_class="GPU",
+                gpus=pool.gpus_per_node,
+                nic_gbps=nic_gbps,
+                name=f"n{len(nodes)}",
             )
         )
-    return Plan(
-        plan_id=plan_id,
-        planner="by-hand",
-        options={},
-        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="by-hand",
-            gpu_classes=(GpuClass(name="GPU", vgpu_divisors=(1, 2, 3, 4)),),
-            nodes=tuple(groups),
-        ),
-        workload=Workload(models=tuple(ModelDemand(name=n, slo_us=slo_us) for n in names)),
-        gpus_used={},
-        models=tuple(plans),
-    )
+        return hand_stage(
+            (number, BLOCKS if last else number + 1),
+            "GPU",
+            PlacementRun(
+                node=first,
+                gpu=0,
+                slot=0,
+                nodes=nodes[-1].count,
+                gpus=pool.gpus_per_node,
+                slots=pool.divisor,
+            ),
+            pool.latency_us,
+            batch=batch,
+            vgpu_divisor=pool.divisor,
+            transfer_us=0 if last else transfer_us(batch * pool.bytes_out, nic_gbps),
+            boundary_bytes_per_sample=pool.bytes_out,
+        )
+
+    def pipeline(pools: Sequence[Pool]) -> Pipeline:
+        batch = min(len(pool.latency_us) for pool in pools)
+        stages = [stage(pool, batch, number, len(pools)) for number, pool in enumerate(pools)]
+        return hand_pipeline(*stages, batch=batch)
+
+    names = names or [f"m{number}" for number in range(len(models))]
+    plans = [
+        hand_model(name, *map(pipeline, pipelines), slo_us=slo_us)
+        for name, pipelines in zip(names, models, strict=True)
+    ]
+    return hand_plan(*plans, nodes=nodes, plan_id=plan_id)
 
 
 def two_stages(slo_us: int = 100_000) -> Plan:
