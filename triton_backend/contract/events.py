@@ -66,6 +66,17 @@ class WorkerBack:
 
 
 @message
+class BatchLost:
+    """A batch will never end, because it got lost between two processes; its vGPUs are well.
+
+    Its requests are queued again at their old place.
+    """
+
+    now_us: int
+    batch_id: int
+
+
+@message
 class PaceChanged:
     """From now on a stage takes `percent` % of its planned latencies, on every vGPU of its pool."""
 
@@ -74,6 +85,20 @@ class PaceChanged:
     pipeline: int
     stage: int
     percent: int
+
+
+@message
+class LinkPaceChanged:
+    """From now on a transfer over these links of a node takes `percent` % of its planned time.
+
+    `node` is numbered as in `Cluster.nodes` expanded. A transfer takes as long as the slower of its
+    two ends, as it does where nodes have different links; what is reserved stays as it is.
+    """
+
+    now_us: int
+    node: int
+    uplink_percent: int
+    downlink_percent: int
 
 
 @message
@@ -112,7 +137,9 @@ Event = (
     | TransferDone
     | WorkerLost
     | WorkerBack
+    | BatchLost
     | PaceChanged
+    | LinkPaceChanged
     | Timer
     | Pause
     | Resume

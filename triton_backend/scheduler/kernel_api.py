@@ -7,7 +7,13 @@ before (`told`). Not here: the steps themselves, which the simulator takes too (
 
 from triton_backend.scheduler.array_pointers import WORDS, tables_at
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
-from triton_backend.scheduler.feedback import stage_done, transfer_done, worker_back, worker_lost
+from triton_backend.scheduler.feedback import (
+    abort,
+    stage_done,
+    transfer_done,
+    worker_back,
+    worker_lost,
+)
 from triton_backend.scheduler.queues import free_request
 from triton_backend.scheduler.steps import arrive, cancel, expire, next_timer, settle, settle_all
 from triton_backend.scheduler.tables import (
@@ -30,6 +36,7 @@ LOST = 4  # vGPU
 BACK = 5  # vGPU
 TIMED = 6
 PAUSED = 7  # 1: dispatch nothing more, 0: dispatch again
+LOST_BATCH = 8  # batch slot
 
 # Lines to decide for, besides that of one model and NONE.
 ALL = -2
@@ -52,7 +59,7 @@ def answer_length(tables: Tables) -> int:
 
 
 @entry
-def act_at(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: PLR0913, PLR0917 - numbers are handed over at less cost one by one
+def act_at(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0913, PLR0917 - a branch per event; numbers are handed over at less cost one by one
     """Take one event in; `memory` is the tables' addresses and the room for the answer.
 
     Returns how many integers the answer has.
@@ -80,6 +87,8 @@ def act_at(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d:
             length = _decided(tables, answer, length)
     elif event == BACK:
         worker_back(tables, a)
+    elif event == LOST_BATCH:
+        abort(tables, a)
     elif event == PAUSED:
         tables.counts[0]["paused"] = a
     status = _settle(tables, lines)

@@ -35,7 +35,7 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int) -> int:
         work += offers[hop]["move_end_us"] - offers[hop]["move_start_us"]
         sender = offers[hop]["vgpu"]
     hop = last - first
-    answer = topology.answer_us[pipeline, topology.vgpu_rate[sender], samples]
+    answer = topology.answer_us[pipeline, topology.vgpu_up_rate[sender], samples]
     offers[hop]["uplink"] = NONE
     if answer > 0:
         offers[hop]["uplink"] = topology.vgpu_up[sender]
@@ -59,10 +59,10 @@ def _best_vgpu(
     which blocks and vGPUs cannot start before the best so far.
     """
     topology = tables.topology
-    fastest = topology.stage_rate[stage]
+    fastest = topology.stage_down_rate[stage]
     uplink = NONE
     if sender != NONE:
-        fastest = min(fastest, topology.vgpu_rate[sender])
+        fastest = min(fastest, topology.vgpu_up_rate[sender])
         uplink = topology.vgpu_up[sender]
     least_move = topology.move_us[stage, fastest, samples]
     leave = at_us
@@ -92,11 +92,11 @@ def _offer_vgpu(
     """Take a vGPU into the offer where it starts earlier than the one in it."""
     topology = tables.topology
     stage = topology.vgpu_stage[vgpu]
-    rate = topology.vgpu_rate[vgpu]
+    rate = topology.vgpu_down_rate[vgpu]
     uplink = NONE
     downlink = NONE
     if sender != NONE:
-        rate = min(rate, topology.vgpu_rate[sender])
+        rate = min(rate, topology.vgpu_up_rate[sender])
     move = topology.move_us[stage, rate, samples]
     moved = leave_us
     if move > 0:
@@ -130,7 +130,7 @@ def _leave(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
     stage = topology.vgpu_stage[vgpu]
     if topology.stage_last[stage] == 1:
         return at_us
-    rate = min(topology.vgpu_rate[vgpu], topology.stage_rate[stage + 1])
+    rate = min(topology.vgpu_up_rate[vgpu], topology.stage_down_rate[stage + 1])
     move = topology.move_us[stage + 1, rate, samples]
     if move == 0:
         return at_us

@@ -18,8 +18,10 @@ from triton_backend.contract.decisions import Abort, Decision, Dispatch, SetTime
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
+    BatchLost,
     Cancel,
     Event,
+    LinkPaceChanged,
     PaceChanged,
     Pause,
     PlanChanged,
@@ -42,6 +44,7 @@ from triton_backend.scheduler.kernel_api import (
     ENDED,
     GIVEN_UP,
     LOST,
+    LOST_BATCH,
     PAUSED,
     REPORTED,
     SETTLE,
@@ -61,8 +64,14 @@ from triton_backend.scheduler.tables import (
     with_room,
 )
 from triton_backend.scheduler.timeline import refresh
-from triton_backend.scheduler.topology import build_topology, set_pace
-from triton_backend.scheduler.validation import check_arrival, check_pace, check_report, check_vgpu
+from triton_backend.scheduler.topology import LinkPace, build_topology, set_pace, with_link_paces
+from triton_backend.scheduler.validation import (
+    check_arrival,
+    check_link_pace,
+    check_pace,
+    check_report,
+    check_vgpu,
+)
 
 _Handler = Callable[[Any], list[Decision]]
 
@@ -99,7 +108,9 @@ class Scheduler:
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
             WorkerBack: self._worker_back,
+            BatchLost: self._batch_lost,
             PaceChanged: self._pace_changed,
+            LinkPaceChanged: self._link_pace_changed,
             Timer: self._timer,
             Pause: self._pause,
             Resume: self._resume,
@@ -128,6 +139,14 @@ class Scheduler:
         """Batches dispatched and not yet finished."""
         return len(self._batches)
 
+    def has_request(self, request_id: int) -> bool:
+        """Whether a request is queued or in flight."""
+        return request_id in self._requests
+
+    def request_ids(self) -> tuple[int, ...]:
+        """Requests queued or in flight, in order of their numbers."""
+        return tuple(sorted(self._requests))
+
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
         return tuple(self._tables.queues["requests"].tolist())
@@ -144,6 +163,7 @@ class Scheduler:
         self._plan = plan
         topology = build_topology(plan, self._nic, count_io=self._count_io)
         self._planned_us = topology.latency_us.copy()
+        self._link_paces: dict[int, LinkPace] = {}
         self._use(new_tables(topology, self._policy))
 
     def _use(self, tables: Tables) -> None:
@@ -184,6 +204,10 @@ class Scheduler:
         check_vgpu(self._tables, event.vgpu)
         return self._act(BACK, event.now_us, event.vgpu)
 
+    def _batch_lost(self, event: BatchLost) -> list[Decision]:
+        slot, _ = self._in_flight(event.batch_id)
+        return self._act(LOST_BATCH, event.now_us, slot)
+
     def _pace_changed(self, event: PaceChanged) -> list[Decision]:
         check_pace(self._plan, event)
         self._tables.counts[0]["now_us"] = event.now_us
@@ -193,6 +217,22 @@ class Scheduler:
         row = first + event.stage
         set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
         for vgpu in range(topology.stage_vgpus[first], topology.stage_vgpus[last]):
+            refresh(self._tables, vgpu)
+        return self._act(SETTLE, event.now_us)
+
+    def _link_pace_changed(self, event: LinkPaceChanged) -> list[Decision]:
+        check_link_pace(self._plan, event)
+        self._link_paces[event.node] = LinkPace(event.uplink_percent, event.downlink_percent)
+        topology = with_link_paces(
+            self._tables.topology,
+            self._plan,
+            self._link_paces,
+            self._nic,
+            count_io=self._count_io,
+        )
+        self._use(self._tables._replace(topology=topology))
+        self._tables.counts[0]["now_us"] = event.now_us
+        for vgpu in range(len(topology.vgpu_stage)):
             refresh(self._tables, vgpu)
         return self._act(SETTLE, event.now_us)
 

@@ -4,7 +4,13 @@ Here: complaints about events that name what is unknown or impossible. Not here:
 """
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.events import Arrival, PaceChanged, StageDone, TransferDone
+from triton_backend.contract.events import (
+    Arrival,
+    LinkPaceChanged,
+    PaceChanged,
+    StageDone,
+    TransferDone,
+)
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.tables import Tables
 
@@ -59,3 +65,14 @@ def check_pace(plan: Plan, event: PaceChanged) -> None:
     stages = pipelines[event.pipeline].stages if known else ()
     if not 0 <= event.stage < len(stages) or event.percent < 1:
         raise InputError("pace", f"no such stage, or not positive: {event}")
+
+
+def check_link_pace(plan: Plan, event: LinkPaceChanged) -> None:
+    """A node of the plan's cluster, at paces above 0.
+
+    Raises:
+        InputError: it is not.
+    """
+    known = 0 <= event.node < plan.cluster.node_count
+    if not known or min(event.uplink_percent, event.downlink_percent) < 1:
+        raise InputError("link pace", f"no such node, or not positive: {event}")

@@ -168,7 +168,7 @@ def move(pools: Pools, stage: int, sender: int, receiver: int, samples: int) -> 
     topology = pools.topology
     now = pools.state[0]["now_us"]
     if sender == NONE:
-        length = topology.move_us[stage, topology.vgpu_rate[receiver], samples]
+        length = topology.move_us[stage, topology.vgpu_down_rate[receiver], samples]
         if length == 0:
             return now
         down = topology.vgpu_down[receiver]
@@ -176,7 +176,7 @@ def move(pools: Pools, stage: int, sender: int, receiver: int, samples: int) -> 
         pools.links[down] = end
         pools.busy_us[down] += length
         return end
-    rate = min(topology.vgpu_rate[sender], topology.vgpu_rate[receiver])
+    rate = min(topology.vgpu_up_rate[sender], topology.vgpu_down_rate[receiver])
     length = topology.move_us[stage, rate, samples]
     if length == 0:
         return now
@@ -196,7 +196,7 @@ def answer(pools: Pools, vgpu: int, request: int) -> None:
     pipeline = 0
     while topology.pipeline_stages[pipeline + 1] <= topology.vgpu_stage[vgpu]:
         pipeline += 1
-    length = topology.answer_us[pipeline, topology.vgpu_rate[vgpu], 1]
+    length = topology.answer_us[pipeline, topology.vgpu_up_rate[vgpu], 1]
     if length > 0:
         up = topology.vgpu_up[vgpu]
         now = max(now, pools.links[up]) + length

@@ -106,7 +106,7 @@ def _takes(pools: Pools, vgpu: int, size: int) -> int:
     """Latency and transfer of a batch, the links being free."""
     topology = pools.topology
     stage = topology.vgpu_stage[vgpu]
-    move = topology.move_us[stage, topology.vgpu_rate[vgpu], size]
+    move = topology.move_us[stage, topology.vgpu_down_rate[vgpu], size]
     return topology.latency_us[stage, size] + move
 
 

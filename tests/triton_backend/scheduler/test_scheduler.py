@@ -17,7 +17,9 @@ from triton_backend.contract.decisions import (
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
+    BatchLost,
     Cancel,
+    LinkPaceChanged,
     PaceChanged,
     Pause,
     PlanChanged,
@@ -283,6 +285,64 @@ def test_a_vgpu_that_is_back_is_used_again() -> None:
     assert isinstance(arrive(scheduler, 1)[0], Drop)
     scheduler.handle(WorkerBack(now_us=10, vgpu=0))
     assert isinstance(arrive(scheduler, 1, now_us=20, first=1)[0], Dispatch)
+
+
+def test_requests_of_a_batch_that_got_lost_run_again(scheduler: Scheduler) -> None:
+    first = arrive(scheduler, 4)[-1]
+    assert isinstance(first, Dispatch)
+    aborted, again = scheduler.handle(BatchLost(now_us=1_000, batch_id=first.batch_id))
+    assert aborted == Abort(batch_id=first.batch_id)
+    assert isinstance(again, Dispatch)
+    assert again.request_ids == first.request_ids
+    # All that the lost one had reserved is free again: the same path, as early as can be.
+    assert [hop.vgpu for hop in again.hops] == [hop.vgpu for hop in first.hops]
+    assert again.hops[0].start_us == 1_000
+    assert scheduler.in_flight() == 1
+
+
+def test_links_that_have_become_slower_are_planned_as_if_they_always_were() -> None:
+    planned = two_stages()
+    senders, receivers = planned.cluster.nodes
+    slower = replace(
+        planned.cluster,
+        nodes=(
+            replace(senders, nic_gbps=senders.nic_gbps / 4),
+            replace(receivers, nic_gbps=receivers.nic_gbps / 2),
+        ),
+    )
+    told, knowing = Scheduler(planned), Scheduler(replace(planned, cluster=slower))
+    for node in range(planned.cluster.node_count):
+        percent = 400 if node < senders.count else 200
+        change = LinkPaceChanged(
+            now_us=0, node=node, uplink_percent=percent, downlink_percent=percent
+        )
+        assert told.handle(change) == []
+    for number in range(40):
+        event = arrival(number, number * 700)
+        assert told.handle(event) == knowing.handle(event)
+    told.check_invariants()
+
+
+def test_a_slow_uplink_alone_delays_what_leaves_its_node() -> None:
+    scheduler = one_of(two_stages())
+    scheduler.handle(LinkPaceChanged(now_us=0, node=0, uplink_percent=300, downlink_percent=100))
+    decided = arrive(scheduler, 20)
+    moves = {
+        d.hops[0].vgpu: d.hops[1].transfer_end_us - d.hops[1].transfer_start_us
+        for d in decided
+        if isinstance(d, Dispatch)
+    }
+    assert moves == {0: 12_000, 1: 4_000, 2: 4_000, 3: 4_000}
+    back = LinkPaceChanged(now_us=1, node=0, uplink_percent=100, downlink_percent=100)
+    assert scheduler.handle(back) == []
+    scheduler.check_invariants()
+
+
+def test_which_requests_are_queued_or_in_flight_is_known(scheduler: Scheduler) -> None:
+    arrive(scheduler, 5)
+    scheduler.handle(Cancel(now_us=1, request_id=4))
+    assert scheduler.request_ids() == (0, 1, 2, 3)
+    assert [scheduler.has_request(number) for number in (3, 4)] == [True, False]
 
 
 def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:

@@ -9,8 +9,10 @@ from tests.fakes.plans import Pool, make_plan
 from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
 from triton_backend.contract.events import (
     Arrival,
+    BatchLost,
     Cancel,
     Event,
+    LinkPaceChanged,
     PaceChanged,
     Pause,
     PlanChanged,
@@ -129,7 +131,7 @@ class Shell:
             )
         )
 
-    def act(self, action: tuple[str, int, int]) -> None:
+    def act(self, action: tuple[str, int, int]) -> None:  # noqa: C901  # a case per event
         name, a, b = action
         vgpu = a % len(self.plan.vgpus())
         match name:
@@ -147,6 +149,18 @@ class Shell:
                 self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu))
             case "pace":
                 self.change_pace(vgpu, 50 + b % 400)
+            case "link":
+                self.tell(
+                    LinkPaceChanged(
+                        now_us=self.now_us,
+                        node=a % self.plan.cluster.node_count,
+                        uplink_percent=50 + b % 400,
+                        downlink_percent=50 + a % 400,
+                    )
+                )
+            case "mislay" if self.members:
+                batch_id = sorted(self.members)[a % len(self.members)]
+                self.tell(BatchLost(now_us=self.now_us, batch_id=batch_id))
             case "cancel" if self.open:
                 request_id = sorted(self.open)[a % len(self.open)]
                 self.tell(Cancel(now_us=self.now_us, request_id=request_id))
@@ -193,7 +207,19 @@ ACTIONS = st.tuples(
         ["arrive"] * 10
         + ["finish"] * 8
         + ["wait"] * 4
-        + ["lose", "back", "back", "pace", "cancel", "pause", "resume", "resume", "change"]
+        + [
+            "lose",
+            "back",
+            "back",
+            "pace",
+            "link",
+            "mislay",
+            "cancel",
+            "pause",
+            "resume",
+            "resume",
+            "change",
+        ]
     ),
     st.integers(0, 1_000),
     st.integers(0, 1_000),

@@ -6,8 +6,10 @@ from tests.fakes.plans import two_stages
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.events import (
     Arrival,
+    BatchLost,
     Cancel,
     Event,
+    LinkPaceChanged,
     PaceChanged,
     Pause,
     Resume,
@@ -30,9 +32,11 @@ LIFE: list[Event] = [
     StageDone(stage=0, **DONE),
     TransferDone(stage=1, **DONE),
     StageDone(stage=1, **DONE),
+    BatchLost(now_us=4, batch_id=1),
     WorkerLost(now_us=4, vgpu=0),
     WorkerLost(now_us=4, vgpu=1),
     PaceChanged(now_us=5, model=0, pipeline=0, stage=0, percent=120),
+    LinkPaceChanged(now_us=5, node=0, uplink_percent=200, downlink_percent=100),
     Timer(now_us=6),
     Pause(now_us=7),
     Resume(now_us=8),
