@@ -1,10 +1,10 @@
-"""What happens to the scheduler: every event carries the instant `now_us` at which it is told.
+"""What happens to the scheduler: every event carries the instant `now_us` of its delivery.
 
 Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing really happened and
 may lie before `now_us`.
 """
 
-from triton_backend.contract.messages import message
+from triton_backend.contract.decisions import message
 from triton_backend.contract.plan import Plan
 
 

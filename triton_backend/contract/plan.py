@@ -4,17 +4,50 @@ A plan is self-contained: simulator, verifier and gateway need nothing else. It 
 form when built; whether its numbers follow from the profiles is `flows/planning/verify`'s work.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.cluster import MAX_DIVISOR, Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.placement import PlacementRun, Slot, placement_to_dicts, read_run
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import ms_to_us, us_to_ms
 from triton_backend.contract.workload import Workload
+
+EXPAND_UP_TO = 512  # vGPUs of one stage listed one by one in a file; above, as ranges
+
+
+class Slot(NamedTuple):
+    """One vGPU: slot `slot` (0 .. divisor - 1) of GPU `gpu` of node number `node`."""
+
+    node: int
+    gpu: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRun:
+    """A block of vGPUs: every (node, gpu, slot) of three ranges, in lexicographic order."""
+
+    node: int
+    gpu: int
+    slot: int
+    nodes: int = 1
+    gpus: int = 1
+    slots: int = 1
+
+    @property
+    def vgpus(self) -> int:
+        """Number of vGPUs in the block."""
+        return self.nodes * self.gpus * self.slots
+
+    def expand(self) -> Iterator[Slot]:
+        """The vGPUs one by one."""
+        for node in range(self.node, self.node + self.nodes):
+            for gpu in range(self.gpu, self.gpu + self.gpus):
+                for slot in range(self.slot, self.slot + self.slots):
+                    yield Slot(node, gpu, slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +120,7 @@ class Stage:
             out["boundary"] = [spec.to_dict() for spec in self.boundary]
         if self.artifact is not None:
             out["artifact"] = self.artifact
-        out["placement"] = placement_to_dicts(self.placement, cluster)
+        out["placement"] = _placement_to_dicts(self.placement, cluster)
         return out
 
     @classmethod
@@ -108,7 +141,7 @@ class Stage:
             boundary_bytes_per_sample=fields.whole("boundary_bytes_per_sample"),
             boundary=tuple(tensors) if fields.has("boundary") else None,
             artifact=fields.text("artifact") if fields.has("artifact") else None,
-            placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
+            placement=tuple(_read_run(run, cluster) for run in fields.items("placement")),
         )
 
 
@@ -326,3 +359,43 @@ def _read_pipeline(fields: Fields, cluster: Cluster) -> Pipeline:
         latency_us=ms_to_us(fields.number("latency_ms", least=0)),
         stages=tuple(Stage.read(stage, cluster) for stage in fields.items("stages")),
     )
+
+
+def _placement_to_dicts(runs: tuple[PlacementRun, ...], cluster: Cluster) -> list[dict[str, Any]]:
+    """One entry per vGPU; where there are many, one per run with the counts `nodes/gpus/slots`."""
+    if sum(run.vgpus for run in runs) <= EXPAND_UP_TO:
+        return [
+            {"node": cluster.node_name(slot.node), "gpu": slot.gpu, "slot": slot.slot}
+            for run in runs
+            for slot in run.expand()
+        ]
+    return [
+        {
+            "node": cluster.node_name(run.node),
+            "gpu": run.gpu,
+            "slot": run.slot,
+            "nodes": run.nodes,
+            "gpus": run.gpus,
+            "slots": run.slots,
+        }
+        for run in runs
+    ]
+
+
+def _read_run(fields: Fields, cluster: Cluster) -> PlacementRun:
+    """Inverse of one entry of `_placement_to_dicts`.
+
+    Raises:
+        InputError: a field cannot be used, or it lies outside the cluster.
+    """
+    node = cluster.node_index(fields.text("node"))
+    counts = {n: fields.whole(n, least=1) for n in ("nodes", "gpus", "slots") if fields.has(n)}
+    run = PlacementRun(node=node, gpu=fields.whole("gpu"), slot=fields.whole("slot"), **counts)
+    if run.node + run.nodes > cluster.node_count:
+        raise fields.wrong("nodes", f"{run.nodes} from node {node} on, of {cluster.node_count}")
+    most = max(group.gpus for group in cluster.nodes)
+    if run.gpu + run.gpus > most:
+        raise fields.wrong("gpu", f"GPU {run.gpu + run.gpus - 1} on a node of at most {most}")
+    if run.slot + run.slots > MAX_DIVISOR:
+        raise fields.wrong("slot", f"slot {run.slot + run.slots - 1} of at most {MAX_DIVISOR}")
+    return run

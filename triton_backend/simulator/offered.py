@@ -1,7 +1,7 @@
 """What is offered to a simulation: one row per request of all models, in the order of arrival.
 
 Here: the choice of a process, files of traces, rates of a plan. Not here: the processes themselves
-(`core.arrivals`) and the text of traces (`core.traces`), which the load generator shares.
+and the text of traces (`contract.arrivals`), which the load generator shares.
 """
 
 import gzip
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract import arrivals
-from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan
-from triton_backend.contract.traces import (
-    ALL,
+from triton_backend.contract.arrivals import (
+    ANY_MODEL,
     is_intervals,
     parse_counts,
     parse_intervals,
     parse_requests,
 )
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.simulator.world import REQUEST_RECORD
@@ -97,7 +97,7 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
         if lines and is_intervals(lines[0]):
             # the first gap lies between the first request, at 0, and the second
             gaps = np.concatenate([[0.0], parse_intervals(lines)])
-            return Replay(by_model={ALL: np.cumsum(gaps).astype(np.int64)})
+            return Replay(by_model={ANY_MODEL: np.cumsum(gaps).astype(np.int64)})
         if trace.interval_us is not None:
             counts = parse_counts(lines, names=trace.names)
             return Counts(by_model=counts, interval_us=trace.interval_us)
@@ -181,10 +181,12 @@ def instants(
         return arrivals.gamma_us(rate_rps, duration_us, spec.shape, rng)
     if isinstance(spec, Deterministic):
         return arrivals.deterministic_us(rate_rps, duration_us)
-    if model not in spec.by_model and ALL not in spec.by_model:
+    if model not in spec.by_model and ANY_MODEL not in spec.by_model:
         known = ", ".join(spec.by_model)
         raise InputError("trace", f"no series for model {model!r}; it has {known}")
-    return _of_trace(spec, model if model in spec.by_model else ALL, rate_rps, duration_us, rng)
+    return _of_trace(
+        spec, model if model in spec.by_model else ANY_MODEL, rate_rps, duration_us, rng
+    )
 
 
 def _of_trace(

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.arrivals import parse_counts
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.traces import parse_counts
 from triton_backend.simulator.offered import text_lines
 
 SECONDS_PER_DAY = 86_400

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract import arrivals, traces
+from triton_backend.contract import arrivals
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
@@ -102,7 +102,7 @@ def _from_trace(
     offer: Offer, trace: TraceFile, duration_us: int, generators: list[np.random.Generator]
 ) -> list[NDArray[np.int64]]:
     series = read_series(trace)
-    common = series.get(traces.ALL)
+    common = series.get(arrivals.ANY_MODEL)
     if common is not None and offer.as_recorded:
         shares = np.asarray(list(offer.rates_rps.values()))
         instants = common.play(None, duration_us, generators[0])

@@ -1,7 +1,7 @@
 """Trace files opened: every series of a trace as something that can be played at a rate.
 
-Here: telling the three forms apart and playing them. Not here: parsing (`core.traces`), the
-processes (`core.arrivals`), whose requests they are (`schedule`).
+Here: telling the three forms apart and playing them. Not here: parsing and processes
+(`contract.arrivals`), whose requests they are (`schedule`).
 """
 
 import gzip
@@ -15,7 +15,7 @@ from typing import Protocol, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract import arrivals, traces
+from triton_backend.contract import arrivals
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import s_to_us
 
@@ -79,7 +79,7 @@ class CountSeries:
 
 
 def read_series(trace: TraceFile) -> dict[str, Series]:
-    """Every series of a trace by model name; the key `traces.ALL` where it names no model.
+    """Every series of a trace by model name; the key `arrivals.ANY_MODEL` where it names no model.
 
     Raises:
         InputError: the file cannot be read or is none of the forms.
@@ -96,15 +96,15 @@ def read_series(trace: TraceFile) -> dict[str, Series]:
 def _parse(trace: TraceFile, lines: TextIO) -> dict[str, Series]:
     first = next(lines, "")
     text = itertools.chain([first], lines)
-    if traces.is_intervals(first):
-        return {traces.ALL: GapSeries(0, traces.parse_intervals(text))}
+    if arrivals.is_intervals(first):
+        return {arrivals.ANY_MODEL: GapSeries(0, arrivals.parse_intervals(text))}
     if trace.interval_s is not None:
         interval_us = s_to_us(trace.interval_s)
         return {
             name: CountSeries(interval_us, counts)
-            for name, counts in traces.parse_counts(text, names=trace.names).items()
+            for name, counts in arrivals.parse_counts(text, names=trace.names).items()
         }
-    requests = traces.parse_requests(
+    requests = arrivals.parse_requests(
         text, time_column=trace.time_column, model_column=trace.model_column, names=trace.names
     )
     return {name: _gaps(instants) for name, instants in requests.items()}
