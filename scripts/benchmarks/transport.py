@@ -1,7 +1,7 @@
 """What a hop between two workers costs, beside memcpy and raw TCP of the same bytes.
 
-Two processes use the code of the workers (`hub`, `memory`, `outbound`): the sender copies a payload
-into the place that the road names (as a runtime would write its outputs) and sends a BATCH frame;
+Two processes use the code of the workers (`event_loop`, `shared_memory`, `channel`): the sender copies a payload
+into the place that the channel names (as a runtime would write its outputs) and sends a BATCH frame;
 the receiver notes the instant at which its owner is told. One way, CLOCK_MONOTONIC of one machine.
 *overhead* is that time less the sender's own copying. With `--netns` (root) the receiver runs in a network
 namespace of its own behind a veth pair, and raw TCP through the same pair is the yardstick.
@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.layout import SlotLayout
-from triton_backend.serving.transport.channel import BUFFERS, Road
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.channel import BUFFERS, Channel
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import Header, Kind, frame
 
@@ -60,9 +60,9 @@ class Receiver:
         del header, body
         connection.send(frame(Kind.ANSWER, str(time.monotonic_ns()).encode()))
 
-    def on_close(self, connection: Connection, reason: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
         """The sender has finished."""
-        del connection, reason
+        del connection, reason, detail
         self.done = True
 
     def payload_target(
@@ -83,9 +83,9 @@ class Sender:
         del connection, header
         self.answer = int(body)
 
-    def on_close(self, connection: Connection, reason: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
         """The receiver must not go first."""
-        raise RuntimeError(f"{connection.name}: {reason}")
+        raise RuntimeError(f"{connection.name}: {reason} {detail}")
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
@@ -97,11 +97,11 @@ class Sender:
 def receive(address: str, size: int) -> None:
     """The receiver's process: says its address and segment, serves one sender, ends."""
     receiver = Receiver(size)
-    hub = Hub(receiver)
-    print(hub.listen(address), receiver.segment.path, flush=True)
+    loop = EventLoop(receiver)
+    print(loop.listen(address), receiver.segment.path, flush=True)
     while not receiver.done:
-        hub.poll(None)
-    hub.close()
+        loop.poll(None)
+    loop.close()
     receiver.segment.remove()
 
 
@@ -150,8 +150,8 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
     """Median and p99 of one hop, the writing of the payload included."""
     with child(["--receive", address, "--size", str(size)], netns=netns) as (where, path):
         owner = Sender()
-        hub = Hub(owner)
-        connection = hub.connect(where)
+        loop = EventLoop(owner)
+        connection = loop.connect(where)
         assert connection is not None
         shared = where.startswith("unix")
         segment = (
@@ -159,10 +159,10 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
             if shared
             else Segment.private(layout(size), BUFFERS)
         )
-        road = Road(connection, segment, shared=shared)
+        channel = Channel(connection, segment, shared=shared)
         source = np.ones(size, np.uint8)
-        times = [one_hop(hub, owner, road, source) for _ in range(repeats + 10)][10:]
-        hub.close()
+        times = [one_hop(loop, owner, channel, source) for _ in range(repeats + 10)][10:]
+        loop.close()
     total, beyond = np.array(times).T
     return {
         "p50": float(np.median(total)),
@@ -171,17 +171,19 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
     }
 
 
-def one_hop(hub: Hub, owner: Sender, road: Road, source: NDArray[np.uint8]) -> tuple[float, float]:
+def one_hop(
+    loop: EventLoop, owner: Sender, channel: Channel, source: NDArray[np.uint8]
+) -> tuple[float, float]:
     """Microseconds until the receiver was told, from the first and from the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
-    place = road.take(0)
+    place = channel.take(0)
     assert place is not None
-    np.copyto(road.views(place, 1)["boundary"][0], source)
+    np.copyto(channel.views(place, 1)["boundary"][0], source)
     copied = time.monotonic_ns()
-    road.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), place, 1)
+    channel.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), place, 1)
     while owner.answer is None:
-        hub.poll(None)
+        loop.poll(None)
     return (owner.answer - start) / 1e3, (owner.answer - copied) / 1e3
 
 

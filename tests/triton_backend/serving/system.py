@@ -10,7 +10,8 @@ from typing import Any
 from flows.release.render.repository import ServeOptions, render_generation, render_settings
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
-from triton_backend.serving.front.requests import Refusal, Request
+from triton_backend.serving.front.pending import Request
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.liveness.health import HealthBoard

@@ -17,20 +17,25 @@ from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deplo
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.serving.front import express as front_express
 from triton_backend.serving.front.express import REST_US, ExpressSlots
-from triton_backend.serving.front.requests import Refusal, Request
+from triton_backend.serving.front.pending import Request
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.settings import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
-from triton_backend.serving.transport.bodies import (
-    ArrivalBody,
-    BatchBody,
-    HopGrant,
-    pack_batch,
-    unpack_batch,
-)
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, remove_segments
-from triton_backend.serving.transport.wire import HEADER_BYTES, Header, Kind, frame, parse_header
+from triton_backend.serving.transport.wire import (
+    HEADER_BYTES,
+    ArrivalBody,
+    BatchBody,
+    Header,
+    HopGrant,
+    Kind,
+    frame,
+    pack_batch,
+    parse_header,
+    unpack_batch,
+)
 
 PATIENT_US = 2_000_000
 MANY = 50
@@ -306,9 +311,9 @@ def test_a_failure_of_a_run_given_up_is_not_told_to_the_client(system: LocalSyst
     system.control("flush")
     waiting = system.ask("affine", {"x": numbers(0)}, PATIENT_US)
     front, tag = system.fronts["affine"], system.deployment.tag
-    (number,) = [request.number for request in front._ledger.all()]
+    (number,) = [request.number for request in front._pending.all()]
     for slot in system.deployment.express_slots(0):
-        given_up = Header(Kind.FAILED, 0, 0, 0, 9, tag, 0)
+        given_up = Header(Kind.BATCH_FAILED, 0, 0, 0, 9, tag, 0)
         front._batches.abort(given_up.batch_id, 0)
         front._failed(given_up, {"reason": "gone", "express": number, "slot": slot})
     system.control("abort")

@@ -8,7 +8,7 @@ import pytest
 from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
-from triton_backend.serving.front.requests import Refusal
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays

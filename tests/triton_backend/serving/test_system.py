@@ -20,7 +20,7 @@ from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
 from triton_backend.contract.units import transfer_us
-from triton_backend.serving.front.requests import Refusal
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
 from triton_backend.serving.transport.wire import Kind, frame

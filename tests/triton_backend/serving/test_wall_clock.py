@@ -13,7 +13,7 @@ from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem
 from triton_backend.runtimes.clock import SystemClock
-from triton_backend.serving.front.requests import Refusal
+from triton_backend.serving.front.replies import Refusal
 
 DAY_US = 86_400_000_000
 PACKAGE = Path(triton_backend.__file__).parent

@@ -9,17 +9,20 @@ from collections.abc import Callable, Mapping
 
 from triton_backend.serving.front.express import ExpressSlots
 from triton_backend.serving.front.generation import Batch, Generation
-from triton_backend.serving.front.requests import Request
+from triton_backend.serving.front.pending import Request
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import (
+from triton_backend.serving.transport.channel import Channels, checksum_of
+from triton_backend.serving.transport.wire import (
     NONE,
     AnswerBody,
     BatchBody,
     DispatchBody,
+    FrameError,
+    Header,
+    Kind,
+    frame,
     pack_batch,
 )
-from triton_backend.serving.transport.channel import Outbound, checksum_of
-from triton_backend.serving.transport.wire import FrameError, Header, Kind, frame
 
 # A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
 FORGET_BATCH_US = 10_000_000
@@ -38,14 +41,14 @@ class FrontBatches:
     def __init__(
         self,
         model: str,
-        outbound: Outbound,
+        outbound: Channels,
         *,
         find: Callable[[int], Request | None],
         unusable: Callable[[Header, bool], None],
         checksum_up_to_bytes: int,
     ) -> None:
         self._model = model
-        self._outbound = outbound
+        self._channels = outbound
         self._find = find
         self._unusable = unusable
         self._checksum_up_to_bytes = checksum_up_to_bytes
@@ -119,9 +122,9 @@ class FrontBatches:
                 requests.append(request)
                 samples += request.samples
         first = body.hops[0]
-        road = self._outbound.to_worker(generation.deployment, first.vgpu)
-        place = road.take(first.slot) if road is not None and samples else None
-        if road is None or place is None:
+        channel = self._channels.to_worker(generation.deployment, first.vgpu)
+        place = channel.take(first.slot) if channel is not None and samples else None
+        if channel is None or place is None:
             self._unusable(header, bool(samples))
             return
         slot = generation.slots.take()
@@ -130,7 +133,7 @@ class FrontBatches:
         self._batches[header.batch_id] = Batch(
             requests, samples, generation, slot, answer_bytes, now_us
         )
-        views = road.views(place, samples)
+        views = channel.views(place, samples)
         at = 0
         for request in requests:
             request.batch_id = header.batch_id
@@ -138,7 +141,7 @@ class FrontBatches:
             for name, tensor in request.tensors.items():
                 views[name][at:end] = tensor
             at = end
-        checksum = road.checksum(place, samples, self._checksum_up_to_bytes)
+        checksum = channel.checksum(place, samples, self._checksum_up_to_bytes)
         batch = BatchBody(
             generation.model,
             body.pipeline,
@@ -155,9 +158,9 @@ class FrontBatches:
             pack_batch(batch),
             batch_id=header.batch_id,
             plan_tag=header.plan_tag,
-            payload_bytes=road.segment.layout.payload_bytes(samples),
+            payload_bytes=channel.segment.layout.payload_bytes(samples),
         )
-        road.send(data, place, samples)
+        channel.send(data, place, samples)
 
     # On their way back
 

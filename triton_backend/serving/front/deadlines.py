@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serving.front.ledger import Ledger
+from triton_backend.serving.front.pending import PendingRequests
 
 TICK_US = 15_000
 # No client waits longer than its deadline and 100 ms. While Triton loads a model, and its process the
@@ -20,15 +20,17 @@ _CANCEL_CHECKS_PER_TICK = 16
 _LOG = logging.getLogger(__name__)
 
 
-class RequestWatch:
+class DeadlineWatch:
     """Looks at a front's requests between `start` and `stop`.
 
     Args:
-        cancel: told the number of a request that nobody waits for any more.
+        cancel: called with the number of a request that nobody waits for any more.
     """
 
-    def __init__(self, ledger: Ledger, clock: Clock, cancel: Callable[[int], None]) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, pending: PendingRequests, clock: Clock, cancel: Callable[[int], None]
+    ) -> None:
+        self._pending = pending
         self._clock = clock
         self._cancel = cancel
         self.looked_us = clock.now_us()
@@ -36,7 +38,7 @@ class RequestWatch:
         self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
 
     def start(self) -> None:
-        """Go."""
+        """Look from now on."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -57,17 +59,17 @@ class RequestWatch:
     def _look(self, now_us: int) -> int:
         """Answer what is due; the instant when the next of those waiting is."""
         checks, next_us = _CANCEL_CHECKS_PER_TICK, now_us + TICK_US
-        for request in self._ledger.all():
+        for request in self._pending.all():
             due_us = request.deadline_us + GRACE_US
             if now_us >= due_us:
                 self._cancel(request.number)
-                self._ledger.expire(request)
+                self._pending.expire(request)
                 continue
             next_us = min(next_us, due_us)
-            asked = request.batch_id is None and not request.cancel_told
+            asked = request.batch_id is None and not request.cancel_sent
             if asked and checks and now_us - request.arrival_us > TICK_US:
                 checks -= 1
-                if self._ledger.is_cancelled(request):
-                    request.cancel_told = True
+                if self._pending.is_cancelled(request):
+                    request.cancel_sent = True
                     self._cancel(request.number)
         return next_us

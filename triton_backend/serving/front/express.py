@@ -11,7 +11,7 @@ Here: which slots are free, and whose request lies in which. Not here: the batch
 from collections import deque
 from collections.abc import Callable
 
-from triton_backend.serving.front.requests import Request, Ticket
+from triton_backend.serving.front.pending import ExpressTicket, Request
 from triton_backend.serving.settings import EXPRESS_BYTES, Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Segment
@@ -46,7 +46,7 @@ class ExpressSlots:
         """Whether somebody waits for an answer."""
         return len(self._requests) > len(self._resting)
 
-    def write(self, request: Request) -> Ticket | None:
+    def write(self, request: Request) -> ExpressTicket | None:
         """Write a request's tensors into a free slot; None where it has to go without. Any thread."""
         layout, samples = self._segment.layout, request.samples
         if samples > layout.batch or layout.payload_bytes(samples) > EXPRESS_BYTES:
@@ -59,7 +59,7 @@ class ExpressSlots:
         self._requests[slot] = request
         for name, view in self._segment.views(slot, samples).items():
             view[...] = request.tensors[name]
-        return Ticket(slot, checksum_of(self._segment, slot, samples), self._tag)
+        return ExpressTicket(slot, checksum_of(self._segment, slot, samples), self._tag)
 
     def get(self, slot: int, number: int) -> Request | None:
         """The request of a slot, if it has that number."""

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from triton_backend.serving.front.express import ExpressSlots
-from triton_backend.serving.front.requests import Request
+from triton_backend.serving.front.pending import Request
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import AnswerBody, DispatchBody
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
-from triton_backend.serving.transport.wire import Header
+from triton_backend.serving.transport.wire import AnswerBody, DispatchBody, Header
 
 
 @dataclass(slots=True, eq=False)

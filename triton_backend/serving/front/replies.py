@@ -1,24 +1,46 @@
-"""The threads that send replies, because Triton's `send` blocks its caller."""
+"""What a client is answered, and the threads that send it, because Triton's `send` blocks its caller."""
 
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import NamedTuple
 
-from triton_backend.serving.front.requests import Refusal, Request
 from triton_backend.serving.transport.shared_memory import Arrays
 
 REPLY_THREADS = 6
-# Called when the reply has been sent, from the thread that sent it.
-Sent = Callable[[], None]
-Reply = tuple[Request, Arrays | Refusal, Sent | None]
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that is answered with an error: Triton's status name and the text."""
+
+    status: str
+    message: str
+
+
+Result = Arrays | Refusal
+
+
+class Reply(NamedTuple):
+    """A result on its way to its client.
+
+    Attributes:
+        send: hands the result to Triton; called once.
+        sent: called when that is done, from the thread that did it: `result` may be overwritten.
+    """
+
+    send: Callable[[Result], None]
+    result: Result
+    sent: Callable[[], None] | None = None
 
 
 class Countdown:
     """Called once for each of `left` replies from one slot; calls `done` when all are sent."""
 
-    def __init__(self, left: int, done: Sent) -> None:
+    def __init__(self, left: int, done: Callable[[], None]) -> None:
         self._left = left
         self._done = done
         self._lock = threading.Lock()
@@ -32,7 +54,7 @@ class Countdown:
             self._done()
 
 
-class Replies:
+class ReplyThreads:
     """A few threads between `start` and `stop`; `put` hands them a reply, from any thread."""
 
     def __init__(self, model: str) -> None:
@@ -44,7 +66,7 @@ class Replies:
         ]
 
     def start(self) -> None:
-        """Go."""
+        """Send replies from now on."""
         for thread in self._threads:
             thread.start()
 
@@ -55,19 +77,19 @@ class Replies:
         for thread in self._threads:
             thread.join(timeout=5)
 
-    def put(self, request: Request, result: Arrays | Refusal, sent: Sent | None = None) -> None:
-        """Have a request answered."""
-        self._queue.put((request, result, sent))
+    def put(self, reply: Reply) -> None:
+        """Have a reply sent."""
+        self._queue.put(reply)
 
-    def send(self, request: Request, result: Arrays | Refusal, sent: Sent | None = None) -> None:
-        """Answer a request in the caller's own thread."""
+    def send(self, reply: Reply) -> None:
+        """Send a reply in the caller's own thread."""
         try:
-            request.reply(result)
+            reply.send(reply.result)
         except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
             _LOG.exception("a reply of %s was not sent", self._model)
-        if sent is not None:
-            sent()
+        if reply.sent is not None:
+            reply.sent()
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            self.send(*item)
+        while (reply := self._queue.get()) is not None:
+            self.send(reply)

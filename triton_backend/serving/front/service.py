@@ -2,15 +2,15 @@
 
 Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
 slot, one frame to the scheduler), a few that poll
-sockets in turn (dispatches, drops, answers), one that watches deadlines (`front_watch`), and a few that
-send replies (`front_replies`). A request is answered exactly once (`front_ledger`).
+sockets in turn (dispatches, drops, answers), one that watches deadlines (`deadlines`), and a few that
+send replies (`replies`). A request is answered exactly once (`pending`).
 
 Who polls and gets the answer to a single request passes the turn on and sends the reply itself:
 `send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a reply
 handed to another thread would wait for that one to wake up.
 
-Here: the life of a request on the gateway. Not here: Triton's API (`triton_models`), tensors and
-slots of batches (`front_batches`), decisions.
+Here: the life of a request on the gateway. Not here: Triton's API (`server.triton_models`), tensors and
+slots of batches (`batches`), decisions.
 """
 
 import logging
@@ -22,36 +22,40 @@ from typing import Any
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.front.batches import FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
-from triton_backend.serving.front.deadlines import RequestWatch
+from triton_backend.serving.front.deadlines import DeadlineWatch
 from triton_backend.serving.front.generation import Batch
-from triton_backend.serving.front.ledger import Ledger
-from triton_backend.serving.front.replies import Reply
-from triton_backend.serving.front.requests import Refusal, Request, Ticket, arrival_frame
-from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
-from triton_backend.serving.transport.bodies import (
-    AnswerBody,
-    pack_request,
-    unpack_answer,
-    unpack_dispatch,
-    unpack_drop,
+from triton_backend.serving.front.pending import (
+    ExpressTicket,
+    PendingRequests,
+    Request,
+    arrival_frame,
 )
-from triton_backend.serving.transport.channel import Outbound
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.front.replies import Refusal, Reply
+from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
+from triton_backend.serving.transport.channel import Channels
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
+    AnswerBody,
     FrameError,
     Header,
     Kind,
     frame,
     pack_json,
+    pack_request,
+    unpack_answer,
+    unpack_dispatch,
+    unpack_drop,
     unpack_json,
 )
 
 TICK_US = 15_000
+# A larger answer takes long to send, and who sends it does not poll.
+SENT_AT_ONCE_BYTES = 1 << 16
 POLLERS = 3
 # Longer than tensors for a host that does not take them are waited for (`hub_connection`).
 POLL_PATIENCE_US = 7_000_000
-FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.BEAT})
+FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.HEARTBEAT})
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,19 +73,19 @@ class FrontService:
         self.counters = FrontCounters(latency_bounds_ms(self.plan.slo_us))
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
-        self._ledger = Ledger(model, settings.folder / "logs", clock, self.counters)
-        self._hub = Hub(self)
-        self._outbound = Outbound(self._hub, settings, None)
+        self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
+        self._loop = EventLoop(self)
+        self._channels = Channels(self._loop, settings, None)
         self._batches = FrontBatches(
             model,
-            self._outbound,
-            find=self._ledger.get,
+            self._channels,
+            find=self._pending.get,
             unusable=self._unusable,
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
         self._batches.add(deployment)
         self._express = self._batches.express(deployment)
-        self._watch = RequestWatch(self._ledger, clock, self._cancel)
+        self._watch = DeadlineWatch(self._pending, clock, self._cancel)
         self._scheduler: Connection | None = None
         self._polled_us = clock.now_us()
         self._stopping = False
@@ -96,28 +100,28 @@ class FrontService:
 
     def start(self) -> None:
         """Listen for answers and connect to the scheduler."""
-        self._hub.listen(self._settings.front_address(self.model))
+        self._loop.listen(self._settings.front_address(self.model))
         if self._settings.hosts:
             port = self._current.front_port(self.model)
-            self._hub.listen(f"tcp:{self._settings.gateway_host}:{port}")
+            self._loop.listen(f"tcp:{self._settings.gateway_host}:{port}")
         for thread in self._threads:
             thread.start()
-        self._ledger.start()
+        self._pending.start()
         self._watch.start()
 
     def stop(self) -> None:
         """Refuse what is left, end the threads, remove the segments."""
         leaving = f"the front of {self.model!r} is shutting down"
-        for request in self._ledger.all():
-            self._ledger.refuse(request.number, Refusal("UNAVAILABLE", leaving))
+        for request in self._pending.all():
+            self._pending.refuse(request.number, Refusal("UNAVAILABLE", leaving))
         self._stopping = True
         self._watch.stop()
-        self._hub.wake()
+        self._loop.wake()
         for thread in self._threads:
             thread.join(timeout=5)
-        self._outbound.close()
-        self._hub.close()
-        self._ledger.stop()
+        self._channels.close()
+        self._loop.close()
+        self._pending.stop()
         self._batches.close()
 
     def alive_us(self) -> int:
@@ -129,13 +133,13 @@ class FrontService:
     @property
     def held(self) -> int:
         """Requests taken and not answered yet."""
-        return len(self._ledger.all())
+        return len(self._pending.all())
 
     # The caller's thread
 
     def submit(self, request: Request) -> None:
         """Take a request; it is answered through `request.reply`, sooner or later, once."""
-        if not self._ledger.enter(request, self._max_waiting):
+        if not self._pending.admit(request, self._max_waiting):
             return
         express = self._express
         try:
@@ -143,9 +147,9 @@ class FrontService:
         except Exception:  # noqa: BLE001  # else it would wait for ever
             _LOG.exception("request %d of %s", request.number, self.model)
             failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
-            self._ledger.refuse(request.number, failure)
+            self._pending.refuse(request.number, failure)
 
-    def _announce(self, request: Request, ticket: Ticket | None = None) -> None:
+    def _announce(self, request: Request, ticket: ExpressTicket | None = None) -> None:
         scheduler = self._scheduler
         if scheduler is not None:
             scheduler.send(arrival_frame(request, self._settings, ticket))
@@ -161,11 +165,11 @@ class FrontService:
                     self._round()
                 reply, self._taken = self._taken, None
             if reply is not None:
-                self._ledger.send(reply)
+                self._pending.send(reply)
 
     def _round(self) -> None:
         try:
-            self._hub.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
+            self._loop.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
             self._polled_us = now_us = self._clock.now_us()
             self._batches.take_back(now_us)
             if now_us >= self._next_tick_us:
@@ -174,7 +178,7 @@ class FrontService:
         except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
             _LOG.exception("the front of %s goes on", self.model)
 
-    def _take(self, reply: Reply) -> bool:
+    def _take_reply(self, reply: Reply) -> bool:
         """Keep a reply to send after this round, where another thread can poll meanwhile."""
         if self._taken is not None or not self._waiting:
             return False
@@ -182,14 +186,14 @@ class FrontService:
         return True
 
     def _tick(self, now_us: int) -> None:
-        self._ledger.flush_log()
+        self._pending.flush_log()
         if self._scheduler is None:
             self._connect()
         self._batches.forget_old(now_us)
         self._batches.retire_before(self._current.generation)
 
     def _connect(self) -> None:
-        connection = self._hub.connect(self._settings.scheduler_address())
+        connection = self._loop.connect(self._settings.scheduler_address())
         if connection is None:
             return
         hello = {"role": "front", "model": self.model}
@@ -197,7 +201,7 @@ class FrontService:
         self._scheduler = connection
         # Told again by number, so that one already told is not counted twice. An express request may
         # be in flight since the last scheduler's life, and runs twice then.
-        for request in self._ledger.all():
+        for request in self._pending.all():
             if request.batch_id is None:
                 self._announce(request)
 
@@ -205,7 +209,7 @@ class FrontService:
         if self._scheduler is not None:
             self._scheduler.send(frame(Kind.CANCEL, pack_request(number)))
 
-    # Owner of the hub
+    # Handler of the event loop
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
         """What the scheduler decides and what workers answer.
@@ -220,16 +224,16 @@ class FrontService:
             case Kind.ANSWER:
                 self._answer(header, unpack_answer(body))
             case Kind.DROP:
-                self._ledger.drop(unpack_drop(body))
+                self._pending.drop(unpack_drop(body))
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
-            case Kind.FAILED:
+            case Kind.BATCH_FAILED:
                 self._failed(header, unpack_json(body))
             case Kind.PLAN:
                 self._plan(unpack_json(body))
             case Kind.HELLO:
                 self._trust(connection, unpack_json(body))
-            case Kind.BEAT:
+            case Kind.HEARTBEAT:
                 pass
             case _:
                 raise FrameError(f"a front takes no {header.kind.name}")
@@ -240,14 +244,14 @@ class FrontService:
         if not connection.trusted and kind is not Kind.HELLO:
             raise FrameError(f"{kind.name} before HELLO")
 
-    def on_close(self, connection: Connection, reason: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
         """The scheduler or a worker is gone, or was refused."""
-        if reason.startswith("refused"):
+        if reason is CloseReason.REFUSED:
             self.counters.frames_refused += 1
-            _LOG.warning("%s: %s", connection.name, reason)
+            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         if connection is self._scheduler:
             self._scheduler = None
-        self._outbound.forget(connection)
+        self._channels.forget(connection)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
@@ -290,7 +294,7 @@ class FrontService:
             return
         reason = pack_json({"reason": "its requests were answered before it was dispatched"})
         self._scheduler.send(
-            frame(Kind.FAILED, reason, batch_id=header.batch_id, plan_tag=header.plan_tag)
+            frame(Kind.BATCH_FAILED, reason, batch_id=header.batch_id, plan_tag=header.plan_tag)
         )
 
     def _answer(self, header: Header, body: AnswerBody) -> None:
@@ -298,12 +302,18 @@ class FrontService:
         if batch is None:
             return
 
-        self._ledger.answer(batch, self._take, partial(self._sent, batch))
+        sent = partial(self._sent, batch)
+        if len(batch.requests) > 1:
+            self._pending.answer_all(batch.outputs(), sent)
+        else:
+            small = batch.payload_bytes <= SENT_AT_ONCE_BYTES
+            take = self._take_reply if small else None
+            self._pending.answer_one(batch.requests[0], batch.views(), take, sent)
 
     def _sent(self, batch: Batch) -> None:
         """All replies from the slot of a batch have left it; from any thread."""
         if self._batches.give_back(batch):
-            self._hub.wake()
+            self._loop.wake()
 
     def _failed(self, header: Header, data: dict[str, Any]) -> None:
         batch = self._batches.failed(header, data)
@@ -311,5 +321,5 @@ class FrontService:
             return
         failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
         for request in batch.requests:
-            self._ledger.refuse(request.number, failure)
+            self._pending.refuse(request.number, failure)
         self._batches.free(batch, self._clock.now_us())

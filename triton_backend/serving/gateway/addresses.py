@@ -6,13 +6,15 @@ from typing import NamedTuple
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import (
+from triton_backend.serving.transport.wire import (
     LOCALS,
     DropBody,
+    Kind,
+    frame,
     pack_drop,
+    pack_json,
     pack_path,
 )
-from triton_backend.serving.transport.wire import Kind, frame, pack_json
 
 
 class Front(NamedTuple):

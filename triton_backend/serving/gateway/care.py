@@ -11,8 +11,7 @@ from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.state import Books
 from triton_backend.serving.gateway.watch import WorkerWatch
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import TimesBody
-from triton_backend.serving.transport.wire import Kind, frame
+from triton_backend.serving.transport.wire import Kind, TimesBody, frame
 
 TAKE_OUT_EVERY_US = 1_000_000
 

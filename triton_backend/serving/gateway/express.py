@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.serving.gateway.addresses import path_of
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import ArrivalBody, pack_batch_path
-from triton_backend.serving.transport.wire import Kind, frame
+from triton_backend.serving.transport.wire import ArrivalBody, Kind, frame, pack_batch_path
 
 
 class ExpressOffers:

@@ -22,7 +22,7 @@ from triton_backend.serving.gateway.intake import Intake
 from triton_backend.serving.gateway.reports import Reports
 from triton_backend.serving.gateway.state import Books, Watcher
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import TimesBody
+from triton_backend.serving.transport.wire import TimesBody
 
 # A new scheduler dispatches when all workers have reported, at the latest after this.
 WAKE_US = 1_000_000

@@ -7,7 +7,7 @@ from triton_backend.serving.gateway.addresses import Front, drop_frame
 from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.state import Books
-from triton_backend.serving.transport.bodies import NONE, ArrivalBody
+from triton_backend.serving.transport.wire import NONE, ArrivalBody
 
 
 class Intake:

@@ -8,7 +8,7 @@ from triton_backend.contract.events import StageDone, TransferDone
 from triton_backend.serving.gateway.care import WorkerCare
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.state import Batch, Books
-from triton_backend.serving.transport.bodies import TimesBody
+from triton_backend.serving.transport.wire import TimesBody
 
 
 class Reports:

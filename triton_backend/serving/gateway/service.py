@@ -22,16 +22,18 @@ from triton_backend.serving.gateway.event_log import EventLog
 from triton_backend.serving.gateway.gateway import Gateway
 from triton_backend.serving.gateway.warm_up import warm_up
 from triton_backend.serving.settings import Deployment, ServeSettings
-from triton_backend.serving.transport.bodies import unpack_arrival, unpack_request, unpack_times
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
     FrameError,
     Header,
     Kind,
     frame,
     pack_json,
+    unpack_arrival,
     unpack_json,
+    unpack_request,
+    unpack_times,
 )
 
 BEAT_US = 250_000
@@ -59,7 +61,7 @@ class SchedulerService:
             watch=self._log.write,
             post=self._post,
         )
-        self._hub = Hub(self)
+        self._loop = EventLoop(self)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_beat_us = now_us
         self._next_look_us = now_us
@@ -71,24 +73,24 @@ class SchedulerService:
 
     def start(self) -> None:
         """Listen and go."""
-        self._hub.listen(self._settings.scheduler_address())
+        self._loop.listen(self._settings.scheduler_address())
         if self._settings.hosts:
             address = f"tcp:{self._settings.gateway_host}:{self._settings.base_port}"
-            self._hub.listen(address)
+            self._loop.listen(address)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and close everything."""
         if self._thread.is_alive():
             self._stopping = True
-            self._hub.wake()
+            self._loop.wake()
             self._thread.join(timeout=5)
 
     def call(self, function: Callable[[], Any], timeout_s: float = 5.0) -> Any:
         """Run a function in the scheduler's thread and give its result."""
         future: Future[Any] = Future()
         self._calls.put((function, future))
-        self._hub.wake()
+        self._loop.wake()
         return future.result(timeout_s)
 
     # Control requests (any thread)
@@ -126,12 +128,12 @@ class SchedulerService:
                 self._round()
             except Exception:  # noqa: BLE001  # one bad frame or batch must not end all others
                 _LOG.exception("the scheduler goes on")
-        self._hub.close()
+        self._loop.close()
         self._log.close()
 
     def _round(self) -> None:
-        gateway, alarm = self.gateway, self._hub.alarm
-        rang = self._hub.poll(max(self._next_beat_us - self.alive_us, 0) / 1e6)
+        gateway, timer = self.gateway, self._loop.timer
+        expired = self._loop.poll(max(self._next_beat_us - self.alive_us, 0) / 1e6)
         self.alive_us = now_us = self._clock.now_us()
         if self._heard:
             gateway.counters.decisions += self._heard
@@ -140,15 +142,15 @@ class SchedulerService:
         while not self._calls.empty():
             self._answer_call()
         timer_us = gateway.timer_us
-        if rang and timer_us is not None and timer_us <= now_us:
+        if expired and timer_us is not None and timer_us <= now_us:
             gateway.timer(now_us)
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
             gateway.look(now_us)
         timer_us = gateway.timer_us
         # One that rings too early is set again then: rarer than every change of the instant.
-        if timer_us is not None and (alarm.at_us is None or timer_us < alarm.at_us):
-            alarm.set(timer_us)
+        if timer_us is not None and (timer.at_us is None or timer_us < timer.at_us):
+            timer.set(timer_us)
         self._log.settle_some()
         if now_us >= self._next_beat_us:
             self._next_beat_us = now_us + BEAT_US
@@ -168,11 +170,11 @@ class SchedulerService:
 
     def _beat(self) -> None:
         self._log.flush()
-        data = frame(Kind.BEAT, pack_json({"now_us": self._clock.now_us()}))
-        for connection in self._hub.connections:
+        data = frame(Kind.HEARTBEAT, pack_json({"now_us": self._clock.now_us()}))
+        for connection in self._loop.connections:
             connection.send(data)
 
-    # Owner of the hub
+    # Handler of the event loop
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
         """Turn a frame into a call of the gateway.
@@ -203,7 +205,7 @@ class SchedulerService:
             self.gateway.intake.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
         elif header.kind is Kind.CANCEL:
             self.gateway.intake.cancel(front, unpack_request(body), now_us)
-        elif header.kind is Kind.FAILED:
+        elif header.kind is Kind.BATCH_FAILED:
             self.gateway.reports.batch_failed(header.batch_id, 0, now_us)
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
@@ -216,9 +218,9 @@ class SchedulerService:
             reports.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             reports.transfer_done(batch, stage, unpack_times(body), now_us)
-        elif header.kind is Kind.TRIAL_DONE:
+        elif header.kind is Kind.PACE_RESULT:
             self.gateway.trial_done(worker, unpack_times(body), now_us)
-        elif header.kind is Kind.FAILED:
+        elif header.kind is Kind.BATCH_FAILED:
             _LOG.error("batch %d failed: %s", batch, unpack_json(body).get("reason"))
             reports.batch_failed(batch, stage, now_us)
         else:
@@ -238,7 +240,7 @@ class SchedulerService:
             raise FrameError(f"not a HELLO: {error}") from error
         old = self._peers.get(peer)
         if old is not None and old is not connection:
-            self._hub.drop(old, "replaced by a newer connection")
+            self._loop.drop(old, CloseReason.REPLACED)
         connection.name = str(peer)
         self._peers[peer], self._names[connection] = connection, peer
         if isinstance(peer, Front):
@@ -247,11 +249,11 @@ class SchedulerService:
         else:
             self.gateway.worker_up(peer, now_us)
 
-    def on_close(self, connection: Connection, reason: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
         """A peer is lost."""
-        if reason.startswith("refused"):
+        if reason is CloseReason.REFUSED:
             self.gateway.counters.frames_refused += 1
-            _LOG.warning("%s: %s", connection.name, reason)
+            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         peer = self._names.pop(connection, None)
         if peer is None or self._peers.get(peer) is not connection:
             return

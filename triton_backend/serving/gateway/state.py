@@ -25,8 +25,7 @@ from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.express import ExpressOffers
 from triton_backend.serving.gateway.slots import WorkerSlots
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import LOCAL_BITS, LOCALS, TimesBody
-from triton_backend.serving.transport.wire import Kind, frame
+from triton_backend.serving.transport.wire import LOCAL_BITS, LOCALS, Kind, TimesBody, frame
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2

@@ -61,7 +61,7 @@ class WorkerWatch:
     def orders(self, now_us: int) -> list[tuple[int, Kind]]:
         """What drained workers are to be told now, and those whose pace is asked for."""
         asked, self._asked = sorted(self._asked), set()
-        return [*self._drained.orders(now_us), *((vgpu, Kind.TRIAL) for vgpu in asked)]
+        return [*self._drained.orders(now_us), *((vgpu, Kind.PACE_PROBE) for vgpu in asked)]
 
     def tried(self, vgpu: int, took_us: int) -> None:
         """A vGPU ran its planned batch on nothing."""

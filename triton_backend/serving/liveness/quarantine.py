@@ -73,5 +73,5 @@ class DrainedWorkers:
             if case.first_trial_us is None:
                 case.first_trial_us = now_us
             renew = now_us - case.first_trial_us > RENEW_AFTER_US
-            due.append((vgpu, Kind.RETIRE if renew else Kind.TRIAL))
+            due.append((vgpu, Kind.RETIRE if renew else Kind.PACE_PROBE))
         return due

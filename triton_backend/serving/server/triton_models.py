@@ -23,7 +23,8 @@ import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImp
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
-from triton_backend.serving.front.requests import Refusal, Request, allowed_us
+from triton_backend.serving.front.pending import Request, allowed_us
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.liveness.stub_heartbeat import Pulse
 from triton_backend.serving.node.node import Node

@@ -13,8 +13,8 @@ from functools import partial
 from triton_backend.contract.errors import InputError
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.settings import Deployment, ServeSettings
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import Kind, frame, pack_json
 
@@ -25,7 +25,7 @@ BUFFERS = 4
 PATIENCE_SECONDS = 0.5
 
 
-class Road:
+class Channel:
     """A connection to a receiver and the memory its tensors are written to.
 
     Args:
@@ -102,37 +102,37 @@ def checksum_of(segment: Segment, slot: int, samples: int) -> int:
     return value or 1
 
 
-class Outbound:
+class Channels:
     """Roads of one process, opened when first needed.
 
     Args:
         node: where this process runs; None for the gateway's host.
     """
 
-    def __init__(self, hub: Hub, settings: ServeSettings, node: str | None) -> None:
-        self._hub = hub
+    def __init__(self, loop: EventLoop, settings: ServeSettings, node: str | None) -> None:
+        self._loop = loop
         self._settings = settings
         self._node = node
-        self._roads: dict[tuple[int, int | str], Road] = {}
+        self._roads: dict[tuple[int, int | str], Channel] = {}
 
-    def to_worker(self, deployment: Deployment, vgpu: int) -> Road | None:
-        """The road to a worker; None when it is gone."""
+    def to_worker(self, deployment: Deployment, vgpu: int) -> Channel | None:
+        """The channel to a worker; None when it is gone."""
         key = (deployment.generation, vgpu)
-        road = self._roads.get(key)
-        if road is not None and not road.connection.closed:
-            return road
+        channel = self._roads.get(key)
+        if channel is not None and not channel.connection.closed:
+            return channel
         shared = deployment.same_host(deployment.node_name_of(vgpu), self._node)
         address = deployment.worker_address(vgpu, same_host=shared)
         layout = deployment.worker_layout(vgpu)
         return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
 
-    def to_front(self, deployment: Deployment, model: int) -> Road | None:
-        """The road back to a model's front; None when it is gone."""
+    def to_front(self, deployment: Deployment, model: int) -> Channel | None:
+        """The channel back to a model's front; None when it is gone."""
         plan = deployment.plan.models[model]
         key = (deployment.generation, plan.name)
-        road = self._roads.get(key)
-        if road is not None and not road.connection.closed:
-            return road
+        channel = self._roads.get(key)
+        if channel is not None and not channel.connection.closed:
+            return channel
         shared = self._node is None or deployment.same_host(self._node, None)
         address = self._settings.front_address(plan.name)
         if not shared:
@@ -152,8 +152,8 @@ class Outbound:
         *,
         shared: bool,
         express: tuple[str, SlotLayout] | None = None,
-    ) -> Road | None:
-        connection = self._hub.connect(address)
+    ) -> Channel | None:
+        connection = self._loop.connect(address)
         if connection is None:
             return None
         try:
@@ -161,21 +161,21 @@ class Outbound:
             segment = Segment.attach(name, layout) if shared else Segment.private(layout, BUFFERS)
             taken_from = None if express is None else Segment.attach(*express)
         except InputError:
-            self._hub.drop(connection, "it has no segment")
+            self._loop.drop(connection, CloseReason.NO_SEGMENT)
             return None
         if not shared:
             connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
-        road = self._roads[key] = Road(connection, segment, shared=shared, express=taken_from)
-        return road
+        channel = self._roads[key] = Channel(connection, segment, shared=shared, express=taken_from)
+        return channel
 
     def forget(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""
-        for key, road in list(self._roads.items()):
-            if road.connection is connection:
+        for key, channel in list(self._roads.items()):
+            if channel.connection is connection:
                 del self._roads[key]
-                road.close()
+                channel.close()
 
     def close(self) -> None:
-        """Unmap everything; the hub closes the connections."""
-        for road in self._roads.values():
-            road.close()
+        """Unmap everything; the loop closes the connections."""
+        for channel in self._roads.values():
+            channel.close()

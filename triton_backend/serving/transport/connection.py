@@ -1,17 +1,24 @@
 """One peer of a process: frames and tensors over a stream socket, in and out.
 
-Reading and calling back happen in the one thread that polls (`hub`); `Connection.send` may be called
-from any thread. What a peer may make us hold is bounded: one frame body while reading,
-`MAX_PENDING_BYTES` of frames it does not take; a peer that exceeds either is disconnected. Tensors
-are read straight into the memory that the owner names after it has seen the header.
+Reading and calling back happen in the one thread that polls (`event_loop`); `send` and the other
+methods that send may be called from any thread. What a peer may make us hold is bounded: one frame
+body while reading, `MAX_PENDING_BYTES` of frames that it does not take; a peer that exceeds either is
+disconnected. Tensors that come are read straight into the memory that the handler names after it has
+seen the header; tensors that wait to be sent stay in the memory of their sender, who is called when
+they have left it.
 """
 
+import contextlib
 import select
 import socket
+import threading
 from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
 from typing import Protocol
 
-from triton_backend.serving.transport.outgoing import Outgoing, advance
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     FrameError,
@@ -20,6 +27,11 @@ from triton_backend.serving.transport.wire import (
     parse_header,
 )
 
+MAX_PENDING_BYTES = 8 << 20
+_PIECES_AT_ONCE = 64
+# A peer on a fast link takes tensors as quickly as they are copied; being woken for every piece that it
+# has taken would cost a third more.
+_STAY_SECONDS = 0.002
 _READ_BYTES = 1 << 17
 _WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -29,15 +41,29 @@ _SILENCE_SECONDS = 2
 _PROBE_SECONDS = 1
 
 
-class Owner(Protocol):
+class CloseReason(StrEnum):
+    """Why a connection ended."""
+
+    END_OF_STREAM = "the peer is gone"
+    REFUSED = "refused"  # the peer sent what is not of this protocol, or not for it to say
+    INTERNAL_ERROR = "an error of ours"  # logged with its traceback
+    REPLACED = "replaced by a newer connection of the same peer"
+    NO_SEGMENT = "the peer has no shared memory"
+
+
+class Handler(Protocol):
     """Who is called when something happens on a connection."""
 
     def on_frame(self, connection: "Connection", header: Header, body: bytes) -> None:
-        """A whole frame is here (its payload already where `payload_target` said)."""
+        """A whole frame is here (its payload already where `payload_target` said).
+
+        Raises:
+            FrameError: the peer may not say this; it is disconnected.
+        """
         ...
 
-    def on_close(self, connection: "Connection", reason: str) -> None:
-        """The connection ended or was ended; it is told once."""
+    def on_close(self, connection: "Connection", reason: CloseReason, detail: str) -> None:
+        """The connection ended or was ended; called once. `detail` is for messages."""
         ...
 
     def payload_target(
@@ -51,25 +77,31 @@ class Owner(Protocol):
         ...
 
 
-def _notice_silence(sock: socket.socket) -> None:
-    """End a TCP connection whose peer acknowledges nothing."""
-    tcp = socket.IPPROTO_TCP
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
-    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _SILENCE_SECONDS // _PROBE_SECONDS)
-    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)
+@dataclass(slots=True)
+class _Payload:
+    """A frame with tensors that waits: its bytes, those to be sent up to its end, whom to call."""
+
+    size: int
+    left: int
+    sent: Callable[[], None]
 
 
-class Connection(Outgoing):
+class Connection:
     """One peer. `name` is for messages; `trusted` is False until a TCP peer showed the token."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll, name: str) -> None:
-        super().__init__(sock, epoll)
         self.name = name
+        self.closed = False
+        self._socket = sock
+        self._epoll = epoll
         self._local = sock.family == socket.AF_UNIX
         self.trusted = self._local
-        self.role: str = ""
+        # Sending; guarded by the lock
+        self._lock = threading.Lock()
+        self._pending: deque[memoryview] = deque()
+        self._pending_bytes = 0
+        self._payloads: deque[_Payload] = deque()
+        # Receiving; of the thread that polls
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
         self._taken = 0
@@ -87,8 +119,126 @@ class Connection(Outgoing):
         """The descriptor polled."""
         return self._socket.fileno()
 
-    def receive(self, owner: Owner) -> bool:
-        """Read what is there and tell the owner; False at the end of the stream.
+    # Sending, from any thread
+
+    def send(self, data: bytes) -> bool:
+        """Send a frame, now or as soon as the peer takes it; False when the peer is gone."""
+        with self._lock:
+            if self.closed:
+                return False
+            if self._pending:
+                return self._queue(memoryview(data))
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return False
+            return sent == len(data) or self._queue(memoryview(data)[sent:])
+
+    def send_with_payload(
+        self, data: bytes, payload: Iterable[memoryview], sent: Callable[[], None]
+    ) -> bool:
+        """Send a frame and its tensors, now or as the peer takes them; False when it is gone.
+
+        `sent` is called once the tensors may be changed, from this thread or from one that flushes.
+        """
+        pieces = [memoryview(data), *(piece.cast("B") for piece in payload)]
+        size = sum(map(len, pieces))
+        with self._lock:
+            if self.closed:
+                return False
+            waiting = bool(self._pending)
+            self._pending.extend(pieces)
+            self._pending_bytes += size
+            self._payloads.append(_Payload(size, self._pending_bytes, sent))
+            alive = waiting or self._push_waiting(_STAY_SECONDS)
+            if self._pending and not waiting:
+                self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
+            done = self._done()
+        for call in done:
+            call()
+        return alive
+
+    def _queue(self, rest: memoryview) -> bool:
+        self._pending_bytes += len(rest)
+        frames_bytes = self._pending_bytes - sum(payload.size for payload in self._payloads)
+        if frames_bytes > MAX_PENDING_BYTES:
+            # Told through the poll, as any other end.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            return False
+        if not self._pending:
+            self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
+        self._pending.append(rest)
+        return True
+
+    def flush(self) -> None:
+        """The peer takes data again: send what waited."""
+        with self._lock:
+            if self.closed:
+                return
+            self._push()
+            if not self._pending:
+                self._epoll.modify(self._socket, select.EPOLLIN)
+            done = self._done()
+        for call in done:
+            call()
+
+    def drain(self, patience_s: float) -> None:
+        """Wait until the first of the tensors that wait are sent, or nothing is for `patience_s`."""
+        with self._lock:
+            if self.closed or not self._payloads:
+                return
+            self._push_waiting(patience_s, first_only=True)
+            done = self._done()
+        for call in done:
+            call()
+
+    def _push_waiting(self, patience_s: float, *, first_only: bool = False) -> bool:
+        """As `_push`, while the peer takes something every `patience_s`."""
+        self._socket.settimeout(patience_s)
+        try:
+            return self._push(first_only=first_only)
+        finally:
+            self._socket.settimeout(0)
+
+    def _push(self, *, first_only: bool = False) -> bool:
+        """Send what waits, as far as the socket takes it; False when the peer is gone."""
+        while self._pending and not (first_only and self._payloads[0].left <= 0):
+            try:
+                taken = self._socket.sendmsg(list(islice(self._pending, _PIECES_AT_ONCE)))
+            except (BlockingIOError, TimeoutError):
+                return True
+            except OSError:
+                self._pending.clear()
+                return False
+            _advance(self._pending, taken)
+            self._pending_bytes -= taken
+            for payload in self._payloads:
+                payload.left -= taken
+        return True
+
+    def _done(self) -> list[Callable[[], None]]:
+        """Whom to call because their tensors have been sent."""
+        done: list[Callable[[], None]] = []
+        while self._payloads and self._payloads[0].left <= 0:
+            done.append(self._payloads.popleft().sent)
+        return done
+
+    def close(self) -> None:
+        """Close the socket; harmless when it is closed."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(self._socket)
+                self._socket.close()
+
+    # Receiving, in the thread that polls
+
+    def receive(self, handler: Handler) -> bool:
+        """Read what is there and call the handler; False at the end of the stream.
 
         Raises:
             FrameError: the peer does not speak the protocol.
@@ -97,8 +247,8 @@ class Connection(Outgoing):
             if self._payload:
                 got = self._socket.recv_into(self._payload[0])
                 if got:
-                    advance(self._payload, got)
-                    self._finish_payload(owner)
+                    _advance(self._payload, got)
+                    self._finish_payload(handler)
                 return got > 0
             # No view may outlive the read: `_parse` makes the buffer larger for a large frame.
             with memoryview(self._buffer) as whole, whole[self._filled :] as room:
@@ -110,30 +260,30 @@ class Connection(Outgoing):
         if not got:
             return False
         self._filled += got
-        self._parse(owner)
+        self._parse(handler)
         return True
 
-    def _parse(self, owner: Owner) -> None:
+    def _parse(self, handler: Handler) -> None:
         self._taken = 0
         try:
-            while self._filled > self._taken and not self.closed and self._take_piece(owner):
+            while self._filled > self._taken and not self.closed and self._take_piece(handler):
                 pass
         finally:
-            # Also when the owner raised: no frame is told twice.
+            # Also when the handler raised: no frame is handled twice.
             rest = self._filled - self._taken
             if rest:
                 self._buffer[:rest] = self._buffer[self._taken : self._filled]
             self._filled = rest
 
-    def _take_piece(self, owner: Owner) -> bool:
+    def _take_piece(self, handler: Handler) -> bool:
         """Take one frame or part of a payload out of the buffer; False: more is needed."""
         at, ready = self._taken, self._filled - self._taken
         if self._payload:
             count = min(len(self._payload[0]), ready)
             self._payload[0][:count] = self._buffer[at : at + count]
             self._taken += count
-            advance(self._payload, count)
-            self._finish_payload(owner)
+            _advance(self._payload, count)
+            self._finish_payload(handler)
             return True
         if ready < HEADER_BYTES:
             return False
@@ -148,26 +298,26 @@ class Connection(Outgoing):
         check_body(header, body)
         # On one host the tensors lie in shared memory; only TCP carries them behind the frame.
         if header.payload_bytes and not self._local:
-            self._await_payload(owner, header, body)
+            self._await_payload(handler, header, body)
         else:
-            owner.on_frame(self, header, body)
+            handler.on_frame(self, header, body)
         return True
 
-    def _await_payload(self, owner: Owner, header: Header, body: bytes) -> None:
-        target = owner.payload_target(self, header, body)
+    def _await_payload(self, handler: Handler, header: Header, body: bytes) -> None:
+        target = handler.payload_target(self, header, body)
         if sum(len(piece) for piece in target) != header.payload_bytes:
             raise FrameError(f"payload of {header.payload_bytes} bytes does not fit")
         self._header, self._body = header, body
         self._payload = deque(piece for piece in target if len(piece))
         self._wake_at(header.payload_bytes)
 
-    def _finish_payload(self, owner: Owner) -> None:
+    def _finish_payload(self, handler: Handler) -> None:
         if self._payload:
             self._wake_at(sum(len(piece) for piece in self._payload))
         elif self._header is not None:
             self._wake_at(1)
             header, self._header = self._header, None
-            owner.on_frame(self, header, self._body)
+            handler.on_frame(self, header, self._body)
 
     def _wake_at(self, missing_bytes: int) -> None:
         """Be told only when so much is there: fewer, larger reads of a large payload."""
@@ -175,3 +325,21 @@ class Connection(Outgoing):
         if least != self._least_bytes:
             self._least_bytes = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+
+def _advance(pieces: deque[memoryview], taken: int) -> None:
+    """Drop the first `taken` bytes of a queue of pieces."""
+    while pieces and taken >= len(pieces[0]):
+        taken -= len(pieces.popleft())
+    if taken:
+        pieces[0] = pieces[0][taken:]
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """End a TCP connection whose peer acknowledges nothing."""
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _SILENCE_SECONDS // _PROBE_SECONDS)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)

@@ -2,9 +2,9 @@
 
 Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame. Addresses are
 texts: `unix:/path` or `tcp:host:port`. Reading and calling back happen in the one thread that calls
-`Hub.poll`.
+`EventLoop.poll`.
 
-Here: bytes and readiness. Not here: one peer's bytes (`hub_connection`), what frames mean.
+Here: bytes and readiness. Not here: one peer's bytes (`connection`), what frames mean.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import select
 import socket
 
 from triton_backend.contract.errors import InputError
-from triton_backend.serving.transport.connection import Connection, Owner
-from triton_backend.serving.transport.timerfd import Alarm
+from triton_backend.serving.transport.connection import CloseReason, Connection, Handler
+from triton_backend.serving.transport.timerfd import TimerFd
 from triton_backend.serving.transport.wire import FrameError
 
 _LOG = logging.getLogger(__name__)
@@ -37,19 +37,19 @@ def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
     raise InputError(f"address {address!r}", "is neither unix:PATH nor tcp:HOST:PORT")
 
 
-class Hub:
-    """All sockets of a process; `owner` is told what happens on them."""
+class EventLoop:
+    """All sockets of a process; `handler` is called when something happens on them."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
         self._epoll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
         self._connections: dict[int, Connection] = {}
         self._paths: list[str] = []
-        self.alarm = Alarm()
-        self._alarm_fd = self.alarm.fileno()
+        self.timer = TimerFd()
+        self._timer_fd = self.timer.fileno()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._alarm_fd, select.EPOLLIN)
+        self._epoll.register(self._timer_fd, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
     @property
@@ -106,20 +106,20 @@ class Hub:
             os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float | None = None) -> bool:
-        """Wait for something, tell the owner all of it; True when the alarm rang."""
-        rang = False
+        """Wait for something and handle all of it; True when the timer has expired."""
+        expired = False
         for fd, mask in self._epoll.poll(timeout_s):
             connection = self._connections.get(fd)
             if connection is not None:
                 self._serve(connection, mask)
-            elif fd == self._alarm_fd:
-                self.alarm.acknowledge()
-                rang = True
+            elif fd == self._timer_fd:
+                self.timer.acknowledge()
+                expired = True
             elif fd == self._wake:
                 os.eventfd_read(self._wake)
             elif fd in self._listeners:
                 self._accept(self._listeners[fd])
-        return rang
+        return expired
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -134,21 +134,21 @@ class Hub:
         if not mask & _READABLE:
             return
         try:
-            if not connection.receive(self._owner):
-                self.drop(connection, "the peer is gone")
+            if not connection.receive(self._handler):
+                self.drop(connection, CloseReason.END_OF_STREAM)
         except (FrameError, InputError) as error:
-            self.drop(connection, f"refused: {error!r}")
+            self.drop(connection, CloseReason.REFUSED, repr(error))
         except Exception:  # noqa: BLE001  # whatever else is our defect: this peer goes, the others stay
             _LOG.exception("a frame of %s", connection.name)
-            self.drop(connection, "failed: our own error, see the log")
+            self.drop(connection, CloseReason.INTERNAL_ERROR)
 
-    def drop(self, connection: Connection, reason: str) -> None:
-        """End a connection and tell the owner, once."""
+    def drop(self, connection: Connection, reason: CloseReason, detail: str = "") -> None:
+        """End a connection and tell the handler why, once; `detail` is for messages."""
         fd = connection.fileno()
         if self._connections.get(fd) is connection:
             del self._connections[fd]
             connection.close()
-            self._owner.on_close(connection, reason)
+            self._handler.on_close(connection, reason, detail)
 
     def close(self) -> None:
         """Close everything; nobody is told."""
@@ -159,6 +159,6 @@ class Hub:
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108  # socket addresses are texts here
-        self.alarm.close()
+        self.timer.close()
         os.close(self._wake)
         self._epoll.close()

@@ -23,7 +23,7 @@ class _Itimerspec(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Alarm:
+class TimerFd:
     """Readable from the instant it was set to, until it is set again or acknowledged."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Alarm:
         return self._fd
 
     def set(self, at_us: int | None) -> None:
-        """Ring at `at_us` (at once where it has passed); None: never."""
+        """Expire at `at_us` (at once where it has passed); None: never."""
         if at_us == self.at_us:
             return
         self.at_us = at_us
@@ -50,7 +50,7 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def acknowledge(self) -> None:
-        """It rang: be quiet until set again."""
+        """It has expired: be quiet until set again."""
         try:
             os.read(self._fd, 8)
         except BlockingIOError:

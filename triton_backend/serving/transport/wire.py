@@ -5,22 +5,30 @@ themselves. The header says which plan, batch and stage the frame speaks of, how
 the tensors are, and the body's CRC-32. All numbers are little-endian. Whatever does not fit raises
 `FrameError` before any memory is taken for it.
 
-Here: kinds, header, JSON bodies. Not here: the other bodies (`wire_bodies`), sockets (`hub`), tensors
-in memory (`memory`).
+Here: kinds, header, bodies. Not here: sockets (`connection`), tensors in memory (`shared_memory`).
 """
 
 import json
 import struct
 import zlib
 from enum import IntEnum
+from functools import cache
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.reasons import DropReason
 
 MAGIC = b"PPIP"
 VERSION = 1
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
+
+NONE = -1  # no such slot, no such request
+
+# A front numbers its requests in so many bits; the core's number has the front's own above them.
+LOCAL_BITS = 40
+LOCALS = 1 << LOCAL_BITS
 
 # magic, version, kind, stage, body bytes, body CRC-32, batch, plan tag, payload bytes
 _HEADER = struct.Struct("<4sBBhIIqQQ")
@@ -35,7 +43,7 @@ class Kind(IntEnum):
     """What a frame says; the sender and receiver of each stand beside it."""
 
     HELLO = 1  # anyone -> scheduler: who I am (JSON)
-    BEAT = 2  # scheduler -> anyone: I am alive, and how I see the world (JSON)
+    HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)
     PLAN = 3  # scheduler -> fronts: from now on this generation (JSON)
     ARRIVAL = 4  # front -> scheduler
     CANCEL = 5  # front -> scheduler
@@ -44,14 +52,16 @@ class Kind(IntEnum):
     ABORT = 8  # scheduler -> front and workers of the path: forget this batch
     BATCH = 9  # front or worker -> worker: tensors are in your slot; scheduler -> worker: in its front's
     ANSWER = 10  # last worker -> front: outputs are in your slot
-    FAILED = 11  # worker -> front and scheduler: a batch could not be run (JSON)
+    BATCH_FAILED = (
+        11  # worker -> front and scheduler, front -> scheduler: it could not be run (JSON)
+    )
     TRANSFER_DONE = 12  # worker -> scheduler
     STAGE_DONE = 13  # worker -> scheduler
     RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
-    TRY = 15  # node -> worker: run your stage once on what I wrote for you (JSON)
-    TRIED = 16  # worker -> node: done, or the error (JSON)
-    TRIAL = 17  # scheduler -> worker: run your stage once on nothing, and tell how long it took
-    TRIAL_DONE = 18  # worker -> scheduler: when it began and ended
+    RUN_STAGE = 15  # node -> worker: run your stage once on what I wrote for you (JSON)
+    STAGE_RESULT = 16  # worker -> node: done, or the error (JSON)
+    PACE_PROBE = 17  # scheduler -> worker: run your stage once on zeros and report how long it took
+    PACE_RESULT = 18  # worker -> scheduler: when it began and ended
 
 
 class Header(NamedTuple):
@@ -142,3 +152,222 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FrameError("body is not a JSON object")
     return data
+
+
+# Bodies that every request pays for: tuples, packed and unpacked
+
+
+class HopGrant(NamedTuple):
+    """One stage of a batch's path: who runs it, in which slot, at which reserved instants (µs)."""
+
+    vgpu: int
+    slot: int
+    transfer_start_us: int
+    start_us: int
+    end_us: int
+
+
+class ArrivalBody(NamedTuple):
+    """A request as the front numbered it, and the express slot its tensors lie in, if any."""
+
+    request: int
+    deadline_us: int
+    samples: int
+    express_slot: int = NONE
+    payload_checksum: int = 0
+
+
+class DropBody(NamedTuple):
+    """Why a request is not served; `best_finish_us` is 0 where nothing was probed."""
+
+    request: int
+    reason: DropReason
+    deadline_us: int
+    best_finish_us: int
+    queue_position: int
+
+
+class DispatchBody(NamedTuple):
+    """Gather these requests and send them along these hops."""
+
+    pipeline: int
+    samples: int
+    hops: tuple[HopGrant, ...]
+    requests: tuple[int, ...]
+
+
+class BatchBody(NamedTuple):
+    """A batch on its way: `payload_checksum` 0 means not computed.
+
+    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`.
+    """
+
+    model: int
+    pipeline: int
+    samples: int
+    answer_slot: int
+    payload_checksum: int
+    transfer_start_us: int
+    available_us: int
+    express: int
+    hops: tuple[HopGrant, ...]
+
+
+class AnswerBody(NamedTuple):
+    """Outputs of a batch in the front's own slot; `express` as in its BATCH."""
+
+    answer_slot: int
+    samples: int
+    payload_checksum: int
+    express: int = NONE
+
+
+class TimesBody(NamedTuple):
+    """When a stage or a transfer on a vGPU really began and ended (µs)."""
+
+    vgpu: int
+    start_us: int
+    end_us: int
+
+
+_ARRIVAL = struct.Struct("<qqiiI")
+_REQUEST = struct.Struct("<q")
+_DROP = struct.Struct("<qiqqi")
+_DISPATCH = struct.Struct("<iiHH")
+_BATCH = struct.Struct("<iiiiIqqqH")
+_HOP = struct.Struct("<iiqqq")
+_HOP_FIELDS = _HOP.format[1:]  # without the byte order
+_HOP_LENGTH = len(_HOP_FIELDS)
+_ANSWER = struct.Struct("<iiIq")
+_TIMES = struct.Struct("<iqq")
+
+
+def pack_arrival(message: ArrivalBody) -> bytes:
+    """Body of ARRIVAL."""
+    return _ARRIVAL.pack(*message)
+
+
+def unpack_arrival(body: bytes) -> ArrivalBody:
+    """Inverse of `pack_arrival`."""
+    arrival = ArrivalBody(*_unpack(_ARRIVAL, body))
+    if arrival.samples < 1:
+        raise FrameError(f"a request of {arrival.samples} samples")
+    return arrival
+
+
+def pack_request(request: int) -> bytes:
+    """Body of CANCEL."""
+    return _REQUEST.pack(request)
+
+
+def unpack_request(body: bytes) -> int:
+    """Inverse of `pack_request`."""
+    return int(_unpack(_REQUEST, body)[0])
+
+
+def pack_drop(message: DropBody) -> bytes:
+    """Body of DROP."""
+    return _DROP.pack(*message)
+
+
+def unpack_drop(body: bytes) -> DropBody:
+    """Inverse of `pack_drop`."""
+    request, number, *rest = _unpack(_DROP, body)
+    try:
+        reason = DropReason(number)
+    except ValueError as error:
+        raise FrameError(f"no drop reason has the number {number}") from error
+    return DropBody(request, reason, *rest)
+
+
+def pack_dispatch(message: DispatchBody) -> bytes:
+    """Body of DISPATCH."""
+    path = [number for hop in message.hops for number in hop]
+    return pack_path(message.pipeline, message.samples, path, message.requests)
+
+
+def pack_path(pipeline: int, samples: int, path: list[int], requests: tuple[int, ...]) -> bytes:
+    """Body of DISPATCH from the fields of its `HopGrant`s one after the other."""
+    hops = len(path) // _HOP_LENGTH
+    layout = _dispatch_layout(hops, len(requests))
+    return layout.pack(pipeline, samples, hops, len(requests), *path, *requests)
+
+
+@cache
+def _dispatch_layout(hops: int, requests: int) -> struct.Struct:
+    return struct.Struct(f"{_DISPATCH.format}{hops * _HOP_FIELDS}{requests}q")
+
+
+def unpack_dispatch(body: bytes) -> DispatchBody:
+    """Inverse of `pack_dispatch`."""
+    pipeline, samples, hops, requests = _unpack_start(_DISPATCH, body)
+    at = _DISPATCH.size
+    _need(body, at + hops * _HOP.size + 8 * requests)
+    numbers = struct.unpack_from(f"<{requests}q", body, at + hops * _HOP.size)
+    return DispatchBody(pipeline, samples, _hops(body, at, hops), numbers)
+
+
+def pack_batch(message: BatchBody) -> bytes:
+    """Body of BATCH."""
+    return pack_batch_path(message[:-1], [number for hop in message.hops for number in hop])
+
+
+def pack_batch_path(start: tuple[int, ...], path: list[int]) -> bytes:
+    """Body of BATCH from its fields before the hops, and those of its `HopGrant`s."""
+    hops = len(path) // _HOP_LENGTH
+    return _batch_layout(hops).pack(*start, hops, *path)
+
+
+@cache
+def _batch_layout(hops: int) -> struct.Struct:
+    return struct.Struct(f"{_BATCH.format}{hops * _HOP_FIELDS}")
+
+
+def unpack_batch(body: bytes) -> BatchBody:
+    """Inverse of `pack_batch`."""
+    *fields, hops = _unpack_start(_BATCH, body)
+    _need(body, _BATCH.size + hops * _HOP.size)
+    return BatchBody._make([*fields, _hops(body, _BATCH.size, hops)])
+
+
+def pack_answer(message: AnswerBody) -> bytes:
+    """Body of ANSWER."""
+    return _ANSWER.pack(*message)
+
+
+def unpack_answer(body: bytes) -> AnswerBody:
+    """Inverse of `pack_answer`."""
+    return AnswerBody(*_unpack(_ANSWER, body))
+
+
+def pack_times(message: TimesBody) -> bytes:
+    """Body of TRANSFER_DONE, STAGE_DONE and PACE_RESULT."""
+    return _TIMES.pack(*message)
+
+
+def unpack_times(body: bytes) -> TimesBody:
+    """Inverse of `pack_times`."""
+    times = TimesBody(*_unpack(_TIMES, body))
+    if times.end_us < times.start_us:
+        raise FrameError(f"ended at {times.end_us} before it began at {times.start_us}")
+    return times
+
+
+def _hops(body: bytes, at: int, count: int) -> tuple[HopGrant, ...]:
+    return tuple(starmap(HopGrant, _HOP.iter_unpack(body[at : at + count * _HOP.size])))
+
+
+def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    _need(body, layout.size)
+    return layout.unpack(body)
+
+
+def _unpack_start(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:
+    if len(body) < layout.size:
+        raise FrameError(f"body of {len(body)} bytes; at least {layout.size} are needed")
+    return layout.unpack_from(body)
+
+
+def _need(body: bytes, size: int) -> None:
+    if len(body) != size:
+        raise FrameError(f"body of {len(body)} bytes; {size} are needed")

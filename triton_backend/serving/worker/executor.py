@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.worker.compute import StageCompute
 from triton_backend.serving.worker.device import Device
 from triton_backend.serving.worker.gateway_time import GatewayTime
 from triton_backend.serving.worker.outbox import Errands
-from triton_backend.serving.worker.output import Onward, WayOn
+from triton_backend.serving.worker.output import OutputSender, OutputTarget
 from triton_backend.serving.worker.queue import Job, Jobs
 
 RECONNECT_SECONDS = 0.1
@@ -44,18 +44,18 @@ class Turns:
         clock: Clock,
         gateway_time: GatewayTime,
         *,
-        hub: Hub,
+        loop: EventLoop,
         jobs: Jobs,
         device: Device,
         compute: StageCompute,
-        onward: Onward,
+        onward: OutputSender,
         report: Callable[[], bool],
     ) -> None:
         self._stage = stage
         self._segment = segment
         self._clock = clock
         self._gateway_time = gateway_time
-        self._hub = hub
+        self._loop = loop
         self._jobs = jobs
         self._device = device
         self._compute = compute
@@ -69,7 +69,7 @@ class Turns:
     def stop(self) -> None:
         """Make `run` return soon; from any thread."""
         self._stopping = True
-        self._hub.wake()
+        self._loop.wake()
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -103,7 +103,7 @@ class Turns:
                 self._note_arrival(job)
                 return job
             self._set_alarm()
-            self._hub.poll(None if known else RECONNECT_SECONDS)
+            self._loop.poll(None if known else RECONNECT_SECONDS)
         return None
 
     def _set_alarm(self) -> None:
@@ -118,7 +118,7 @@ class Turns:
             if self._errands.waiting:
                 soon_us = self._clock.now_us() + SOON_US
                 at_us = soon_us if at_us is None else min(at_us, soon_us)
-            self._hub.alarm.set(at_us)
+            self._loop.timer.set(at_us)
 
     def _is_short(self, job: Job) -> bool:
         """Whether its thread runs a batch without giving its turn to poll away."""
@@ -131,7 +131,7 @@ class Turns:
             span_us = self._run_batch(job, way)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             if way is not None:
-                way.road.give_back(way.slot)
+                way.channel.give_back(way.slot)
             _LOG.exception("batch %d failed", job.batch_id)
             reason = f"stage {self._stage} failed: {type(error).__name__}: {error}"
             self._errands.leave(self._onward.tell_failure, job.batch_id, job.body, reason)
@@ -153,7 +153,7 @@ class Turns:
         if self._stage:
             self._errands.leave(self._onward.tell_arrival, job)
 
-    def _run_batch(self, job: Job, way: WayOn | None) -> tuple[int, int]:
+    def _run_batch(self, job: Job, way: OutputTarget | None) -> tuple[int, int]:
         """When it began and ended.
 
         Raises:
@@ -163,5 +163,5 @@ class Turns:
             raise InputError(f"stage {self._stage}", "the way on is gone or blocked")
         samples = job.body.samples
         inputs = self._segment.views(job.hop.slot, samples)
-        outputs = way.road.views(way.slot, samples)
+        outputs = way.channel.views(way.slot, samples)
         return self._device.run(self._compute.run, inputs, outputs, samples)

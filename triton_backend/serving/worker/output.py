@@ -10,40 +10,43 @@ import numpy as np
 
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import (
-    AnswerBody,
-    BatchBody,
-    HopGrant,
-    TimesBody,
-    pack_answer,
-    pack_batch,
-    pack_times,
-)
-from triton_backend.serving.transport.channel import Outbound, Road
+from triton_backend.serving.transport.channel import Channel, Channels
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import Links
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays
-from triton_backend.serving.transport.wire import FrameError, Kind, frame, pack_json
+from triton_backend.serving.transport.wire import (
+    AnswerBody,
+    BatchBody,
+    FrameError,
+    HopGrant,
+    Kind,
+    TimesBody,
+    frame,
+    pack_answer,
+    pack_batch,
+    pack_json,
+    pack_times,
+)
 from triton_backend.serving.worker.queue import Job
 
 
-class WayOn(NamedTuple):
-    """Where a stage's results go: `slot` of the road to the next worker, or to the front."""
+class OutputTarget(NamedTuple):
+    """Where a stage's results go: `slot` of the channel to the next worker, or to the front."""
 
-    road: Road
+    channel: Channel
     slot: int
     last: bool
 
 
-class Onward:
+class OutputSender:
     """The ways on from one vGPU.
 
     Attributes:
         scheduler: who is told of runs and transfers; None while it is gone.
     """
 
-    def __init__(self, hub: Hub, deployment: Deployment, vgpu: int) -> None:
+    def __init__(self, loop: EventLoop, deployment: Deployment, vgpu: int) -> None:
         self.scheduler: Connection | None = None
         self._deployment = deployment
         self._vgpu = vgpu
@@ -51,10 +54,10 @@ class Onward:
         self._stage, self._tag = self._place.stage, deployment.tag
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
-        self._outbound = Outbound(hub, deployment.settings, node)
+        self._channels = Channels(loop, deployment.settings, node)
         self._links = _links(deployment)
 
-    def way_of(self, job: Job, hand_over: Callable[[], None]) -> WayOn | None:
+    def way_of(self, job: Job, hand_over: Callable[[], None]) -> OutputTarget | None:
         """Where the results of a batch go; None when that process is gone, or takes nothing.
 
         `hand_over` sends those that are left to be sent; called before waiting for a free buffer.
@@ -62,12 +65,12 @@ class Onward:
         body, after = job.body, self._stage + 1
         last = after == len(body.hops)
         if last:
-            road, slot = self._outbound.to_front(self._deployment, body.model), body.answer_slot
+            channel, slot = self._channels.to_front(self._deployment, body.model), body.answer_slot
         else:
             hop = body.hops[after]
-            road, slot = self._outbound.to_worker(self._deployment, hop.vgpu), hop.slot
-        place = None if road is None else road.take(slot, hand_over)
-        return None if road is None or place is None else WayOn(road, place, last)
+            channel, slot = self._channels.to_worker(self._deployment, hop.vgpu), hop.slot
+        place = None if channel is None else channel.take(slot, hand_over)
+        return None if channel is None or place is None else OutputTarget(channel, place, last)
 
     def fetch(self, body: BatchBody, into: Arrays) -> None:
         """Copy an express request out of its front's slot.
@@ -75,8 +78,8 @@ class Onward:
         Raises:
             FrameError: the front is gone, or has no such slot.
         """
-        road = self._outbound.to_front(self._deployment, body.model)
-        express = None if road is None else road.express
+        channel = self._channels.to_front(self._deployment, body.model)
+        express = None if channel is None else channel.express
         if express is None or not 0 <= body.answer_slot < express.slots:
             raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
         for name, tensor in express.views(body.answer_slot, body.samples).items():
@@ -88,7 +91,7 @@ class Onward:
         arrived_us = max(job.body.available_us, begin_us)
         self._tell(Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
 
-    def tell_end(self, job: Job, way: WayOn, span_us: tuple[int, int]) -> None:
+    def tell_end(self, job: Job, way: OutputTarget, span_us: tuple[int, int]) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
         if way.last:  # the client waits for the answer, nobody for the report
             self._answer(job, way)
@@ -100,33 +103,35 @@ class Onward:
     def tell_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
         told = pack_json({"reason": reason, "express": body.express, "slot": body.answer_slot})
-        data = frame(Kind.FAILED, told, batch_id=batch_id, stage=self._stage, plan_tag=self._tag)
-        road = self._outbound.to_front(self._deployment, body.model)
-        for connection in (self.scheduler, None if road is None else road.connection):
+        data = frame(
+            Kind.BATCH_FAILED, told, batch_id=batch_id, stage=self._stage, plan_tag=self._tag
+        )
+        channel = self._channels.to_front(self._deployment, body.model)
+        for connection in (self.scheduler, None if channel is None else channel.connection):
             if connection is not None:
                 connection.send(data)
 
-    def _answer(self, job: Job, way: WayOn) -> None:
+    def _answer(self, job: Job, way: OutputTarget) -> None:
         """Tell the front that a batch's outputs are in its slot."""
-        road, slot, samples = way.road, way.slot, job.body.samples
-        checksum = road.checksum(slot, samples, self._checksum_up_to)
+        channel, slot, samples = way.channel, way.slot, job.body.samples
+        checksum = channel.checksum(slot, samples, self._checksum_up_to)
         data = frame(
             Kind.ANSWER,
             pack_answer(AnswerBody(job.body.answer_slot, samples, checksum, job.body.express)),
             batch_id=job.batch_id,
             stage=self._stage,
             plan_tag=self._tag,
-            payload_bytes=road.segment.layout.payload_bytes(samples),
+            payload_bytes=channel.segment.layout.payload_bytes(samples),
         )
-        road.send(data, slot, samples)
+        channel.send(data, slot, samples)
 
-    def _hand_on(self, job: Job, way: WayOn, end_us: int) -> None:
+    def _hand_on(self, job: Job, way: OutputTarget, end_us: int) -> None:
         """Send a batch whose results were written at `end_us` to the next worker."""
-        road, samples, stage = way.road, job.body.samples, self._stage + 1
-        size = road.segment.layout.payload_bytes(samples)
+        channel, samples, stage = way.channel, job.body.samples, self._stage + 1
+        size = channel.segment.layout.payload_bytes(samples)
         begin_us, available_us = self._transfer(job.body.hops[stage], size, end_us)
         body = job.body._replace(
-            payload_checksum=road.checksum(way.slot, samples, self._checksum_up_to),
+            payload_checksum=channel.checksum(way.slot, samples, self._checksum_up_to),
             transfer_start_us=begin_us,
             available_us=available_us,
         )
@@ -138,7 +143,7 @@ class Onward:
             plan_tag=self._tag,
             payload_bytes=size,
         )
-        road.send(data, way.slot, samples)
+        channel.send(data, way.slot, samples)
 
     def _tell(self, kind: Kind, job: Job, span_us: tuple[int, int]) -> None:
         scheduler = self.scheduler
@@ -149,11 +154,11 @@ class Onward:
 
     def forget(self, connection: Connection) -> None:
         """A connection ended."""
-        self._outbound.forget(connection)
+        self._channels.forget(connection)
 
     def close(self) -> None:
         """Unmap everything."""
-        self._outbound.close()
+        self._channels.close()
         if self._links is not None:
             self._links.close()
 

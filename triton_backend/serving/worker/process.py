@@ -23,35 +23,33 @@ from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serving.liveness.health import HealthBoard
 from triton_backend.serving.liveness.process_exit import end_with_parent
 from triton_backend.serving.settings import MIN_SLOTS, Deployment, ServeSettings
-from triton_backend.serving.transport.bodies import (
-    NONE,
-    BatchBody,
-    TimesBody,
-    pack_times,
-    unpack_batch,
-)
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import (
+    NONE,
+    BatchBody,
     FrameError,
     Header,
     Kind,
+    TimesBody,
     frame,
     pack_json,
+    pack_times,
+    unpack_batch,
     unpack_json,
 )
 from triton_backend.serving.worker.compute import StageCompute
 from triton_backend.serving.worker.device import Device
 from triton_backend.serving.worker.executor import Turns
 from triton_backend.serving.worker.gateway_time import GatewayTime
-from triton_backend.serving.worker.output import Onward
+from triton_backend.serving.worker.output import OutputSender
 from triton_backend.serving.worker.queue import Jobs
 from triton_backend.serving.worker.stage_probe import answer_try
 from triton_backend.serving.worker.stage_runtime import nothing_for, open_runtime
 
-FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.TRIAL, Kind.BEAT})
+FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.HEARTBEAT})
 _LOG = logging.getLogger(__name__)
 
 
@@ -82,8 +80,8 @@ class StageWorker:
         name = f"stage {stage.blocks}"
         given, wanted = deployment.inputs_of(vgpu), deployment.outputs_of(vgpu)
         self._compute = StageCompute(runtime, given, wanted, self._segment.layout.batch, name)
-        self._hub = Hub(self)
-        self._onward = Onward(self._hub, deployment, vgpu)
+        self._loop = EventLoop(self)
+        self._onward = OutputSender(self._loop, deployment, vgpu)
         self._gateway_time = GatewayTime(clock)
         self._jobs = Jobs(deployment, vgpu, self._segment, self._gateway_time.now_us)
         latencies_us = stage.latency_us_by_batch
@@ -94,7 +92,7 @@ class StageWorker:
             self._segment,
             clock,
             self._gateway_time,
-            hub=self._hub,
+            loop=self._loop,
             jobs=self._jobs,
             device=self._device,
             compute=self._compute,
@@ -114,9 +112,9 @@ class StageWorker:
 
     def listen(self) -> None:
         """Take batches from now on."""
-        self._hub.listen(self._deployment.worker_address(self._vgpu, same_host=True))
+        self._loop.listen(self._deployment.worker_address(self._vgpu, same_host=True))
         if self._settings.hosts:
-            self._hub.listen(self._deployment.worker_address(self._vgpu, same_host=False))
+            self._loop.listen(self._deployment.worker_address(self._vgpu, same_host=False))
 
     def stop(self) -> None:
         """Make `run` return soon; from any thread."""
@@ -126,7 +124,7 @@ class StageWorker:
         """Serve until stopped."""
         self._turns.run()
         self._onward.close()
-        self._hub.close()
+        self._loop.close()
         self._runtime.close()  # may still have the segment pinned
         self._segment.remove()
 
@@ -140,7 +138,7 @@ class StageWorker:
         scheduler = self._onward.scheduler
         if scheduler is None:
             address = self._settings.scheduler_address_from(self._node)
-            scheduler = self._onward.scheduler = self._hub.connect(address)
+            scheduler = self._onward.scheduler = self._loop.connect(address)
         if scheduler is None or (
             self._node in self._settings.hosts and not self._gateway_time.known
         ):
@@ -165,9 +163,9 @@ class StageWorker:
             _LOG.exception("a trial failed")  # without an answer the process is soon renewed
             return
         body = pack_times(TimesBody(self._vgpu, *times))
-        scheduler.send(frame(Kind.TRIAL_DONE, body, plan_tag=self._deployment.tag))
+        scheduler.send(frame(Kind.PACE_RESULT, body, plan_tag=self._deployment.tag))
 
-    # Owner of the hub
+    # Handler of the event loop
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
         """Batches from fronts, workers and the scheduler, direct runs from the node, orders from the scheduler.
@@ -187,10 +185,10 @@ class StageWorker:
                 if unpack_json(body).get("token") != self._settings.token:
                     raise FrameError("HELLO without the token")
                 connection.trusted = True
-            case Kind.TRY:
+            case Kind.RUN_STAGE:
                 run = partial(self._device.run, self._compute.run)
                 done = answer_try(self._deployment, self._vgpu, run, body)
-                connection.send(frame(Kind.TRIED, pack_json(done)))
+                connection.send(frame(Kind.STAGE_RESULT, pack_json(done)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
@@ -214,7 +212,7 @@ class StageWorker:
         match header.kind:
             case Kind.ABORT:
                 self._jobs.drop(header.batch_id)
-            case Kind.TRIAL:
+            case Kind.PACE_PROBE:
                 self._run_on_nothing(connection)
             case Kind.RETIRE:
                 _LOG.warning("told to retire: this process is slow or silent")
@@ -232,10 +230,10 @@ class StageWorker:
         hop = self._jobs.check(header, batch)
         return self._segment.pieces(hop.slot, batch.samples)
 
-    def on_close(self, connection: Connection, reason: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
         """A peer is gone, or was refused."""
-        if reason.startswith("refused"):
-            _LOG.warning("%s: %s", connection.name, reason)
+        if reason is CloseReason.REFUSED:
+            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         if connection is self._onward.scheduler:
             self._onward.scheduler = None
             self._reported = False

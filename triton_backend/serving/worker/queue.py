@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import BatchBody, HopGrant
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Segment
-from triton_backend.serving.transport.wire import FrameError, Header
+from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, HopGrant
 
 
 class Job(NamedTuple):

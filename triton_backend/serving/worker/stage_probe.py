@@ -100,7 +100,7 @@ def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -
         )
         for name, view in given.views(0, samples).items():
             view[...] = inputs[name]
-        answer = _ask(deployment, vgpu, frame(Kind.TRY, pack_json({"samples": samples})))
+        answer = _ask(deployment, vgpu, frame(Kind.RUN_STAGE, pack_json({"samples": samples})))
         if "error" in answer:
             raise InputError(f"vGPU {vgpu}", str(answer["error"]))
         return {name: view.copy() for name, view in made.views(0, samples).items()}

@@ -7,15 +7,17 @@ from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.gateway.gateway import Gateway
 from triton_backend.serving.gateway.state import Watcher
 from triton_backend.serving.settings import Deployment
-from triton_backend.serving.transport.bodies import (
+from triton_backend.serving.transport.wire import (
+    HEADER_BYTES,
     ArrivalBody,
     DispatchBody,
     DropBody,
+    Kind,
     TimesBody,
+    parse_header,
     unpack_dispatch,
     unpack_drop,
 )
-from triton_backend.serving.transport.wire import HEADER_BYTES, Kind, parse_header
 
 PAIR = Front("pair")
 EPOCH = 7
@@ -115,7 +117,7 @@ def run_full_batch(gateway: HeldGateway, first: int, slow_vgpu: int, factor: int
     gateway.look(now_us)
     letters = gateway.letters()
     for letter in letters:
-        if parse_header(letter.data).kind is Kind.TRIAL and isinstance(letter.to, Worker):
+        if parse_header(letter.data).kind is Kind.PACE_PROBE and isinstance(letter.to, Worker):
             took_us = 5_000 * (factor if letter.to.vgpu == slow_vgpu else 1)
             times = TimesBody(letter.to.vgpu, now_us - took_us, now_us)
             gateway.trial_done(letter.to, times, now_us)

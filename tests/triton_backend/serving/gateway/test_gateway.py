@@ -21,8 +21,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.addresses import Front, Worker
-from triton_backend.serving.transport.bodies import LOCALS, ArrivalBody, TimesBody
-from triton_backend.serving.transport.wire import Kind
+from triton_backend.serving.transport.wire import LOCALS, ArrivalBody, Kind, TimesBody
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from triton_backend.contract.events import PaceChanged
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.liveness.pool_slowdown import QUIET_US, PoolPaces
 from triton_backend.serving.liveness.slow_workers import FEWEST_RUNS, PaceWatch
-from triton_backend.serving.transport.bodies import TimesBody
+from triton_backend.serving.transport.wire import TimesBody
 
 POOL = (0, 0, 0)
 PLANNED_US = 10_000

@@ -11,7 +11,7 @@ from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.runtimes.base import Tensors
 from triton_backend.runtimes.emulated import EmulatedRuntime
-from triton_backend.serving.front.service import Refusal
+from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.liveness.health import HealthBoard
 from triton_backend.serving.liveness.quarantine import (
@@ -23,8 +23,7 @@ from triton_backend.serving.liveness.quarantine import (
     DrainedWorkers,
 )
 from triton_backend.serving.liveness.slow_workers import FEWEST_RUNS, FEWEST_TRIALS, PaceWatch
-from triton_backend.serving.transport.bodies import TimesBody
-from triton_backend.serving.transport.wire import Kind
+from triton_backend.serving.transport.wire import Kind, TimesBody
 from triton_backend.serving.worker.process import StageWorker
 from triton_backend.serving.worker.stage_runtime import open_runtime
 
@@ -59,7 +58,7 @@ def try_for(gateway: HeldGateway, begin_us: int, trials: int, took_us: int) -> l
         gateway.look(now_us)
         letters = gateway.letters()
         told += kinds(letters)
-        if Kind.TRIAL in kinds(letters):
+        if Kind.PACE_PROBE in kinds(letters):
             gateway.trial_done(Worker(1, SLOW), TimesBody(SLOW, now_us, now_us + took_us), now_us)
     return told
 
@@ -69,14 +68,14 @@ LATER_US = 10**9
 
 def test_a_worker_that_is_well_again_is_back_with_the_same_process(gateway: HeldGateway) -> None:
     told = try_for(gateway, LATER_US, FEWEST_TRIALS, PLANNED_US)
-    assert told == [Kind.TRIAL] * FEWEST_TRIALS
+    assert told == [Kind.PACE_PROBE] * FEWEST_TRIALS
     assert up(gateway) == 3
 
 
 def test_a_worker_that_is_still_slow_is_tried_on_and_then_renewed(gateway: HeldGateway) -> None:
     trials = RENEW_AFTER_US // TRIAL_EVERY_US + 1
     told = try_for(gateway, LATER_US, trials + 1, 4 * PLANNED_US)
-    assert told == [Kind.TRIAL] * trials + [Kind.RETIRE]
+    assert told == [Kind.PACE_PROBE] * trials + [Kind.RETIRE]
     assert up(gateway) == 2
     gateway.worker_lost(Worker(1, SLOW), 2 * LATER_US)
     gateway.worker_up(Worker(1, SLOW), 2 * LATER_US)
@@ -118,7 +117,7 @@ def test_one_that_comes_and_goes_rests_longer_each_time() -> None:
         assert drained.orders(LATER_US) == []
     assert rests == [min(FIRST_REST_US << n, LONGEST_REST_US) for n in range(8)]
     drained.drain(0, now_us + GOOD_AFTER_US)
-    assert drained.orders(now_us + GOOD_AFTER_US + FIRST_REST_US) == [(0, Kind.TRIAL)]
+    assert drained.orders(now_us + GOOD_AFTER_US + FIRST_REST_US) == [(0, Kind.PACE_PROBE)]
 
 
 class Starved:

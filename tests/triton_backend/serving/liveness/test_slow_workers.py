@@ -16,8 +16,7 @@ from tests.triton_backend.serving.gateway.gateways import (
 from tests.triton_backend.serving.plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serving.liveness.slow_workers import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
-from triton_backend.serving.transport.bodies import TimesBody
-from triton_backend.serving.transport.wire import Kind
+from triton_backend.serving.transport.wire import Kind, TimesBody
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.layout import SlotLayout
-from triton_backend.serving.transport import channel as outbound
-from triton_backend.serving.transport.channel import BUFFERS, Road
-from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.event_loop import Hub
+from triton_backend.serving.transport import channel as channel_module
+from triton_backend.serving.transport.channel import BUFFERS, Channel
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import Header, Kind, frame
 
@@ -20,7 +20,7 @@ SIZE = 16 << 20
 LAYOUT = SlotLayout(specs=(TensorSpec(name="x", dtype="UINT8", shape=(-1, SIZE)),), batch=1)
 
 
-class Owner:
+class Sink:
     """Keeps the first byte of every payload, and the kinds of all frames."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Owner:
             self.firsts.append(self._payload[0])
             assert self._payload[0] == self._payload[-1]
 
-    def on_close(self, connection: Connection, reason: str) -> None:
-        del connection, reason
+    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+        del connection, reason, detail
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
@@ -46,22 +46,22 @@ class Owner:
 
 
 class Pair:
-    """A road and the receiver at its end, which reads only when told to."""
+    """A channel and the receiver at its end, which reads only when told to."""
 
     def __init__(self) -> None:
-        self.receiver = Owner()
-        self.there, self.here = Hub(self.receiver), Hub(Owner())
+        self.receiver = Sink()
+        self.there, self.here = EventLoop(self.receiver), EventLoop(Sink())
         connection = self.here.connect(self.there.listen("tcp:127.0.0.1:0"))
         assert connection is not None
-        self.road = Road(connection, Segment.private(LAYOUT, BUFFERS), shared=False)
+        self.channel = Channel(connection, Segment.private(LAYOUT, BUFFERS), shared=False)
 
     def send(self, number: int) -> bool:
         """A batch filled with a number; whether there was a buffer for it."""
-        place = self.road.take(0)
+        place = self.channel.take(0)
         if place is None:
             return False
-        self.road.views(place, 1)["x"][:] = np.uint8(number)
-        assert self.road.send(frame(Kind.BATCH, payload_bytes=SIZE), place, 1)
+        self.channel.views(place, 1)["x"][:] = np.uint8(number)
+        assert self.channel.send(frame(Kind.BATCH, payload_bytes=SIZE), place, 1)
         return True
 
     def read_alone(self, frames: int) -> None:
@@ -86,16 +86,16 @@ def pair() -> Iterator[Pair]:
 
 def test_batches_are_written_while_others_are_on_their_way(pair: Pair) -> None:
     assert [pair.send(number) for number in range(BUFFERS)] == [True] * BUFFERS
-    assert pair.road.connection.send(frame(Kind.BEAT))
+    assert pair.channel.connection.send(frame(Kind.HEARTBEAT))
     pair.read(BUFFERS + 1)
     assert pair.receiver.firsts == list(range(BUFFERS))
-    assert pair.receiver.kinds[-1] is Kind.BEAT
+    assert pair.receiver.kinds[-1] is Kind.HEARTBEAT
 
 
 def test_a_receiver_that_takes_nothing_is_waited_for_in_vain_only_so_long(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbound, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(channel_module, "PATIENCE_SECONDS", 0.05)
     sent = [pair.send(number) for number in range(BUFFERS + 1)]
     assert sent == [True] * BUFFERS + [False]
     pair.read(BUFFERS)
@@ -116,7 +116,7 @@ def test_who_needs_a_buffer_waits_for_a_receiver_that_reads(pair: Pair) -> None:
 
 
 def test_what_is_written_is_handed_over_before_anybody_waits(pair: Pair) -> None:
-    places = [pair.road.take(0) for _ in range(BUFFERS)]
+    places = [pair.channel.take(0) for _ in range(BUFFERS)]
     assert None not in places
     asked: list[int] = []
 
@@ -124,8 +124,8 @@ def test_what_is_written_is_handed_over_before_anybody_waits(pair: Pair) -> None
         asked.append(1)
         for place in places:
             assert place is not None
-            pair.road.give_back(place)
+            pair.channel.give_back(place)
 
-    assert pair.road.take(0, hand_over) in places
-    assert pair.road.take(0, hand_over) in places
+    assert pair.channel.take(0, hand_over) in places
+    assert pair.channel.take(0, hand_over) in places
     assert asked == [1]

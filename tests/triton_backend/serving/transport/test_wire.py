@@ -3,54 +3,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_backend.contract.reasons import DropReason
-from triton_backend.serving.transport import bodies as wire_bodies
 from triton_backend.serving.transport import wire
 from triton_backend.serving.transport.wire import FrameError, Kind
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
-HOPS = st.lists(st.builds(wire_bodies.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
-ARRIVALS = st.builds(wire_bodies.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
-DROPS = st.builds(wire_bodies.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32)
-DISPATCHES = st.builds(
-    wire_bodies.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple)
-)
-BATCHES = st.builds(wire_bodies.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
-ANSWERS = st.builds(wire_bodies.AnswerBody, I32, I32, U32, I64)
+HOPS = st.lists(st.builds(wire.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
+ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
+DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32)
+DISPATCHES = st.builds(wire.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple))
+BATCHES = st.builds(wire.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
+ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64)
 UNPACK = (
     wire.unpack_json,
-    wire_bodies.unpack_arrival,
-    wire_bodies.unpack_request,
-    wire_bodies.unpack_drop,
-    wire_bodies.unpack_dispatch,
-    wire_bodies.unpack_batch,
-    wire_bodies.unpack_answer,
-    wire_bodies.unpack_times,
+    wire.unpack_arrival,
+    wire.unpack_request,
+    wire.unpack_drop,
+    wire.unpack_dispatch,
+    wire.unpack_batch,
+    wire.unpack_answer,
+    wire.unpack_times,
 )
 
 
 @given(ARRIVALS, DROPS, DISPATCHES, BATCHES, ANSWERS)
 def test_every_body_comes_back_as_it_was_packed(
-    arrival: wire_bodies.ArrivalBody,
-    drop: wire_bodies.DropBody,
-    dispatch: wire_bodies.DispatchBody,
-    batch: wire_bodies.BatchBody,
-    answer: wire_bodies.AnswerBody,
+    arrival: wire.ArrivalBody,
+    drop: wire.DropBody,
+    dispatch: wire.DispatchBody,
+    batch: wire.BatchBody,
+    answer: wire.AnswerBody,
 ) -> None:
-    assert wire_bodies.unpack_arrival(wire_bodies.pack_arrival(arrival)) == arrival
-    assert wire_bodies.unpack_drop(wire_bodies.pack_drop(drop)) == drop
-    assert wire_bodies.unpack_dispatch(wire_bodies.pack_dispatch(dispatch)) == dispatch
-    assert wire_bodies.unpack_batch(wire_bodies.pack_batch(batch)) == batch
-    assert wire_bodies.unpack_answer(wire_bodies.pack_answer(answer)) == answer
+    assert wire.unpack_arrival(wire.pack_arrival(arrival)) == arrival
+    assert wire.unpack_drop(wire.pack_drop(drop)) == drop
+    assert wire.unpack_dispatch(wire.pack_dispatch(dispatch)) == dispatch
+    assert wire.unpack_batch(wire.pack_batch(batch)) == batch
+    assert wire.unpack_answer(wire.pack_answer(answer)) == answer
 
 
 @pytest.mark.parametrize("number", [-1, len(DropReason)])
 def test_a_drop_for_a_reason_that_does_not_exist_is_refused(number: int) -> None:
-    good = bytearray(wire_bodies.pack_drop(wire_bodies.DropBody(1, DropReason.DEADLINE, 2, 3, 4)))
+    good = bytearray(wire.pack_drop(wire.DropBody(1, DropReason.DEADLINE, 2, 3, 4)))
     good[8:12] = number.to_bytes(4, "little", signed=True)
     with pytest.raises(FrameError, match=f"no drop reason has the number {number}"):
-        wire_bodies.unpack_drop(bytes(good))
+        wire.unpack_drop(bytes(good))
 
 
 @given(st.sampled_from(Kind), st.binary(max_size=200), I64, st.integers(0, 2**15 - 1))
@@ -88,6 +85,6 @@ def test_sizes_are_checked_before_memory_is_taken() -> None:
 
 
 def test_a_stage_cannot_end_before_it_began() -> None:
-    body = wire_bodies.pack_times(wire_bodies.TimesBody(vgpu=0, start_us=5, end_us=4))
+    body = wire.pack_times(wire.TimesBody(vgpu=0, start_us=5, end_us=4))
     with pytest.raises(FrameError, match="before it began"):
-        wire_bodies.unpack_times(body)
+        wire.unpack_times(body)

@@ -8,9 +8,15 @@ import pytest
 
 from tests.triton_backend.serving.plans import plan, two_stage
 from triton_backend.serving.settings import Deployment, ServeSettings
-from triton_backend.serving.transport.bodies import NONE, BatchBody, HopGrant
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
-from triton_backend.serving.transport.wire import FrameError, Header, Kind
+from triton_backend.serving.transport.wire import (
+    NONE,
+    BatchBody,
+    FrameError,
+    Header,
+    HopGrant,
+    Kind,
+)
 from triton_backend.serving.worker.outbox import Errands
 from triton_backend.serving.worker.queue import Jobs
 

@@ -3,8 +3,9 @@
 import pytest
 
 from triton_backend.contract.reasons import DropReason
-from triton_backend.serving.front.requests import Refusal, Request, dropped
-from triton_backend.serving.transport.bodies import DropBody
+from triton_backend.serving.front.pending import Request, dropped
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.wire import DropBody
 
 NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue position 8"
 

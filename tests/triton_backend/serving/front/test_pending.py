@@ -8,8 +8,8 @@ import pytest
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
-from triton_backend.serving.front.ledger import Ledger
-from triton_backend.serving.front.requests import Refusal, Request
+from triton_backend.serving.front.pending import PendingRequests, Request
+from triton_backend.serving.front.replies import Refusal
 
 LATE = Refusal("UNAVAILABLE", "late")
 
@@ -39,51 +39,53 @@ class Asked:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000)))
+def pending(tmp_path: Path) -> PendingRequests:
+    made = PendingRequests("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000)))
     made.start()
     return made
 
 
-def test_an_answer_waits_until_its_request_is_no_longer_asked(ledger: Ledger) -> None:
+def test_an_answer_waits_until_its_request_is_no_longer_asked(pending: PendingRequests) -> None:
     asked, other = Asked(), Asked()
     request, second = asked.request(), other.request()
-    assert ledger.enter(request, limit=2)
-    assert ledger.enter(second, limit=2)
+    assert pending.admit(request, limit=2)
+    assert pending.admit(second, limit=2)
     cancelled: list[bool] = []
-    asking = threading.Thread(target=lambda: cancelled.append(ledger.is_cancelled(request)))
+    asking = threading.Thread(target=lambda: cancelled.append(pending.is_cancelled(request)))
     asking.start()
     asked.begun.wait()
     for number in (request.number, second.number):
-        ledger.refuse(number, LATE)
-        ledger.refuse(number, LATE)
+        pending.refuse(number, LATE)
+        pending.refuse(number, LATE)
     wait_for(lambda: other.answers == [LATE])
     assert not asked.answers
     asked.go_on.set()
     asking.join()
     wait_for(lambda: asked.answers == [LATE])
     assert cancelled == [True]
-    ledger.stop()
+    pending.stop()
 
 
-def test_a_request_that_was_answered_is_not_asked(ledger: Ledger) -> None:
+def test_a_request_that_was_answered_is_not_asked(pending: PendingRequests) -> None:
     asked = Asked()
     request = asked.request()
-    ledger.enter(request, limit=1)
-    ledger.refuse(request.number, LATE)
-    assert not ledger.is_cancelled(request)
+    pending.admit(request, limit=1)
+    pending.refuse(request.number, LATE)
+    assert not pending.is_cancelled(request)
     assert not asked.begun.is_set()
-    ledger.stop()
+    pending.stop()
 
 
 def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> None:
     numbers: list[int] = []
     for _ in range(2):
-        life = Ledger("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000)))
+        life = PendingRequests(
+            "m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000))
+        )
         life.start()
         for _ in range(5):
             asked = Asked().request()
-            assert life.enter(asked, limit=5)
+            assert life.admit(asked, limit=5)
             numbers.append(asked.number)
         life.stop()
     assert len(set(numbers)) == len(numbers)

@@ -1,0 +1,339 @@
+"""The requests a front has taken and not answered: each leaves exactly once, with its answer.
+
+Whoever takes a request out answers it, counts it and logs it; from any thread. Triton frees a
+request with its answer, and asking it whether one that is freed was cancelled ends the server
+(2.51): an answer that comes while its request is being asked is sent when the asking is over.
+
+Here: a request, the texts it is refused with, its log line. Not here: batches (`batches`), who sends
+an answer (`replies`), when a request is asked or has waited too long (`deadlines`).
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.units import us_to_ms
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.front.counters import FrontCounters
+from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
+from triton_backend.serving.settings import ServeSettings, short_name
+from triton_backend.serving.transport.rolling_files import RollingLines
+from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.transport.wire import (
+    LOCALS,
+    NONE,
+    ArrivalBody,
+    DropBody,
+    Kind,
+    frame,
+    pack_arrival,
+)
+
+# A longer `timeout` is a client's mistake; instants that far away would not fit a frame.
+MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
+# Numbers begin at the host's monotonic time, one for every 64 µs: requests of a front that
+# died may still be in flight, and those of its successor must not be taken for them.
+NUMBER_SHIFT = 6
+
+
+def allowed_us(model: str, timeout_us: int, slo_us: int) -> int:
+    """How long a request may take: its own `timeout`, or the SLO where it names none (0).
+
+    Raises:
+        InputError: nobody waits that long.
+    """
+    if not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        raise InputError(
+            f"model {model!r}, parameter 'timeout'",
+            f"{timeout_us} microseconds, 0 (the SLO) to {MAX_TIMEOUT_US} are allowed",
+        )
+    return timeout_us or slo_us
+
+
+class ExpressTicket(NamedTuple):
+    """The express slot that holds a request's tensors, their checksum, and the slot's plan."""
+
+    slot: int
+    payload_checksum: int
+    tag: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as the front holds it; `reply` is called once, from a reply thread.
+
+    Attributes:
+        batch_id: that it is in flight with; of an express request, only once it is answered.
+        express: whether it may be in flight without the front's knowing.
+        cancel_sent: whether the scheduler knows that nobody waits for it.
+    """
+
+    tensors: Arrays
+    samples: int
+    arrival_us: int
+    deadline_us: int
+    reply: Callable[[Result], None]
+    is_cancelled: Callable[[], bool]
+    client_id: str = ""
+    trace: str = ""  # W3C traceparent
+    number: int = 0
+    batch_id: int | None = None
+    express: bool = False
+    cancel_sent: bool = False
+
+
+def arrival_frame(
+    request: Request, settings: ServeSettings, ticket: ExpressTicket | None = None
+) -> bytes:
+    """ARRIVAL: what the scheduler needs to know of a request."""
+    # The scheduler fills batches to the last moment; the guard is our own time on the way.
+    allowed_us = request.deadline_us - request.arrival_us
+    deadline_us = request.deadline_us - settings.guard_us(allowed_us)
+    slot, checksum, tag = ticket or (NONE, 0, 0)
+    body = ArrivalBody(request.number, deadline_us, request.samples, slot, checksum)
+    return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
+
+
+class PendingRequests:
+    """Requests of one model by number, oldest first."""
+
+    def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
+        self._model = model
+        self._clock = clock
+        self._counters = counters
+        self._requests: dict[int, Request] = {}
+        self._next_number = (clock.now_us() >> NUMBER_SHIFT) % LOCALS
+        self._log = RequestLog(logs, model, clock)
+        self._replies = ReplyThreads(model)
+        self._asking = threading.Lock()
+        self._asked: Request | None = None
+        self._put_off: Reply | None = None
+
+    def start(self) -> None:
+        """Replies are sent from now on."""
+        self._replies.start()
+
+    def stop(self) -> None:
+        """Send what is left to send and end."""
+        self._replies.stop()
+        self._log.close()
+
+    def flush_log(self) -> None:
+        """Write what is buffered."""
+        self._log.flush()
+
+    # What is known
+
+    def get(self, number: int) -> Request | None:
+        """A request that is not answered yet."""
+        return self._requests.get(number)
+
+    def all(self) -> list[Request]:
+        """All that are not answered yet, oldest first."""
+        return list(self._requests.copy().values())  # a copy, because other threads change it
+
+    def is_cancelled(self, request: Request) -> bool:
+        """Whether the client of a request that is not answered yet gave up; from one thread only."""
+        with self._asking:
+            if request.number not in self._requests:
+                return False
+            self._asked = request
+        cancelled = False
+        try:
+            cancelled = request.is_cancelled()
+        finally:
+            with self._asking:
+                self._asked, put_off, self._put_off = None, self._put_off, None
+            if put_off is not None:
+                self._replies.put(put_off)
+        return cancelled
+
+    def _reply(
+        self, request: Request, reply: Reply, take: Callable[[Reply], bool] | None = None
+    ) -> None:
+        """Have a request answered that was taken out: by who takes the reply, or a reply thread."""
+        with self._asking:
+            if request is self._asked:
+                self._put_off = reply
+                return
+        if take is None or not take(reply):
+            self._replies.put(reply)
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply that was taken in `answer_one`, from the calling thread."""
+        self._replies.send(reply)
+
+    # What happens
+
+    def admit(self, request: Request, limit: int) -> bool:
+        """Number a request and keep it; refused, and False, where `limit` are kept already."""
+        self._counters.offered += 1
+        if len(self._requests) >= limit:
+            self._counters.dropped[DropReason.QUEUE_FULL.text] += 1
+            self._log.note(request, DropReason.QUEUE_FULL.text)
+            self._reply(request, Reply(request.reply, full(self._model, limit)))
+            return False
+        self._next_number = (self._next_number + 1) % LOCALS
+        request.number = self._next_number
+        self._requests[request.number] = request
+        return True
+
+    def refuse(self, number: int, refusal: Refusal) -> None:
+        """Answer with an error of ours."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            self._counters.failed += 1
+            self._log.note(request, "failed", refusal.message)
+            self._reply(request, Reply(request.reply, refusal))
+
+    def expire(self, request: Request) -> None:
+        """Answer a request that nobody else has answered in time."""
+        self.refuse(request.number, expired(self._model, request, self._clock.now_us()))
+
+    def drop(self, body: DropBody) -> None:
+        """Answer a request as the scheduler decided."""
+        request = self._requests.pop(body.request, None)
+        if request is None:
+            return
+        self._counters.dropped[body.reason.text] += 1
+        self._log.note(request, body.reason.text)
+        self._reply(request, Reply(request.reply, dropped(self._model, request, body)))
+
+    def answer_one(
+        self,
+        request: Request,
+        outputs: Arrays,
+        take: Callable[[Reply], bool] | None,
+        sent: Callable[[], None],
+    ) -> None:
+        """Answer the only request of a batch.
+
+        Args:
+            request: has been gathered alone.
+            outputs: in the batch's slot.
+            take: offered the reply; True where the caller will `send` it.
+            sent: called when the reply has left the slot; from any thread.
+        """
+        if self._requests.pop(request.number, None) is None:
+            sent()
+        else:
+            self._served(request, self._clock.now_us())
+            self._reply(request, Reply(request.reply, outputs, sent), take)
+
+    def answer_all(
+        self, answers: Iterable[tuple[Request, Arrays]], sent: Callable[[], None]
+    ) -> None:
+        """Answer the requests of a batch, each with its part of the outputs.
+
+        `sent` is called when the last reply has left the slot; from any thread.
+        """
+        now_us = self._clock.now_us()
+        live = [
+            (request, outputs)
+            for request, outputs in answers
+            if self._requests.pop(request.number, None) is not None
+        ]
+        if not live:
+            sent()
+            return
+        one_sent = Countdown(len(live), sent)
+        for request, outputs in live:
+            self._served(request, now_us)
+            self._reply(request, Reply(request.reply, outputs, one_sent))
+
+    def _served(self, request: Request, now_us: int) -> None:
+        """Count and log a request that is answered with outputs."""
+        late = now_us > request.deadline_us
+        self._counters.answered(now_us - request.arrival_us, late)
+        if late or request.trace:
+            self._log.note(request, "late" if late else "served")
+
+
+def full(model: str, limit: int) -> Refusal:
+    """What a client is told when `limit` requests wait already."""
+    return Refusal(
+        "UNAVAILABLE", f"model {model!r}: {limit} requests are waiting, no more are taken"
+    )
+
+
+def dropped(model: str, request: Request, body: DropBody) -> Refusal:
+    """What the client of a dropped request is told."""
+    reason, name = body.reason, f"model {model!r}"
+    if reason is DropReason.CANCELLED:
+        return Refusal("CANCELLED", f"{name}: the client cancelled the request")
+    if reason is DropReason.TOO_LARGE:
+        return Refusal(
+            "INVALID_ARG",
+            f"{name}: {request.samples} samples in one request, more than any batch planned",
+        )
+    if reason is DropReason.MODEL_REMOVED:
+        return Refusal("UNAVAILABLE", f"{name} is not in the plan being served")
+    slo_ms = us_to_ms(request.deadline_us - request.arrival_us)
+    best = "none"
+    if body.best_finish_us:
+        best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
+    what = {
+        DropReason.OVERLOAD: f"{name} is overloaded",
+        DropReason.WORKER_LOST: f"{name}: its worker died",
+    }.get(reason, f"{name}: the deadline cannot be met")
+    return Refusal(
+        "UNAVAILABLE",
+        f"{what}: deadline {slo_ms:.1f} ms after arrival, best possible finish {best},"
+        f" queue position {body.queue_position}",
+    )
+
+
+def expired(model: str, request: Request, now_us: int) -> Refusal:
+    """What the client of a request is told that nobody has answered in time."""
+    late_ms = us_to_ms(now_us - request.deadline_us)
+    state = "in flight" if request.batch_id is not None else "waiting"
+    if request.express and request.batch_id is None:
+        state = "waiting or in flight"
+    return Refusal(
+        "UNAVAILABLE",
+        f"model {model!r}: no answer {late_ms:.0f} ms after the deadline,"
+        f" the request is still {state}",
+    )
+
+
+class RequestLog:
+    """The lines `requests-*.jsonl`: requests not served in time, and those their clients trace."""
+
+    def __init__(self, folder: Path, model: str, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self._lines = RollingLines(folder, f"requests-{short_name(model)}", clock.now_us())
+
+    def note(self, request: Request, outcome: str, message: str = "") -> None:
+        """One line for one request."""
+        self._lines.write(
+            json.dumps(
+                {
+                    "wall_us": self._clock.wall_us(),
+                    "model": self._model,
+                    "request": request.number,
+                    "request_id": request.client_id,
+                    "traceparent": request.trace,
+                    "batch": request.batch_id,
+                    "samples": request.samples,
+                    "arrival_us": request.arrival_us,
+                    "deadline_us": request.deadline_us,
+                    "answered_us": self._clock.now_us(),
+                    "outcome": outcome,
+                    "message": message,
+                }
+            )
+        )
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._lines.close()
