@@ -98,7 +98,7 @@ def plan(
         minimum_rps=options.rates("--keep", keep),
         previous=None if previous is None else find_plan(previous, warehouse),
         pinned_models=tuple(pin or ()),
-        overflow=overflow,
+        own={"overflow": True} if overflow else {},
     )
     check_writable(output)
     files = (cluster, workload)

@@ -18,7 +18,7 @@ from flows.cli.options import (
 from flows.cli.output import note, notes, print_json, progress, show, table
 
 if TYPE_CHECKING:
-    from flows.planning.whatif import Point, Situation
+    from flows.planning.sweep import Point, Situation
 
 Curves = Mapping[str, "Sequence[Point]"]
 
@@ -65,7 +65,7 @@ def whatif(
     """Vary one input of a plan and draw the curve."""
     from flows.files import check_writable
     from flows.planning import PlanOptions
-    from flows.planning.whatif import what_if
+    from flows.planning.sweep import what_if
 
     check_writable(chart, makes_folders=True)
     numbers = parse_values(values)
@@ -123,7 +123,7 @@ def _situation(warehouse: Path, files: tuple[Path, Path], asked: Any) -> "Situat
     from flows.cli.stored import check_known
     from flows.files import read_cluster, read_workload
     from flows.planning.stored_plans import load_profiles
-    from flows.planning.whatif import Situation
+    from flows.planning.sweep import Situation
     from flows.workspace import workspace
 
     work, cluster, workload = workspace(warehouse), read_cluster(files[0]), read_workload(files[1])
@@ -153,7 +153,7 @@ def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
 
 def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str | None:
     """The run's id; a warehouse that is in use does not spoil the curve."""
-    from flows.planning.whatif_sweep import keep_sweep
+    from flows.planning.stored_sweeps import keep_sweep
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
 

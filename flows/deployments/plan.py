@@ -26,7 +26,7 @@ def solve(work: Workspace, parameters: PlanParameters, previous: Plan | None) ->
         slo_margin=parameters.slo_margin,
         solver=parameters.solver,
         time_limit_s=parameters.time_limit_s,
-        overflow=parameters.overflow,
+        own={"overflow": True} if parameters.overflow else {},
         previous=previous,
     )
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)

@@ -15,8 +15,8 @@ from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import WhatIfParameters
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
-from flows.planning.whatif import Point, Situation, what_if
-from flows.planning.whatif_sweep import keep_sweep, situation_of
+from flows.planning.stored_sweeps import keep_sweep, situation_of
+from flows.planning.sweep import Point, Situation, what_if
 from triton_backend.contract.errors import InputError
 
 

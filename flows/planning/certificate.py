@@ -1,105 +1,50 @@
-"""From vGPU counts to a `Plan`: pools, rates, placement, certificate, identity."""
+"""From what a planner decided to a `Plan`: stages, placement, certificate, identity."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from flows.clock import Stopwatch
-from flows.planning.options import PlanOptions
-from flows.planning.placement import Pool, place
-from flows.planning.pool.best_effort import Overflow
-from flows.planning.pool.columns import Columns, stacked
-from flows.planning.pool.headroom import planned_rps
-from flows.planning.pool.incumbent_placement import moved, uses_of
-from flows.planning.pool.integer import delivered_rps
-from flows.planning.pool.search import Trace
-from flows.planning.problem import Problem
+from flows.planning.placement import Pool, moved, place, uses_of
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+    planner_named,
+)
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
-from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.contract.units import transfer_us
+from triton_backend.contract.workload import ModelDemand
 
 _ID_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What a plan is made from; `workload` with the batch-building rates in use, and their source."""
-
-    profiles: Mapping[str, ModelProfile]
-    cluster: Cluster
-    workload: Workload
-    options: PlanOptions
-    problem: Problem
-    rates_from: str = "given"
+def objective_of(name: str, score: float, bound: float) -> Objective:
+    """The certificate's objective from a score and its bound (cost and power: negated)."""
+    value, limit = (score, bound) if name == "throughput" else (-score, -bound)
+    gap = abs(limit - value) / value if value > 0 else 0.0
+    return Objective(name=name, value=value, upper_bound=limit, gap=gap)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a planner decided: configurations, vGPUs [n, S] of each, objective, trace.
-
-    `promised_rps` [models] is what each model is promised; None where that is all it delivers.
-    `overflow` is what runs beside and promises nothing.
-    """
-
-    columns: Columns
-    vgpus: NDArray[np.int64]
-    objective: Objective
-    trace: Trace
-    promised_rps: NDArray[np.float64] | None = None
-    overflow: Overflow | None = None
-
-    def pools(self) -> "_Pools":
-        """Every configuration in use with its planned rate, overflow last."""
-        columns, vgpus = self.columns, self.vgpus
-        if self.promised_rps is None:
-            rates = delivered_rps(columns, vgpus)
-        else:
-            rates = planned_rps(columns, vgpus, self.promised_rps)
-        used = np.flatnonzero(rates > 0)
-        columns, vgpus, rates = columns.take(used), vgpus[used], rates[used]
-        if self.overflow is not None:
-            parts = [(columns, vgpus), (self.overflow.columns, self.overflow.vgpus)]
-            columns, vgpus = stacked(parts)
-            rates = np.pad(rates, (0, len(columns) - len(rates)))
-        return _Pools(columns=columns, vgpus=vgpus, rates_rps=rates)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pools:
-    """Configurations with vGPUs [n, S] and planned rates [n]."""
-
-    columns: Columns
-    vgpus: NDArray[np.int64]
-    rates_rps: NDArray[np.float64]
-
-
-def decode(inputs: Inputs, outcome: Outcome) -> Plan:
-    """The plan of an outcome."""
+def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: str) -> Plan:
+    """The plan of an outcome; `rates_from` says where batch-building rates come from."""
     watch = Stopwatch()
     seconds = sum(outcome.trace.seconds.values())
-    used = outcome.pools()
-    order = _pipeline_order(used)
-    pools = [
-        _pool(inputs, used, row, s) for row in order for s in range(int(used.columns.stages[row]))
-    ]
-    placements = iter(place(inputs.cluster, pools, inputs.options.previous))
+    pipelines = sorted(outcome.pipelines, key=lambda p: _order(inputs.cluster, p))
+    pools = [_pool(inputs, pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
+    placements = iter(place(inputs.cluster, pools, options.previous))
     models = tuple(
         _model(
             inputs,
             (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
-            [
-                _pipeline(inputs, used, row, placements)
-                for row in order
-                if used.columns.model[row] == number
-            ],
+            [_pipeline(inputs, p, placements) for p in pipelines if p.model == number],
         )
         for number, demand in enumerate(inputs.workload.models)
     )
@@ -107,8 +52,8 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
     trace.seconds["place"] = watch.seconds()
     plan = Plan(
         plan_id="",
-        planner=inputs.options.planner,
-        options={**inputs.options.to_dict(), "batch_building_rates": inputs.rates_from},
+        planner=options.planner,
+        options={**options.to_dict(), "batch_building_rates": rates_from},
         objective=outcome.objective,
         solver=trace.solver,
         solve_seconds=seconds,
@@ -118,14 +63,15 @@ def decode(inputs: Inputs, outcome: Outcome) -> Plan:
         models=models,
         certificate={
             "status": trace.status,
+            "space": planner_named(options.planner).space,
             "seconds": trace.seconds,
             "configurations": trace.configurations,
-            "ties": trace.ties,
             "notes": trace.notes,
+            **trace.details,
         },
     )
-    if inputs.options.previous is not None:
-        trace.notes.append(_moves(inputs.options.previous, plan))
+    if options.previous is not None:
+        trace.notes.append(_moves(options.previous, plan))
     return replace(plan, plan_id=plan_identity(plan))
 
 
@@ -159,38 +105,32 @@ def count_gpus(cluster: Cluster, models: tuple[ModelPlan, ...]) -> dict[str, int
     return used
 
 
-def _pipeline_order(used: _Pools) -> list[int]:
-    """Rows by model, then rate (highest first), then form, so that ties are settled."""
-    columns = used.columns
-    return sorted(
-        range(len(columns)),
-        key=lambda r: (
-            int(columns.model[r]),
-            -float(used.rates_rps[r]),
-            int(columns.stages[r]),
-            int(columns.batch[r]),
-            columns.types[r].tolist(),
-            columns.cuts[r].tolist(),
-        ),
+def _order(cluster: Cluster, pipeline: PlannedPipeline) -> tuple[Any, ...]:
+    """By model, then rate (highest first), then form, so that every order is settled."""
+    names = [gpu_class.name for gpu_class in cluster.gpu_classes]
+    stages = pipeline.stages
+    return (
+        pipeline.model,
+        -pipeline.rate_rps,
+        len(stages),
+        pipeline.batch,
+        [(names.index(s.gpu_class), s.divisor) for s in stages],
+        [s.blocks for s in stages],
     )
 
 
-def _pool(inputs: Inputs, used: _Pools, row: int, stage: int) -> Pool:
-    columns = used.columns
-    model = int(columns.model[row])
-    number, divisor = inputs.problem.types[columns.types[row, stage]]
-    sizes = (0, *inputs.profiles[inputs.problem.models[model].name].boundary_bytes, 0)
-    first, last = columns.cuts[row, stage], columns.cuts[row, stage + 1]
-    vgpus = int(used.vgpus[row, stage])
-    rate = float(used.rates_rps[row])
+def _pool(inputs: Inputs, pipeline: PlannedPipeline, stage: PlannedStage) -> Pool:
+    name = inputs.workload.models[pipeline.model].name
+    sizes = (0, *inputs.profiles[name].boundary_bytes, 0)
+    first, last = stage.blocks
     return Pool(
-        model=model,
-        name=inputs.problem.models[model].name,
-        blocks=(int(first), int(last)),
-        gpu_class=inputs.problem.classes[number],
-        divisor=divisor,
-        vgpus=vgpus,
-        traffic=rate / vgpus * (sizes[first] + sizes[last]),
+        model=pipeline.model,
+        name=name,
+        blocks=stage.blocks,
+        gpu_class=stage.gpu_class,
+        divisor=stage.divisor,
+        vgpus=stage.vgpus,
+        traffic=pipeline.rate_rps / stage.vgpus * (sizes[first] + sizes[last]),
     )
 
 
@@ -212,15 +152,16 @@ def _model(
 
 
 def _pipeline(
-    inputs: Inputs, used: _Pools, row: int, placements: Iterator[tuple[PlacementRun, ...]]
+    inputs: Inputs, planned: PlannedPipeline, placements: Iterator[tuple[PlacementRun, ...]]
 ) -> Pipeline:
-    columns = used.columns
+    following = (*planned.stages[1:], None)
     stages = tuple(
-        _stage(inputs, used, (row, s), next(placements)) for s in range(int(columns.stages[row]))
+        _stage(inputs, planned, (stage, after), next(placements))
+        for stage, after in zip(planned.stages, following, strict=True)
     )
     return Pipeline(
-        batch=int(columns.batch[row]),
-        throughput_rps=float(used.rates_rps[row]),
+        batch=planned.batch,
+        throughput_rps=planned.rate_rps,
         latency_us=sum(s.latency_us + s.transfer_us for s in stages),
         stages=stages,
     )
@@ -228,31 +169,26 @@ def _pipeline(
 
 def _stage(
     inputs: Inputs,
-    used: _Pools,
-    place_of: tuple[int, int],
+    planned: PlannedPipeline,
+    neighbours: tuple[PlannedStage, PlannedStage | None],
     placement: tuple[PlacementRun, ...],
 ) -> Stage:
-    row, s = place_of
-    columns, problem = used.columns, inputs.problem
-    arrays = problem.models[int(columns.model[row])]
-    profile = inputs.profiles[arrays.name]
-    batch = int(columns.batch[row])
-    number, divisor = problem.types[columns.types[row, s]]
-    first, last = int(columns.cuts[row, s]), int(columns.cuts[row, s + 1])
-    latency = profile.stage_latency_us(problem.classes[number], divisor, (first, last))
-    transfer = 0
-    if last < profile.blocks:
-        receiver, _ = problem.types[columns.types[row, s + 1]]
-        transfer = int(arrays.transfer_us[number, receiver, last, batch - 1])
+    stage, following = neighbours
+    profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
+    latency = profile.stage_latency_us(stage.gpu_class, stage.divisor, stage.blocks)
     leaving, boundary = total_bytes_per_sample(profile.outputs), profile.outputs or None
-    if last < profile.blocks:
+    transfer, last = 0, stage.blocks[1]
+    if following is not None:
         leaving = profile.boundary_bytes[last - 1]
         boundary = profile.boundaries[last - 1] if profile.boundaries else None
+        sides = (stage.gpu_class, following.gpu_class)
+        rate = min(inputs.cluster.nic_gbps(side) for side in sides)
+        transfer = int(transfer_us(leaving * batch, rate)) if rate > 0 else 0
     return Stage(
-        blocks=(first, last),
-        gpu_class=problem.classes[number],
-        vgpu_divisor=divisor,
-        vgpus=int(used.vgpus[row, s]),
+        blocks=stage.blocks,
+        gpu_class=stage.gpu_class,
+        vgpu_divisor=stage.divisor,
+        vgpus=stage.vgpus,
         latency_us=int(latency[batch - 1]),
         transfer_us=transfer,
         latency_us_by_batch=tuple(int(v) for v in latency[:batch]),

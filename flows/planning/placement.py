@@ -6,17 +6,24 @@ pool that moves much data spreads over as many nodes, and as many NICs, as it ha
 the most traffic per GPU come first. The planner charges every vGPU with its share of the fullest
 node's NIC, so no placement can exceed a NIC; spreading only keeps the load even. vGPUs of one GPU
 belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs,
-unless there is a plan in force to stay close to (`keep`).
+unless there is a plan in force to stay close to.
+
+Then few GPUs shall change hands. A GPU stays where it is when the same model keeps it at the same size; it
+need not even load anything when it also keeps the same blocks. Every group (model, size) first keeps GPUs
+it has, those with fitting blocks before others, then takes free ones, unused before released. Order is
+that of the cluster's GPUs throughout, so the choice is deterministic.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
-from flows.planning.pool.incumbent_placement import Gpu, Share, Use, choose, uses_of
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import PlacementRun, Plan
+
+Gpu = tuple[int, int]  # node, index on the node
+Blocks = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,27 @@ class Pool:
     divisor: int
     vgpus: int
     traffic: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    """What a group needs: GPUs, and which blocks run alone on which of them.
+
+    `blocks[i]` is what GPU number i of the group runs; None where several pools meet.
+    """
+
+    model: str
+    divisor: int
+    blocks: tuple[Blocks | None, ...]
+
+
+@dataclass(slots=True)
+class Use:
+    """What one GPU did in the plan in force."""
+
+    model: str
+    divisor: int
+    blocks: set[Blocks] = field(default_factory=set[Blocks])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +138,18 @@ def _kept(
 ) -> list[list[_Strip]]:
     """Strips of single GPUs for every group, close to what they ran before."""
     gpus = [(strip.node + i, strip.gpu) for strip in strips for i in range(strip.count)]
-    shares = [_share(pools, group) for group in groups]
+    needs = [_need(pools, group) for group in groups]
     return [
         _merged([_Strip(node=node, count=1, gpu=gpu) for node, gpu in chosen])
-        for chosen in choose(shares, gpus, uses)
+        for chosen in _choose(needs, gpus, uses)
     ]
 
 
-def _share(pools: Sequence[Pool], group: list[int]) -> Share:
+def _need(pools: Sequence[Pool], group: list[int]) -> _Need:
     divisor = pools[group[0]].divisor
     vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
     held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
-    return Share(
+    return _Need(
         model=pools[group[0]].name,
         divisor=divisor,
         blocks=tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held),
@@ -191,3 +219,91 @@ def _locate(strips: list[_Strip], gpu: int) -> tuple[int, int, int]:
             return strip.node + gpu, strip.count - gpu, strip.gpu
         gpu -= strip.count
     raise InvariantError(f"GPU number {gpu} beyond the class")
+
+
+def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
+    """GPUs of a plan in force by what they do; nodes that are gone are left out."""
+    known: dict[int, int | None] = {}
+    uses: dict[Gpu, Use] = {}
+    for model in plan.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            for slot in stage.slots():
+                if slot.node not in known:
+                    known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
+                node = known[slot.node]
+                if node is not None:
+                    use = uses.setdefault((node, slot.gpu), Use(model.name, stage.vgpu_divisor))
+                    use.blocks.add(stage.blocks)
+    return uses
+
+
+def _same_node(before: Cluster, now: Cluster, node: int) -> int | None:
+    try:
+        return now.node_index(before.node_name(node))
+    except InputError:
+        return None
+
+
+def _choose(
+    needs: Sequence[_Need], gpus: Sequence[Gpu], uses: Mapping[Gpu, Use]
+) -> list[list[Gpu]]:
+    """GPUs of every need, one class; in the order of `_Need.blocks`."""
+    taken: set[Gpu] = set()
+    kept: list[list[Gpu]] = []
+    for need in needs:
+        mine = [g for g in gpus if g in uses and _belongs(uses[g], need)]
+        wanted = {blocks for blocks in need.blocks if blocks is not None}
+        mine.sort(key=lambda g: not uses[g].blocks <= wanted)
+        kept.append(mine[: len(need.blocks)])
+        taken.update(kept[-1])
+    free = [g for g in gpus if g not in taken]
+    free.sort(key=lambda g: g in uses)
+    spare = iter(free)
+    return [
+        _ordered(need, [*mine, *(next(spare) for _ in range(len(need.blocks) - len(mine)))], uses)
+        for need, mine in zip(needs, kept, strict=True)
+    ]
+
+
+def _belongs(use: Use, need: _Need) -> bool:
+    return (use.model, use.divisor) == (need.model, need.divisor)
+
+
+def _ordered(need: _Need, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu]:
+    """Put GPUs where they find the blocks they had."""
+    by_blocks: dict[Blocks, list[Gpu]] = {}
+    rest: list[Gpu] = []
+    for gpu in mine:
+        use = uses.get(gpu)
+        if use is not None and _belongs(use, need) and len(use.blocks) == 1:
+            by_blocks.setdefault(next(iter(use.blocks)), []).append(gpu)
+        else:
+            rest.append(gpu)
+    placed = [
+        by_blocks[blocks].pop(0) if blocks is not None and by_blocks.get(blocks) else None
+        for blocks in need.blocks
+    ]
+    rest += [gpu for left in by_blocks.values() for gpu in left]
+    spare = iter(sorted(rest))
+    return [gpu if gpu is not None else next(spare) for gpu in placed]
+
+
+def running(uses: Mapping[Gpu, Use], cluster: Cluster) -> dict[tuple[str, str, int, Blocks], int]:
+    """How many GPUs run one stage alone, by model, class, divisor and blocks."""
+    counts: dict[tuple[str, str, int, Blocks], int] = {}
+    for (node, _), use in uses.items():
+        if len(use.blocks) == 1:
+            gpu_class = cluster.node_group_of(node).gpu_class
+            key = (use.model, gpu_class, use.divisor, next(iter(use.blocks)))
+            counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
+    """GPUs in use after that did something else, or nothing, before."""
+    return sum(
+        gpu not in before
+        or (before[gpu].model, before[gpu].divisor, before[gpu].blocks)
+        != (use.model, use.divisor, use.blocks)
+        for gpu, use in after.items()
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.options import PlanOptions
+from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile

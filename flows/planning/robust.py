@@ -19,7 +19,7 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
-from flows.planning.options import PlanOptions
+from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -34,7 +34,6 @@ RATE_FACTORS = (0.7, 1.4)
 GRID = 20  # load factors are multiples of 1 / GRID of the plan's own rate
 _RUNGS = (0.1, 0.3)  # shares of the duration that candidates must survive before the whole
 _CANDIDATE_GAP = 2e-3  # simulated goodput is far coarser than this
-_CANDIDATE_NODES = 200
 _WORTH = 1.005  # an improvement below this is noise of one simulation
 
 
@@ -115,8 +114,7 @@ class _Search:
         options = replace(
             self.options,
             slo_margins=dict(margins),
-            relative_gap=max(self.options.relative_gap, _CANDIDATE_GAP),
-            node_limit=self.options.node_limit or _CANDIDATE_NODES,
+            gap=max(self.options.gap, _CANDIDATE_GAP),
         )
         try:
             plan = make_plan(self.profiles, self.cluster, workload, options)

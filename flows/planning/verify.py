@@ -74,7 +74,7 @@ def _pipeline(
 ) -> Iterator[str]:
     stages = pipeline.stages
     most = plan.options["max_partitions"]
-    if len(stages) > (1 if plan.planner == "no-partitioning" else most):
+    if len(stages) > most:
         yield f"{len(stages)} stages, at most {most} allowed"
     for number, stage in enumerate(stages):
         following = stages[number + 1] if number + 1 < len(stages) else None
@@ -105,8 +105,7 @@ def _pipeline(
 def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None]) -> Iterator[str]:
     stage, following = neighbours
     gpu_class = plan.cluster.gpu_class(stage.gpu_class)
-    whole_only = plan.planner != "pool"
-    if stage.vgpu_divisor not in ((1,) if whole_only else gpu_class.vgpu_divisors):
+    if stage.vgpu_divisor not in (1, *gpu_class.vgpu_divisors):
         yield f"vGPU divisor {stage.vgpu_divisor} is not offered by {stage.gpu_class}"
     if stage.latency_us != stage.latency_us_by_batch[pipeline.batch - 1]:
         yield (
@@ -165,19 +164,24 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
 def _rates(plan: Plan) -> Iterator[str]:
     """Every pipeline promises what it can deliver, or its part of what its model is promised.
 
-    Pipelines of planned rate 0 are overflow: they count for nothing.
+    A model is promised all that its pipelines deliver, or what the objective is worth to it (at least
+    the rate to keep), which is less. Pipelines of planned rate 0 are best effort: they count for nothing.
     """
     delivered = {
         m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
         for m in plan.models
     }
-    promised = _promised(plan, {name: math.fsum(rates) for name, rates in delivered.items()})
+    totals = {name: math.fsum(rates) for name, rates in delivered.items()}
+    worth = _worth(plan, totals)
     for model in plan.models:
-        total = math.fsum(delivered[model.name])
-        share = min(1.0, promised[model.name] / total) if total else 1.0
+        total = totals[model.name]
+        if math.isclose(model.throughput_rps, total, rel_tol=_RELATIVE):
+            promised = total
+        else:
+            promised = min(worth[model.name], total)
         for number, pipeline in enumerate(model.pipelines):
             what = f"{model.name}, pipeline {number}: throughput_rps"
-            rate = delivered[model.name][number] * share
+            rate = delivered[model.name][number] * (promised / total if total else 1.0)
             yield from _compare(what, pipeline.throughput_rps, rate)
 
 
@@ -191,10 +195,8 @@ def _delivered(plan: Plan, pipeline: Pipeline) -> float:
     )
 
 
-def _promised(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
-    """Requests/s of every model; the baselines promise all that they deliver."""
-    if plan.planner != "pool":
-        return dict(delivered)
+def _worth(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
+    """Requests/s that the objective is worth to every model, at least the rate it keeps."""
     normaliser = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
     level = 1.0
     if plan.objective.name == "throughput":

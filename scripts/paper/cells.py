@@ -79,7 +79,9 @@ class PaperData:
         if key not in self.plans:
             workload = self.workload(f"{group}-{cluster}")
             options = (
-                PlanOptions(overflow=True) if planner == OVERFLOW else PlanOptions(planner=planner)
+                PlanOptions(own={"overflow": True})
+                if planner == OVERFLOW
+                else PlanOptions(planner=planner)
             )
             self.plans[key] = make_plan(self.profiles, self.cluster(cluster), workload, options)
         return self.plans[key]

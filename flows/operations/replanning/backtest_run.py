@@ -149,7 +149,7 @@ def cheapest_planner(
         report(f"backtesting: plan {len(plans) + 1}")
         quick = replace(
             options,
-            relative_gap=max(options.relative_gap, RELATIVE_GAP),
+            gap=max(options.gap, RELATIVE_GAP),
             time_limit_s=options.time_limit_s or TIME_LIMIT_S,
             previous=plans[-1] if plans else None,
         )

@@ -15,38 +15,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.certificate import Inputs, Outcome
+from flows.planning.certificate import objective_of
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
+from flows.planning.problem import Problem, build_problem
+from flows.planning.registry import Inputs, Outcome, PlanOptions
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Objective
 
 _PAIR = 2
 _SHARE_TOLERANCE = 1e-9
 
 
-def no_partitioning(inputs: Inputs) -> Outcome:
+def no_partitioning(inputs: Inputs, options: PlanOptions) -> Outcome:
     """The best plan with one stage per pipeline and whole GPUs."""
-    found, columns, vgpus = _whole_models(inputs)
+    problem = _problem(inputs, options)
+    found, columns, vgpus = _whole_models(inputs, options, problem)
     return Outcome(
-        columns=columns,
-        vgpus=vgpus,
-        objective=_objective(found.score, found.bound),
+        pipelines=pipelines_of(problem, columns, vgpus),
+        objective=objective_of("throughput", found.score, found.bound),
         trace=found.trace,
     )
 
 
-def _objective(value: float, bound: float) -> Objective:
-    gap = (bound - value) / value if value > 0 else 0.0
-    return Objective(name="throughput", value=value, upper_bound=bound, gap=gap)
+def _problem(inputs: Inputs, options: PlanOptions) -> Problem:
+    return build_problem(inputs.profiles, inputs.cluster, inputs.workload, options, whole_gpus=True)
 
 
-def _whole_models(inputs: Inputs) -> tuple[Found, Columns, NDArray[np.int64]]:
+def _whole_models(
+    inputs: Inputs, options: PlanOptions, problem: Problem
+) -> tuple[Found, Columns, NDArray[np.int64]]:
     """The solved program, the best configuration per model and class, and GPUs of each."""
-    problem, options = inputs.problem, inputs.options
-    single = replace(options, max_partitions=1, relative_gap=0.0, previous=None)
+    single = replace(options, max_partitions=1, gap=0.0, previous=None)
     goal = goal_of(problem, "throughput", options.minimum_rps, np.zeros(len(problem.classes)))
     found = search(problem, goal, single)
     every = enumerate_columns(problem, 1)
@@ -119,26 +121,26 @@ def _with_spare(
         served[columns.model[row]] += step * rate[row]
 
 
-def dart_r(inputs: Inputs) -> Outcome:
+def dart_r(inputs: Inputs, options: PlanOptions) -> Outcome:
     """Replicated pairs of one GPU of each class.
 
     Raises:
         InputError: the cluster has not exactly two classes with GPUs.
     """
-    problem = inputs.problem
+    problem = _problem(inputs, options)
     present = np.flatnonzero(problem.gpus)
     if len(present) != _PAIR:
         raise InputError(
             "option planner", f"dart-r is defined for two GPU classes, not {len(present)}"
         )
     watch = Stopwatch()
-    found, whole, counts = _whole_models(inputs)
-    owned = _owned_gpus(inputs, whole, counts)
+    found, whole, counts = _whole_models(inputs, options, problem)
+    owned = _owned_gpus(problem, whole, counts)
     pairs = owned[:, present].min(axis=1)
-    columns = enumerate_columns(problem, min(2, inputs.options.max_partitions))
+    columns = enumerate_columns(problem, min(2, options.max_partitions))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     for model in range(len(problem.models)):
-        _replicate(inputs, columns, vgpus, (model, int(pairs[model]), owned[model]))
+        _replicate(problem, columns, vgpus, (model, int(pairs[model]), owned[model]))
     used = np.flatnonzero(vgpus.any(axis=1))
     if np.any(gpus_in_use(problem, columns, vgpus) > problem.gpus):
         raise AssertionError
@@ -151,16 +153,14 @@ def dart_r(inputs: Inputs) -> Outcome:
     trace.notes.append("dart-r follows a rule; its upper bound is its own value")
     trace.seconds["solve"] += watch.seconds() - sum(trace.seconds.values())
     return Outcome(
-        columns=columns.take(used),
-        vgpus=vgpus[used],
-        objective=_objective(value, value),
+        pipelines=pipelines_of(problem, columns.take(used), vgpus[used]),
+        objective=objective_of("throughput", value, value),
         trace=trace,
     )
 
 
-def _owned_gpus(inputs: Inputs, whole: Columns, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _owned_gpus(problem: Problem, whole: Columns, counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """[models, C] GPUs of the no-partitioning plan plus an equal share of the unused."""
-    problem = inputs.problem
     owned = np.zeros((len(problem.models), len(problem.gpus)), dtype=np.int64)
     kind = problem.type_class[whole.types[:, 0]]
     np.add.at(owned, (whole.model, kind), counts[:, 0])
@@ -168,14 +168,13 @@ def _owned_gpus(inputs: Inputs, whole: Columns, counts: NDArray[np.int64]) -> ND
 
 
 def _replicate(
-    inputs: Inputs,
+    problem: Problem,
     columns: Columns,
     vgpus: NDArray[np.int64],
     share: tuple[int, int, NDArray[np.int64]],
 ) -> None:
     """Fill in the GPUs of one model: pairs first, then whole models on what is left."""
     model, pairs, owned = share
-    problem = inputs.problem
     single = {
         int(problem.type_class[columns.types[row, 0]]): int(row)
         for row in _fastest_of(columns, model)

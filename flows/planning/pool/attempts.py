@@ -1,22 +1,127 @@
-"""Integer programs over some configurations, ever longer, until proven or the limits end.
+"""The best plan known, and attempts to better it by integer programs, ever longer.
 
-Before each, the GPUs that every model can own in a *better* plan are narrowed (`tighten`), which
-often is the whole proof.
+Here: `Best`, which makes what it is offered lean, scores it and compares it; a first plan by rounding the
+relaxation; integer programs over some configurations until proven or the limits end. Before each, the
+GPUs that every model can own in a *better* plan are narrowed (`integer.tighten`), which often is the whole
+proof. Not here: which configurations are tried, and what the bound over all of them is (`search`).
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.options import PlanOptions
-from flows.planning.pool.best import Best
+from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import counts_of, integer_program
-from flows.planning.pool.tighten import tighten
+from flows.planning.pool.integer import (
+    EQUAL,
+    counts_of,
+    delivered_rps,
+    gpus_in_use,
+    integer_program,
+    lowest_share,
+    reaches_rates,
+    score_of,
+    tighten,
+    trimmed,
+)
+from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Answer, Limits, solve_integer
+
+
+@dataclass(slots=True)
+class Best:
+    """The best plan known: vGPU counts [n, S] over all configurations, None before the first."""
+
+    problem: Problem
+    columns: Columns
+    goal: Goal
+    vgpus: NDArray[np.int64] | None = None
+    score: float = -np.inf
+
+    def gap_to(self, bound: float) -> float:
+        """What a plan may still gain, relative to the best one; infinite before the first."""
+        if self.vgpus is None:
+            return np.inf
+        return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
+
+    def offer(self, vgpus: NDArray[np.int64] | None) -> bool:
+        """Take a plan [n, S] if it is better, or as good and simpler; tells whether it was better."""
+        if vgpus is None:
+            return False
+        vgpus = self._without_idle(trimmed(self.columns, vgpus))
+        if not reaches_rates(self.columns, vgpus, self.goal):
+            return False
+        score = score_of(self.problem, self.columns, vgpus, self.goal)
+        better = score > self.score * (1 + np.copysign(EQUAL, self.score))
+        if better or (score >= self.score and self._simpler(vgpus)):
+            self.vgpus, self.score = vgpus, score
+        return better
+
+    def _without_idle(self, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Without pipelines that the plan's own score does not need, the slowest first."""
+        rate = delivered_rps(self.columns, vgpus)
+        asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
+        spare = np.bincount(self.columns.model, weights=rate, minlength=len(asked))
+        spare -= np.maximum(asked, self.goal.minimum_rps)
+        vgpus = vgpus.copy()
+        used = np.flatnonzero(vgpus.any(axis=1))
+        for row in used[np.argsort(rate[used], kind="stable")]:
+            model = self.columns.model[row]
+            if rate[row] <= spare[model]:
+                vgpus[row] = 0
+                spare[model] -= rate[row]
+        return vgpus
+
+    def _simpler(self, vgpus: NDArray[np.int64]) -> bool:
+        """Whether a plan of equal score has fewer stages, or as many and fewer GPUs."""
+        if self.vgpus is None:
+            return True
+
+        def size(counts: NDArray[np.int64]) -> tuple[int, int]:
+            used = gpus_in_use(self.problem, self.columns, counts)
+            return int(np.count_nonzero(counts)), int(used.sum())
+
+        return size(vgpus) < size(self.vgpus)
+
+
+_HALVINGS = 40
+
+
+def round_down(
+    problem: Problem, columns: Columns, rates_rps: NDArray[np.float64], goal: Goal
+) -> NDArray[np.int64] | None:
+    """[n, S] vGPU counts for the largest multiple of the rates that fits; None where none does.
+
+    Where rates are fixed (cost, power), the multiple is 1: all or nothing.
+    """
+    if goal.fixed:
+        whole = _rounded(columns, rates_rps)
+        return whole if _fits(problem, columns, whole) else None
+    low, high = 0.0, 1.0
+    whole = _rounded(columns, rates_rps)
+    if _fits(problem, columns, whole):
+        return whole
+    best = None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        whole = _rounded(columns, middle * rates_rps)
+        if _fits(problem, columns, whole):
+            low, best = middle, whole
+        else:
+            high = middle
+    return best
+
+
+def _rounded(columns: Columns, rates_rps: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.ceil(rates_rps[:, None] / columns.rate_rps - 1e-9).astype(np.int64)
+
+
+def _fits(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> bool:
+    return bool(np.all(gpus_in_use(problem, columns, vgpus) <= problem.gpus))
+
 
 _SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
 _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
@@ -33,28 +138,14 @@ _LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
 
 @dataclass(slots=True)
-class Trace:
-    """What the certificate says of a run; `effort` counts simplex iterations.
-
-    `ties`: stages in use, and whether no plan as good has fewer stages or moves fewer GPUs.
-    """
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    configurations: dict[str, int] = field(default_factory=dict[str, int])
-    notes: list[str] = field(default_factory=list[str])
-    status: str = "optimal"
-    solver: str = "highs"
-    effort: int = 0
-    ties: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(slots=True)
 class Attempts:
     """Attempts to improve the best plan.
 
     Attributes:
         ceiling: no plan's score is above this.
         enough: a score that ends the search.
+        nodes: most branch-and-bound nodes of one call; None sets it by size.
+        effort: simplex iterations so far.
     """
 
     best: Best
@@ -63,6 +154,8 @@ class Attempts:
     trace: Trace
     watch: Stopwatch
     enough: float = np.inf
+    nodes: int | None = None
+    effort: int = 0
 
     def improve(self, rows: NDArray[np.int64], *, thorough: bool) -> float:
         """Look for better plans over some configurations.
@@ -77,7 +170,7 @@ class Attempts:
         ceiling = self.ceiling
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
-        extended = self.options.node_limit is not None or self.short
+        extended = self.nodes is not None or self.short
         while nodes >= min(_FEWEST_NODES, self._node_budget(columns)):
             cutoff = self.cutoff()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
@@ -116,14 +209,14 @@ class Attempts:
                 return None
             program = narrowed.program
         limits = Limits(
-            relative_gap=self.options.relative_gap,
+            relative_gap=self.options.gap,
             nodes=nodes,
             seconds=self.seconds_left(),
             cutoff=cutoff,
             enough=self.enough,
         )
         answer = solve_integer(program, limits, self.options.solver)
-        self.trace.effort += answer.iterations
+        self.effort += answer.iterations
         if answer.note is not None:
             self.trace.solver = "highs"
             if answer.note not in self.trace.notes:
@@ -153,15 +246,13 @@ class Attempts:
 
     def settled(self, proven: float) -> bool:
         """Whether the best plan is proven within the relative gap, or good enough."""
-        return self.best.score >= self.enough or (
-            self.best.gap_to(proven) <= self.options.relative_gap
-        )
+        return self.best.score >= self.enough or (self.best.gap_to(proven) <= self.options.gap)
 
     def cutoff(self) -> float:
         """The least score that is looked for."""
         if self.best.vgpus is None:
             return self.best.score
-        step = max(self.options.relative_gap * _STEP, _LEAST_STEP)
+        step = max(self.options.gap * _STEP, _LEAST_STEP)
         return self.best.score + step * abs(self.best.score)
 
     def fitting(self, rows: NDArray[np.int64]) -> int:
@@ -176,7 +267,7 @@ class Attempts:
     def _node_budget(self, columns: Columns) -> int:
         cells = int(np.isfinite(columns.rate_rps).sum())
         by_size = max(_LEAST_NODES, _NODE_CELLS // max(1, cells))
-        return by_size if self.options.node_limit is None else self.options.node_limit
+        return by_size if self.nodes is None else self.nodes
 
     def seconds_left(self) -> float | None:
         """What is left of the time limit; None without one."""

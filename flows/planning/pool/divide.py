@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.pool.best import Best
+from flows.planning.pool.attempts import Best
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
 from flows.planning.problem import Problem

@@ -9,23 +9,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.options import PlanOptions
-from flows.planning.pool.best_effort import Form, Overflow, form_of, overflow_of
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, enumerate_columns, stacked
-from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.pool.integer import REACHED, asked_rps, delivered_rps, gpus_in_use
+from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline
-
-_REACHED = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
     """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left.
 
-    `overflow` is what pinned models have of it, where overflow is still wanted.
+    `best_effort` is what pinned models have of it, where it is still wanted.
     """
 
     problem: Problem
@@ -33,7 +31,7 @@ class Pinned:
     columns: Columns
     vgpus: NDArray[np.int64]
     others: NDArray[np.int64]
-    overflow: Overflow | None
+    best_effort: BestEffort | None
 
     def rest(self) -> tuple[Problem, Goal]:
         """The problem of the other models on the GPUs that are left."""
@@ -53,22 +51,22 @@ class Pinned:
         mine = replace(columns, model=self.others[columns.model])
         return stacked([(mine, vgpus), (self.columns, self.vgpus)])
 
-    def with_overflow(self, beside: Overflow | None) -> Overflow | None:
-        """Overflow of the others and of the pinned models together."""
+    def with_best_effort(self, beside: BestEffort | None) -> BestEffort | None:
+        """Best-effort pipelines of the others and of the pinned models together."""
         if beside is None:
-            return self.overflow
+            return self.best_effort
         mine = replace(beside.columns, model=self.others[beside.columns.model])
-        theirs = self.overflow
+        theirs = self.best_effort
         parts = [(mine, beside.vgpus), *([(theirs.columns, theirs.vgpus)] if theirs else [])]
         columns, vgpus = stacked(parts)
-        return Overflow(columns=columns, vgpus=vgpus)
+        return BestEffort(columns=columns, vgpus=vgpus)
 
     def gpus(self) -> NDArray[np.int64]:
         """[C] GPUs that pinned models use."""
         used = gpus_in_use(self.problem, self.columns, self.vgpus)
-        if self.overflow is None:
+        if self.best_effort is None:
             return used
-        return used + gpus_in_use(self.problem, self.overflow.columns, self.overflow.vgpus)
+        return used + gpus_in_use(self.problem, self.best_effort.columns, self.best_effort.vgpus)
 
     def score(self, score: float) -> float:
         """The score (or bound) of the whole plan from that of the others."""
@@ -103,8 +101,8 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     for name, pipelines in before.items():
         for pipeline in pipelines:
             if not pipeline.throughput_rps:
-                if options.overflow:
-                    forms.append(_overflow_form(problem, names.index(name), pipeline))
+                if options.own["overflow"]:
+                    forms.append(_best_effort_form(problem, names.index(name), pipeline))
                 continue
             rows.append(_row(problem, every, names.index(name), pipeline))
             row = [stage.vgpus for stage in pipeline.stages]
@@ -117,7 +115,7 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
         columns=columns,
         vgpus=vgpus,
         others=others,
-        overflow=overflow_of(problem, columns, forms),
+        best_effort=best_effort_of(problem, columns, forms),
     )
     _require_room(problem, kept.gpus())
     _require_rates(problem, goal, _rates(problem, columns, vgpus), options)
@@ -158,7 +156,7 @@ def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> in
     return int(rows[0])
 
 
-def _overflow_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Form, int]:
+def _best_effort_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Form, int]:
     """The form of a pipeline of the plan in force that promises nothing, and its GPUs."""
     stage, arrays = pipeline.stages[0], problem.models[model]
     types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
@@ -167,7 +165,7 @@ def _overflow_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Fo
     if form is None or stage.blocks != (0, arrays.blocks):
         raise InputError(
             f"pinned model {arrays.name!r}",
-            f"its overflow of batch {pipeline.batch} on {stage.gpu_class}/{stage.vgpu_divisor} "
+            f"its best-effort pipeline of batch {pipeline.batch} on {stage.gpu_class}/{stage.vgpu_divisor} "
             "was not measured or may not be used",
         )
     return form, -(-stage.vgpus // stage.vgpu_divisor)
@@ -182,9 +180,9 @@ def _require_room(problem: Problem, used: NDArray[np.int64]) -> None:
 def _require_rates(
     problem: Problem, goal: Goal, rates: NDArray[np.float64], options: PlanOptions
 ) -> None:
-    asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
+    asked = asked_rps(goal)
     for model, rate, least in zip(problem.models, rates, asked, strict=True):
-        if model.name in options.pinned_models and rate < least * (1 - _REACHED):
+        if model.name in options.pinned_models and rate < least * (1 - REACHED):
             raise InputError(
                 f"pinned model {model.name!r}",
                 f"its pools deliver {rate:.6g} requests/s, {least:.6g} are asked for",

@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.options import PlanOptions
-from flows.planning.pool.attempts import Attempts, Trace
-from flows.planning.pool.best import Best
+from flows.planning.pool.attempts import Attempts, Best, round_down
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
-from flows.planning.pool.rounding import round_down
+from flows.planning.pool.integer import prove, tighten
 from flows.planning.pool.screen import least_loss, undominated
-from flows.planning.pool.tighten import prove, tighten
 from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError
 
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
@@ -158,26 +156,19 @@ class _Run:
 
     def _alone(self, part: Part, bound: Bound, enough: float, times: int) -> Alone:
         """Plan one model on the GPUs it was given."""
-        options = replace(
-            self.attempts.options,
-            node_limit=self._alone_nodes(times),
-            time_limit_s=self.attempts.seconds_left(),
-        )
+        options = replace(self.attempts.options, time_limit_s=self.attempts.seconds_left())
         best = Best(part.problem, part.columns, part.goal)
         trace = Trace(solver=options.solver)
-        attempts = Attempts(best, bound.score, options, trace, Stopwatch(), enough)
+        attempts = Attempts(
+            best, bound.score, options, trace, Stopwatch(), enough, nodes=_ALONE_NODES * times
+        )
         most = _Run(attempts, bound).solve()
         return Alone(
             vgpus=best.vgpus,
             rate_rps=best.score,
             most_rps=max(most, best.score),
-            effort=1 + trace.effort,
+            effort=1 + attempts.effort,
         )
-
-    def _alone_nodes(self, times: int) -> int:
-        asked = self.attempts.options.node_limit
-        nodes = _ALONE_NODES * times
-        return nodes if asked is None else min(asked, nodes)
 
     def _whole_space(self, rows: NDArray[np.int64]) -> float:
         """What the narrowed relaxation over all configurations left open still allows."""
@@ -201,8 +192,6 @@ class _Run:
         return [size for size in _SKETCHES if 2 * size <= most] + [most]
 
     def _most_columns(self) -> int:
-        if self.attempts.options.max_columns is not None:
-            return self.attempts.options.max_columns
         return _COLUMNS if self.attempts.short else _COLUMNS_DEEP
 
     def _note(self, left_out: int, proven: float) -> None:

@@ -23,29 +23,31 @@ ends without proof, the certificate's `ties` say so.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.options import PlanOptions
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.headroom import HEADROOM
 from flows.planning.pool.integer import (
+    EQUAL,
     Layout,
     add_integer_program,
     counts_of,
-    delivered_rps,
     gpus_in_use,
     lowest_share,
+    reaches_rates,
+    score_of,
     values_of,
 )
-from flows.planning.pool.queueing import needed_by
 from flows.planning.pool.screen import least_loss
 from flows.planning.pool.search import Found
-from flows.planning.pool.sustained_load import BURSTS, Sustained
+from flows.planning.pool.spare_gpus import HEADROOM
+from flows.planning.pool.sustained_load import BURSTS, Sustained, needed_by
 from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 
@@ -61,8 +63,6 @@ _HELD = (
 )
 _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 _ROUNDING = 1e-9
-_EQUAL = 1e-12  # scores this close are ties
-_REACHED = 1e-9  # a prescribed rate counts as reached from this close
 
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
 
@@ -100,21 +100,12 @@ class _Tied:
 
     def as_good(self, vgpus: NDArray[np.int64]) -> bool:
         """Whether a plan reaches the score and the rates asked for."""
-        rates = np.bincount(
-            self.columns.model,
-            weights=delivered_rps(self.columns, vgpus),
-            minlength=len(self.goal.weight),
-        )
-        asked = np.maximum(self.goal.weight * self.goal.fixed, self.goal.minimum_rps)
-        if np.any(rates < asked * (1 - _REACHED)):
-            return False
-        if self.goal.fixed:
-            used = gpus_in_use(self.problem, self.columns, vgpus)
-            return -float(self.goal.price @ used) >= self.score * (1 + _EQUAL)
-        return lowest_share(self.columns, vgpus, self.goal) >= self.score * (1 - _EQUAL)
+        score = score_of(self.problem, self.columns, vgpus, self.goal)
+        least = self.score * (1 - np.copysign(EQUAL, self.score))
+        return reaches_rates(self.columns, vgpus, self.goal) and score >= least
 
 
-def settle(
+def break_ties(
     found: Found,
     goal: Goal,
     options: PlanOptions,
@@ -126,7 +117,7 @@ def settle(
     Args:
         found: the best plan, and the space it was found in.
         goal: what was asked of the rates.
-        options: the solver, and its node limit where one is given.
+        options: the time limit, and whether a plan is in force.
         running: how many GPUs run what under the plan in force; empty without one.
         margin_us: [models] what their margins leave of the SLOs.
     """
@@ -138,10 +129,10 @@ def settle(
     limit = options.time_limit_s
     limits = Limits(
         relative_gap=0.0,
-        nodes=options.node_limit or nodes,
+        nodes=nodes,
         seconds=None if limit is None else limit * _SHARE,
     )
-    ties = found.trace.ties
+    ties: dict[str, Any] = found.trace.details.setdefault("ties", {})
     least = -np.inf
     if tied.sustained is not None:
         vgpus, ended = _more_sustained(tied, tied.sustained, vgpus, limits)
@@ -155,7 +146,7 @@ def settle(
     if in_force or (goal.fixed and not full):  # what is free else becomes slack anyway
         vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=False)
         proven = proven and ended
-    found.trace.seconds["ties"] = watch.seconds()
+    found.trace.seconds["tie_break"] = watch.seconds()
     ties |= {"stages": tied.stages(vgpus), "proven": proven}
     used = np.flatnonzero(vgpus.any(axis=1))
     score = found.score if goal.fixed else lowest_share(tied.columns, vgpus, goal)

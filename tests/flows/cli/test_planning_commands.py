@@ -70,7 +70,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("--planner", "guess", "'guess' is none of pool"),
+        ("--planner", "guess", "'guess' is none of"),
         ("--objective", "fun", "'fun' is none of throughput"),
         ("--pin", "net", "pinned model 'net': needs the plan in force (--previous)"),
         ("--solver", "abacus", "'abacus' is none of highs"),

@@ -13,7 +13,7 @@ from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 
-EXACT = PlanOptions(relative_gap=0.0, slo_margin=0.0)
+EXACT = PlanOptions(gap=0.0, slo_margin=0.0)
 SLOW_INSTANCES = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

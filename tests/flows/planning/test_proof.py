@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from flows.planning import PlanOptions
 from flows.planning.pool.bound import goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
+from flows.planning.pool.integer import prove
 from flows.planning.pool.screen import least_loss, undominated
-from flows.planning.pool.tighten import prove
 from flows.planning.problem import build_problem
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.test_brute_force import problems

@@ -112,3 +112,19 @@ def test_latencies_and_bytes_are_compared_with_the_profiles() -> None:
 def test_blocks_left_out_are_found() -> None:
     longer = {"net": profile(fast_us=(1000,) * 4, boundary_bytes=(1000,) * 3)}
     assert any("covers 3 blocks of 4" in text for text in verify_plan(planned(), longer))
+
+
+def test_the_uplink_of_the_last_but_one_stage_limits_its_rate() -> None:
+    uplink_gbps, size = 0.01, 4_000
+    roomy = cluster(1, 1, fast_memory_gib=13.0, slow_memory_gib=13.0)
+    narrow = replace(roomy, nodes=(replace(roomy.nodes[0], nic_gbps=uplink_gbps), roomy.nodes[1]))
+    parted = replace(
+        profile(fast_us=(4000, 1000, 1000), slowdown=1.5, boundary_bytes=(size, size)),
+        block_memory_bytes=(6 * 2**30,) * 3,
+    )
+    asked = workload(replace(DEMAND, slo_us=60_000))
+    plan = make_plan({"net": parted}, narrow, asked)
+    (pipeline,) = plan.models[0].pipelines
+    assert [s.gpu_class for s in pipeline.stages] == ["fast", "slow"]
+    assert pipeline.throughput_rps == pytest.approx(uplink_gbps * 1e9 / (8 * size))
+    assert verify_plan(plan, {"net": parted}) == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.best_effort import MARGIN_SHARE, MOST
+from flows.planning.pool.spare_gpus import MARGIN_SHARE, MOST
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
@@ -23,10 +23,10 @@ DEMANDS = tuple(
 )
 
 
-def planned(slow: int = 200, slo_us: int = 12_000, **options: Any) -> Plan:
+def planned(slow: int = 200, slo_us: int = 12_000, *, wanted: bool = True, **options: Any) -> Plan:
     demands = (replace(demand, slo_us=slo_us) for demand in DEMANDS)
-    given: dict[str, Any] = {"overflow": True, **options}
-    asked = PlanOptions(**given)
+    own = {"overflow": wanted}
+    asked = PlanOptions(own=own, **options)
     plan = make_plan(PROFILES, cluster(4, slow), workload(*demands), asked)
     assert verify_plan(plan, PROFILES) == []
     return plan
@@ -52,7 +52,7 @@ def test_free_gpus_raise_what_every_model_can_serve_and_change_no_promise() -> N
 
 
 def test_without_being_asked_for_every_pipeline_keeps_the_margin() -> None:
-    assert not overflow(planned(overflow=False))
+    assert not overflow(planned(wanted=False))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_pinned_model_keeps_its_overflow() -> None:
 
 
 def test_a_pinned_model_gives_its_overflow_back_where_none_is_wanted() -> None:
-    plan = planned(previous=planned(), pinned_models=("net",), overflow=False)
+    plan = planned(previous=planned(), pinned_models=("net",), wanted=False)
     assert not overflow(plan)
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions
-from flows.planning.pool.attempts import Attempts, Trace
-from flows.planning.pool.best import Best
+from flows.planning.pool.attempts import Attempts, Best
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.search import _Run
 from flows.planning.problem import Problem, build_problem
+from flows.planning.registry import Trace
 from tests.flows.planning.brute import best_throughput, least_price
 from tests.flows.planning.small import cluster, profile, workload
 from tests.flows.planning.test_brute_force import problems
@@ -23,7 +23,7 @@ from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 
-OPTIONS = PlanOptions(slo_margin=0.0, relative_gap=1e-6)
+OPTIONS = PlanOptions(slo_margin=0.0, gap=1e-6)
 SLOW_INSTANCES = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.headroom import HEADROOM
+from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.plan import Plan

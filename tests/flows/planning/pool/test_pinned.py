@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.incumbent_placement import uses_of
+from flows.planning.placement import uses_of
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError

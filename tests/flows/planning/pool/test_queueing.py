@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from flows.planning.options import PlanOptions
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.queueing import needed, waiting_us
+from flows.planning.pool.sustained_load import needed, waiting_us
 from flows.planning.problem import build_problem
+from flows.planning.registry import PlanOptions
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand
 

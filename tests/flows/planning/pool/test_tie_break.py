@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.incumbent_placement import running, uses_of
+from flows.planning.placement import running, uses_of
 from tests.flows.planning.brute import types_of
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster
@@ -17,7 +17,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 
-COST = PlanOptions(objective="cost", slo_margin=0.0, relative_gap=0.0)
+COST = PlanOptions(objective="cost", slo_margin=0.0, gap=0.0)
 PRICES = {"fast": 2.0, "slow": 1.0}
 Stages = tuple[tuple[str, int, tuple[int, int], int], ...]  # class, divisor, blocks, vGPUs
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.planning.api import make_plan
-from flows.planning.options import PlanOptions
+from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import ModelProfile

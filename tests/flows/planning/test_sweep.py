@@ -1,7 +1,7 @@
 import pytest
 
 from flows.planning import PlanOptions
-from flows.planning.whatif import Situation, what_if
+from flows.planning.sweep import Situation, what_if
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import ModelDemand

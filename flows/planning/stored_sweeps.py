@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.clock import now_utc
-from flows.planning.options import PlanOptions
+from flows.planning.registry import PlanOptions
 from flows.planning.stored_plans import load_profiles
-from flows.planning.whatif import Point, Situation
+from flows.planning.sweep import Point, Situation
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.workload import Workload

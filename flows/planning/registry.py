@@ -1,0 +1,303 @@
+"""What a planner is, what it may be told, what it answers, and where planners are found.
+
+A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of `Planner`:
+adding one is a folder and a test. Each has one entry, `plan(inputs, options) -> Outcome`. What all
+share is outside: profiles and placement, the certificate, the check (`verify`).
+
+Here: options common to all planners and those a planner declares, their checks and their plain form
+(stored with every plan). Not here: any planning.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Objective, Plan
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import MOST_RPS, Workload
+
+OBJECTIVES = ("throughput", "cost", "power")
+SOLVERS = ("highs", "gurobi")
+COMMON_OPTIONS = (
+    "max_partitions",
+    "slo_margin",
+    "objective",
+    "solver",
+    "time_limit_s",
+    "gap",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option that one planner declares; the command line spells it `--name-with-dashes`.
+
+    Attributes:
+        name: as in `PlanOptions.own` and in the plan's options.
+        kind: `bool` (a flag), `int`, `float` or `str`.
+        default: what it is where it is not given; then the plan does not state it.
+        help: one line.
+        choices: what it may be; empty for anything.
+        least, most: range of numbers, both included.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    least: float = float("-inf")
+    most: float = float("inf")
+
+    def checked(self, value: Any) -> Any:
+        """The value in the option's kind.
+
+        Raises:
+            InputError: it has another kind, is no choice, or is out of range.
+        """
+        where = f"option {self.name}"
+        if isinstance(value, bool) != (self.kind is bool) or not isinstance(
+            value, (int, float) if self.kind is float else self.kind
+        ):
+            raise InputError(where, f"{value!r} is not of type {self.kind.__name__}")
+        if self.choices and value not in self.choices:
+            known = ", ".join(map(str, self.choices))
+            raise InputError(where, f"{value!r} is none of {known}")
+        if self.kind in (int, float) and not self.least <= value <= self.most:
+            raise InputError(where, f"{value} is not within {self.least:g} and {self.most:g}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """How to plan.
+
+    Attributes:
+        planner: a name of the registry.
+        objective: `throughput` maximises the lowest throughput / weight; `cost` and `power`
+            minimise the hourly cost or the watts of the GPUs used at the rates of the workload.
+        max_partitions: most stages of a pipeline.
+        slo_margin: share of every SLO kept free for waiting that the plan does not see.
+        slo_margins: the same for single models, by name; they override `slo_margin`.
+        time_limit_s: wall time for planning; None leaves it to limits of effort, which makes plans
+            repeatable.
+        gap: proof, (bound - value) / value, at which the search ends.
+        allowed_classes: GPU classes a model may use, by model; models not named may use all.
+        excluded_classes: GPU classes a model must not use, by model; `*` speaks for all models.
+        minimum_rps: rate that a model must keep at least (requests/s), by model.
+        previous: the plan in force; among plans as good, the one that moves fewer GPUs is taken.
+        pinned_models: models that keep their pipelines and pools as in `previous`.
+        own: options that the planner itself declares, by name; all of them once this is built.
+
+    Raises:
+        InputError: a value is out of range, or the planner does not take it.
+    """
+
+    planner: str = "pool"
+    objective: str = "throughput"
+    max_partitions: int = 2
+    slo_margin: float = 0.4
+    slo_margins: Mapping[str, float] = field(default_factory=dict[str, float])
+    solver: str = "highs"
+    time_limit_s: float | None = None
+    gap: float = 1e-4
+    allowed_classes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+    excluded_classes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+    minimum_rps: Mapping[str, float] = field(default_factory=dict[str, float])
+    previous: Plan | None = None
+    pinned_models: tuple[str, ...] = ()
+    own: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(f"option {name}", f"{value!r} is none of {', '.join(known)}")
+        for name in ("max_partitions", "time_limit_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"option {name}", f"{value} is not positive")
+        shares = {"slo_margin": self.slo_margin, "gap": self.gap}
+        shares |= {f"slo_margins.{model}": margin for model, margin in self.slo_margins.items()}
+        for name, share in shares.items():
+            if not 0 <= share < 1:
+                raise InputError(f"option {name}", f"{share} is not in [0, 1)")
+        for model, rate in self.minimum_rps.items():
+            if not 0 <= rate <= MOST_RPS:
+                raise InputError(f"option minimum_rps.{model}", f"{rate} is not a rate")
+        object.__setattr__(self, "own", planner_named(self.planner).checked(self))
+
+    def for_planner(self, name: str) -> "PlanOptions":
+        """The same for another planner, whose own options are as by default."""
+        return replace(self, planner=name, own={})
+
+    def margin(self, model: str) -> float:
+        """Share of the SLO of a model that is kept free."""
+        return self.slo_margins.get(model, self.slo_margin)
+
+    def class_allowed(self, model: str, gpu_class: str) -> bool:
+        """Whether a model may run on a class."""
+        excluded = (*self.excluded_classes.get("*", ()), *self.excluded_classes.get(model, ()))
+        allowed = self.allowed_classes.get(model)
+        return gpu_class not in excluded and (allowed is None or gpu_class in allowed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`; tables that are empty are left out."""
+        out: dict[str, Any] = {name: getattr(self, name) for name in COMMON_OPTIONS}
+        for name in ("slo_margins", "minimum_rps"):
+            if getattr(self, name):
+                out[name] = dict(sorted(getattr(self, name).items()))
+        for name in ("allowed_classes", "excluded_classes"):
+            table: Mapping[str, tuple[str, ...]] = getattr(self, name)
+            if table:
+                out[name] = {key: list(value) for key, value in sorted(table.items())}
+        for option in planner_named(self.planner).options:
+            if self.own[option.name] != option.default:
+                out[option.name] = self.own[option.name]
+        if self.pinned_models:
+            out["pinned_models"] = sorted(self.pinned_models)
+        if self.previous is not None:
+            out["previous"] = self.previous.plan_id
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a plan is made from; `workload` with the batch-building rates in use."""
+
+    profiles: Mapping[str, ModelProfile]
+    cluster: Cluster
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """Blocks [first, last) on so many vGPUs, each 1 / divisor of a GPU of the class."""
+
+    blocks: tuple[int, int]
+    gpu_class: str
+    divisor: int
+    vgpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPipeline:
+    """Stages in order, for a model by its number in the workload, with the rate it promises.
+
+    A pipeline of rate 0 promises nothing: it helps where the others are busy.
+    """
+
+    model: int
+    batch: int
+    rate_rps: float
+    stages: tuple[PlannedStage, ...]
+
+
+@dataclass(slots=True)
+class Trace:
+    """What the certificate says of a run; `details` are entries of the planner's own."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    configurations: dict[str, int] = field(default_factory=dict[str, int])
+    notes: list[str] = field(default_factory=list[str])
+    status: str = "optimal"
+    solver: str = "highs"
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a planner decided.
+
+    Attributes:
+        promised_rps: by model in the workload's order; None where a model is promised all that its
+            pipelines deliver.
+    """
+
+    pipelines: tuple[PlannedPipeline, ...]
+    objective: Objective
+    trace: Trace
+    promised_rps: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """A planner by name.
+
+    Attributes:
+        plan: from inputs and options to what was decided.
+        space: the plans that its bound covers; a bound of one space says nothing of another.
+        objectives: the objectives it is defined for.
+        demands: what a workload may ask of it: `models`; later `entries`, `applications`.
+        options: options of its own.
+        most_stages: most stages of a pipeline, where the planner itself sets a limit.
+        pins: whether it can leave pinned models as they are.
+        rates_from: planners that derive batch-building rates where none are given: the first one that
+            has a plan without gathering time.
+    """
+
+    name: str
+    plan: Callable[[Inputs, PlanOptions], Outcome]
+    space: str
+    objectives: tuple[str, ...] = ("throughput",)
+    demands: tuple[str, ...] = ("models",)
+    options: tuple[Option, ...] = ()
+    most_stages: int | None = None
+    pins: bool = False
+    rates_from: tuple[str, ...] = ("no-partitioning",)
+
+    def checked(self, options: PlanOptions) -> dict[str, Any]:
+        """The planner's own options with what is not given at its default.
+
+        Raises:
+            InputError: the planner does not take an option or the objective.
+        """
+        if options.objective not in self.objectives:
+            known = " and ".join(self.objectives)
+            raise InputError("option objective", f"{self.name} is defined for {known} alone")
+        if options.pinned_models and not self.pins:
+            raise InputError("option pinned_models", f"{self.name} plans every model anew")
+        declared = {option.name: option for option in self.options}
+        for name in options.own:
+            if name not in declared:
+                known = ", ".join(declared) or "none of its own"
+                raise InputError(
+                    f"option {name}", f"{self.name} does not take it; it takes {known}"
+                )
+        return {
+            name: option.checked(options.own.get(name, option.default))
+            for name, option in declared.items()
+        }
+
+
+@cache
+def planners() -> Mapping[str, Planner]:
+    """Every planner by name, in the order of package names."""
+    found: dict[str, Planner] = {}
+    for module in iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+        if module.ispkg:
+            own: tuple[Planner, ...] = getattr(import_module(module.name), "PLANNERS", ())
+            found |= {planner.name: planner for planner in own}
+    return found
+
+
+def planner_named(name: str) -> Planner:
+    """A planner by its name.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    found = planners().get(name)
+    if found is None:
+        raise InputError("option planner", f"{name!r} is none of {', '.join(planners())}")
+    return found
