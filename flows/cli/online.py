@@ -77,10 +77,10 @@ def serve(
     """
     from flows.cli.serving import begin
     from flows.cli.stored import find_plan
-    from flows.release.render.repository import ServeOptions
     from flows.release.server.admin import ServerPorts
     from flows.release.server.exposure import Tls, cautions
     from flows.state import project_state
+    from triton_backend.serve_folder.settings import ServeOptions
 
     state, found = project_state(), find_plan(plan, warehouse)
     ports = ServerPorts(

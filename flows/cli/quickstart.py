@@ -70,8 +70,7 @@ def quickstart(
     left is reused, and everything started is stopped at the end. Wrong answers, and a model under
     the attainment target, end it with 1.
     """
-    from flows.release.server.admin import ServerPorts
-    from flows.release.server.preflight import check_can_start
+    from flows.release.server.admin import ServerPorts, check_can_start
 
     work = _flow_workspace(warehouse)
     ports = ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)

@@ -68,12 +68,18 @@ def render(
     Model repositories, artifacts, a start script, compose and Kubernetes examples.
     """
     from flows.cli.stored import find_plan
-    from flows.release.render.container import render_container
-    from flows.release.render.container_options import TRITON_IMAGE, ContainerOptions
+    from flows.release.container import TRITON_IMAGE, ContainerOptions, render_container
     from flows.state import project_state
+    from triton_backend.serve_folder.settings import THIS_HOST, ServeOptions
 
     asked = ContainerOptions(
-        artifacts=project_state().artifacts,
+        serve=ServeOptions(
+            artifacts=project_state().artifacts,
+            hosts=pairs("--host", host),
+            gateway_host=gateway_host or THIS_HOST,
+            policy=policy,
+            nic=nic,
+        ),
         name=name,
         image=image,
         triton_image=triton_image or TRITON_IMAGE,
@@ -82,11 +88,7 @@ def render(
         class_values=pairs("--class-value", class_value),
         tls=tls,
         metrics_address=metrics_address,
-        hosts=pairs("--host", host),
-        gateway_host=gateway_host,
         request_gpus=request_gpus,
-        policy=policy,
-        nic=nic,
     )
     bundle = render_container(find_plan(plan, warehouse), output, asked)
     notes(bundle.notes)

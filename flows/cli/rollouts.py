@@ -63,7 +63,7 @@ def rollout(
 
     Checked before and watched after; on breach the former plan comes back.
     """
-    from flows.release.rollout.roll_out import DONE, RolloutOptions, roll_back, roll_out
+    from flows.release.rollout.guarded import DONE, RolloutOptions, roll_back, roll_out
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
 

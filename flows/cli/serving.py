@@ -1,17 +1,16 @@
 """`serve` behind its options: this host's serve folder rendered, and the server started."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from flows.cli.output import Report
-from flows.release.render.repository import ServeOptions, render_host, render_repository
 from flows.release.server.admin import ServerPorts, start
 from flows.release.server.exposure import LOOPBACK
 from flows.release.server.running import ServerState
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import render_host, render_repository
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 
 def begin(
@@ -36,7 +35,7 @@ def begin(
     if (settings is None) != (host is None):
         raise InputError("serve", "--join and --host go together")
     if settings is not None and host is not None:
-        given = _settings(settings)
+        given = ServeSettings.read(settings)
         _check_port(ports, given, settings)
         render_host(folder, given, plan, host, asked.artifacts)
         # A rollout loads the nodes of the next plan through this host's own Triton.
@@ -57,18 +56,11 @@ def other_hosts(plan: Plan, gateway_host: str) -> dict[str, str]:
     return hosts
 
 
-def _check_port(ports: ServerPorts, settings: Mapping[str, object], path: Path) -> None:
-    expected = settings.get("host_http_port")
+def _check_port(ports: ServerPorts, settings: ServeSettings, path: Path) -> None:
+    expected = settings.host_http_port
     if ports.http != expected:
         raise InputError(
             "serve --http-port",
             f"{ports.http}, but the gateway expects {expected} of its hosts ({path},"
             " from its --host-http-port)",
         )
-
-
-def _settings(path: Path) -> dict[str, object]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(str(path), f"not the settings of a gateway: {error}") from error

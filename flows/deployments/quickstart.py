@@ -37,12 +37,13 @@ from flows.quickstart.load_process import LoadRequest, run_load
 from flows.quickstart.reference_outputs import write_answers
 from flows.quickstart.report import Shown, write_showcase
 from flows.release.artifacts import attach_artifacts
-from flows.release.render.repository import ServeOptions, render_repository
 from flows.release.server.admin import ServerPorts, start, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import SimOptions, simulate
 

@@ -16,7 +16,7 @@ from flows.operations.replanning.replan import Replanned, ReplanOptions, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import find_plan
 from flows.release.artifacts import attach_devices
-from flows.release.rollout.roll_out import RolloutOptions, RolloutResult, roll_out
+from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
 from flows.release.server.running import served_plan_id
 from flows.reporting.plan_diff import plan_diff
 from flows.workspace import Workspace

@@ -82,10 +82,18 @@ def _moves(previous: Plan, plan: Plan) -> str:
 
 
 def plan_identity(plan: Plan) -> str:
-    """First digits of a hash over everything in a plan but its times and its own id."""
+    """First digits of a hash over what was decided: not the times it took, nor its artifacts.
+
+    Artifacts say with which files a decision is carried out, so a plan keeps its id when they are
+    attached: the plan that was verified is the plan that is served.
+    """
     data: dict[str, Any] = plan.to_dict()
     for key in ("plan_id", "solve_seconds"):
         del data[key]
+    for model in data["models"]:
+        for pipeline in model["pipelines"]:
+            for stage in pipeline["stages"]:
+                stage.pop("artifact", None)
     data["certificate"] = {k: v for k, v in data["certificate"].items() if k != "seconds"}
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flows.device_class import DeviceClass
 from flows.files import read_device_classes
-from flows.planning.certificate import plan_identity
 from flows.planning.stored_plans import store_plan
 from flows.preparation.building.onnxruntime import build_stages
 from flows.preparation.building.tensorrt.engines import (
@@ -31,14 +30,13 @@ from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
 
 
 def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
-    """The same plan with every stage built for its CPU class and named; stored under its new id.
+    """The same plan with every stage built for its CPU class and named; stored in its place.
 
     Raises:
         InputError: a model was never split here, or a class has no runtime.
     """
     models = tuple(_with_artifacts(work, model, classes) for model in plan.models)
     plan = replace(plan, models=models)
-    plan = replace(plan, plan_id=plan_identity(plan))
     store_plan(work, plan)
     return plan
 
@@ -82,7 +80,7 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
 def attach_engines(
     work: Workspace, plan: Plan, settings: EngineSettings, precision: str | None = None
 ) -> Plan:
-    """The same plan with an engine named for every stage; stored under its new id.
+    """The same plan with an engine named for every stage; stored in its place.
 
     Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to its own.
 
@@ -106,7 +104,6 @@ def attach_engines(
         for model in plan.models
     )
     plan = replace(plan, models=models)
-    plan = replace(plan, plan_id=plan_identity(plan))
     store_plan(work, plan)
     return plan
 

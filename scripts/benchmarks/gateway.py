@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flows.release.render import repository as render
 from flows.release.server import admin
 from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
@@ -30,6 +29,8 @@ from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 
 STAGE_US = 1_000
 SLO_US = 100_000
@@ -109,7 +110,7 @@ class Served:
         self._plan = plan
         self._folder = self._root / "serve"
         self._ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
-        render.render_repository(self._folder, plan, render.ServeOptions())
+        render_repository(self._folder, plan, ServeOptions())
         for name, code in FLOORS.items():
             model = self._folder / "repository" / name
             (model / "1").mkdir(parents=True)

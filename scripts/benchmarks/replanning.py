@@ -26,7 +26,6 @@ from flows.clock import Stopwatch, now_utc
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
-from flows.release.render import repository as render
 from flows.release.server import admin
 from flows.release.server.running import ServerState
 from flows.state import ProjectState
@@ -35,6 +34,8 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.served import FAILED, SERVED, Load
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.profiles import import_profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,7 @@ def served(home: Path, port: int) -> tuple[Workspace, Plan, ServerState]:
     cluster, workload = read_cluster(home / "cluster.yaml"), read_workload(home / "workload.yaml")
     plan = plan_step(work, cluster, workload, PlanOptions()).plan
     (home / "plan.json").write_text(json.dumps(plan.to_dict()))
-    render.render_repository(work.state.serve, plan, render.ServeOptions())
+    render_repository(work.state.serve, plan, ServeOptions())
     ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
     return work, plan, admin.start(work.state.serve, ports)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.release.rollout.migrate import migrate, steps_to_dicts
+from flows.release.rollout.change import change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
 from triton_backend.contract.units import s_to_us, us_to_s
@@ -44,7 +44,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             *checks,
         )
         time.sleep(options.seconds / 2)
-        change = migrate(served.folder, new)
+        change = change_plan(served.folder, new)
         changed_us = time.monotonic_ns() // 1000
         loaded = load.result()
     simulated = simulate(

@@ -21,7 +21,6 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from flows.release.render import repository as render
 from flows.release.server import admin
 from flows.release.server.running import ServerState, read_state
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
@@ -29,6 +28,8 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 
 SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
 INTERRUPTED = 130  # the load generator's exit code after a stop
@@ -150,17 +151,17 @@ class Served:
         self,
         plan: Plan,
         port: int,
-        options: render.ServeOptions | None = None,
+        options: ServeOptions | None = None,
         within: Path | None = None,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-", dir=within))
         self.folder = self.root / "serve"
         self.plan = plan
         self.ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
-        self.options = options or render.ServeOptions()
+        self.options = options or ServeOptions()
 
     def __enter__(self) -> Self:
-        render.render_repository(self.folder, self.plan, self.options)
+        render_repository(self.folder, self.plan, self.options)
         admin.start(self.folder, self.ports)
         return self
 

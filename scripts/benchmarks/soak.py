@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from flows.clock import Stopwatch
-from flows.release.rollout.migrate import Migration, migrate, steps_to_dicts
+from flows.release.rollout.change import PlanChange, change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from scripts.benchmarks.resource_usage import resources
 from scripts.benchmarks.served import SHARED_FOLDER, Load, Served, samples_file, small_plan
@@ -44,7 +44,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Plan changes under load."""
     first = small_plan("soak-0")
     slo_s = first.models[0].slo_us / 1e6
-    migrations: list[Migration] = []
+    migrations: list[PlanChange] = []
     with Served(first, options.port, within=options.within) as served:
         checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in first.models]
         load = Load(
@@ -58,7 +58,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         watch, plans = Stopwatch(), alternating()
         while watch.seconds() + options.change_seconds < options.minutes * 60:
             time.sleep(options.change_seconds / 2)
-            migrations.append(migrate(served.folder, next(plans)))
+            migrations.append(change_plan(served.folder, next(plans)))
             time.sleep(options.change_seconds / 2)
             steady.append(resources(served))
             print(_progress(migrations[-1], steady[-1]), flush=True)
@@ -94,7 +94,7 @@ def _lives(process: psutil.Process, group: int) -> bool:
         return False
 
 
-def _progress(migration: Migration, now: dict[str, Any]) -> str:
+def _progress(migration: PlanChange, now: dict[str, Any]) -> str:
     return (
         f"{migration.plan_id}: {migration.seconds:.1f} s in all, nothing dispatched for"
         f" {migration.downtime_seconds * 1000:.0f} ms; {now['rss_mb']:.0f} MB in"

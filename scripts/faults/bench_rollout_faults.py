@@ -20,13 +20,14 @@ from typing import Any
 
 from flows.clock import Stopwatch, now_utc
 from flows.deployments import local as operations
-from flows.release.render import repository as render
-from flows.release.rollout.watching import read_outcomes
+from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server import admin
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
 from scripts.faults import rollout_faults as faults
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.plans import add_plan
 
 LOAD_FACTOR, GIVE_UP_S = 0.4, 2.0
@@ -157,7 +158,7 @@ def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
         for plan in plans:
             add_plan(warehouse, plan, now_utc())
     (home / "plan.json").write_text(json.dumps(plans[0].to_dict()))
-    render.render_repository(work.state.serve, plans[0], render.ServeOptions())
+    render_repository(work.state.serve, plans[0], ServeOptions())
     ports = admin.ServerPorts(http=asked.port, grpc=asked.port + 1, metrics=asked.port + 2)
     cells = cells_of(asked)
     needs_prefect = any(fault in faults.BY_PREFECT for _, fault in cells)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from flows.release.render.repository import CONTROL_MODEL
 from scripts.benchmarks.served import SHARED_FOLDER, Served
 from scripts.faults.places import LINK, Shifted, run_as_root
+from triton_backend.serve_folder.repository import CONTROL_MODEL
 from triton_backend.serving.gateway.addresses import Worker
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms

@@ -12,7 +12,7 @@ from prefect import flow
 
 from flows.deployments.parameters import RolloutParameters
 from flows.deployments.rollout import rollout as real_rollout
-from flows.release.rollout import roll_out as steps
+from flows.release.rollout import guarded as steps
 
 BAKE = "bake"
 POLL_SECONDS = 0.005

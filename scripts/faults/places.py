@@ -5,7 +5,6 @@ preloaded; where one is missing `NotHereError` says so.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import struct
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Self
 
 from flows.clock import now_utc
-from flows.release.render import repository as render
 from flows.release.server import admin
 from scripts.benchmarks.served import Served
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import render_host, render_repository
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK, FAR_LINK = "ppf0", "ppf1"
@@ -57,7 +57,7 @@ class Far(Served):
     """The same plan with one node on another host, a network namespace behind a veth pair."""
 
     def __init__(self, plan: Plan, port: int) -> None:
-        options = render.ServeOptions(
+        options = ServeOptions(
             hosts={FAR_NODE: THERE},
             gateway_host=HERE,
             base_port=port + 10,
@@ -82,9 +82,9 @@ class Far(Served):
         return self
 
     def _start(self) -> None:
-        render.render_repository(self.folder, self.plan, self.options)
-        settings = json.loads((self.folder / "settings.json").read_text())
-        render.render_host(self._far, settings, self.plan, THERE, None)
+        render_repository(self.folder, self.plan, self.options)
+        settings = ServeSettings.read(self.folder / "settings.json")
+        render_host(self._far, settings, self.plan, THERE, None)
         admin.start(self.folder, self.ports, wait_for_workers=False)
         enter = ["ip", "netns", "exec", SPACE, sys.executable, "-c", START, str(self._far)]
         subprocess.run(

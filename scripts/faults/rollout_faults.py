@@ -21,10 +21,9 @@ from flows.clock import Stopwatch
 from flows.deployments import local as operations
 from flows.deployments.background import running
 from flows.planning import PlanOptions, make_plan
-from flows.release.render.repository import CONTROL_MODEL
-from flows.release.rollout import roll_out as rollout
-from flows.release.rollout.migrate import Step
-from flows.release.rollout.roll_out import RolloutOptions, finish_interrupted, roll_out
+from flows.release.rollout import guarded as rollout
+from flows.release.rollout.change import Step
+from flows.release.rollout.guarded import RolloutOptions, finish_interrupted, roll_out
 from flows.release.server.running import ServerState
 from flows.state import ProjectState
 from flows.workspace import Workspace
@@ -33,6 +32,7 @@ from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.repository import CONTROL_MODEL
 from warehouse.observations import unfinished_rollout
 
 STEPS = ("checked", *(str(step) for step in Step if step is not Step.ABORT), "bake")
@@ -266,7 +266,7 @@ def whole(live: Live) -> str:
 
     def recovered() -> bool:
         with contextlib.suppress(PoolPipeError):
-            finished.append(finish_interrupted(live.work))
+            finished.append(finish_interrupted(live.work).plan_id)
         return bool(finished)
 
     def up() -> bool:

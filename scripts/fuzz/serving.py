@@ -12,7 +12,6 @@ doors a good request must be answered right; afterwards every process must be th
 
 import argparse
 import contextlib
-import json
 import socket
 import sys
 import tempfile
@@ -28,7 +27,6 @@ import grpc
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.release.render import repository as render
 from flows.release.server import admin
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from scripts.fuzz.made import (
@@ -40,7 +38,9 @@ from scripts.fuzz.made import (
     bad_message,
     sink_plan,
 )
-from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serve_folder.repository import render_host, render_repository
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
 
 ELSEWHERE = "127.0.0.2"
 CONNECTION_TIMEOUT_S = 5.0
@@ -57,12 +57,12 @@ class TwoHosts:
         plan = sink_plan()
         self._folders = root / "gateway", root / "node"
         there = admin.ServerPorts(http=port + 3, grpc=port + 4, metrics=port + 5, address=ELSEWHERE)
-        options = render.ServeOptions(
+        options = ServeOptions(
             hosts={"THERE": ELSEWHERE}, base_port=port + 10, host_http_port=there.http
         )
-        render.render_repository(self._folders[0], plan, options)
-        settings = json.loads((self._folders[0] / "settings.json").read_text())
-        render.render_host(self._folders[1], settings, plan, ELSEWHERE, None)
+        render_repository(self._folders[0], plan, options)
+        settings = ServeSettings.read(self._folders[0] / "settings.json")
+        render_host(self._folders[1], settings, plan, ELSEWHERE, None)
         here = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
         self._ports = here, there
 

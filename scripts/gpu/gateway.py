@@ -14,7 +14,6 @@ from flows.preparation.profiling.statistics import summarise
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
 from flows.quickstart.load_process import LoadRequest, run_load
-from flows.release.render.repository import ServeOptions, render_repository
 from flows.release.server.admin import ServerPorts, start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
@@ -22,6 +21,8 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.mps import MpsDaemon
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 
 DIVISOR = 2
 BATCH = 8

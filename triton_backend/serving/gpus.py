@@ -6,7 +6,7 @@ the generations that live side by side during a rollout, so whoever leaves last 
 
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 
 GPU_RUNTIMES = frozenset({"tensorrt"})
 

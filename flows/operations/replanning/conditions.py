@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.operations.replanning.decide import share_shift
 from flows.planning.stored_plans import find_plan
-from flows.release.rollout.watching import ENOUGH_REQUESTS
+from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import onnx
 
-from flows.names import check_name
 from flows.preparation.splitting.checking import check_split
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.graph import Layers, read_layers
@@ -28,6 +27,7 @@ from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
+from triton_backend.serve_folder.names import check_name
 
 DEFAULT_BLOCKS = 10
 DEFAULT_MAX_BATCH = 8

@@ -2,21 +2,35 @@
 
 Every host runs a Triton of its own with the nodes that are there. Its repository API is reached at
 the host's address (`hosts` of the settings) and port (`host_http_port`), with the system's token.
-Files are written by a node that runs there already (`triton_backend.serving.node.remote_generations`).
+Files are written by a node that runs there already, and artifacts that the host lacks are found
+before anything is changed and sent to it (the other end is `triton_backend/serving/node/remote_files.py`).
 """
 
+import base64
 import contextlib
-import json
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from flows.release.render.repository import node_generation, node_model, used_nodes
-from flows.release.rollout.artifact_supply import Lack, artifacts_on, find_lack, send
 from flows.release.server.running import ServerError, ServerState
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.base import MANIFEST_NAME
+from triton_backend.serve_folder.repository import node_generation, node_model, used_nodes
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
+
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingArtifacts:
+    """What one host lacks, and the node model there that is asked."""
+
+    there: ServerState
+    speaker: str
+    artifacts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +54,13 @@ class OtherHosts:
     @classmethod
     def of(cls, gateway: ServerState) -> Self:
         """The hosts that a running system was started with."""
-        settings = json.loads((gateway.folder / "settings.json").read_text())
-        artifacts = settings.get("artifacts")
+        settings = ServeSettings.read(gateway.folder / SETTINGS_NAME)
         return cls(
             gateway,
-            settings["hosts"],
-            settings["host_http_port"],
-            settings["gateway_host"],
-            None if artifacts is None else Path(artifacts),
+            settings.hosts,
+            settings.host_http_port,
+            settings.gateway_host,
+            settings.artifacts,
         )
 
     def at(self, address: str) -> ServerState:
@@ -84,7 +97,9 @@ class OtherHosts:
                 " stop, and serve the new plan",
             )
 
-    def lacks(self, old: Plan, old_generation: int, new: Plan) -> list[Lack]:
+    def missing_artifacts(
+        self, old: Plan, old_generation: int, new: Plan
+    ) -> list[MissingArtifacts]:
         """Artifacts that hosts lack for a plan and that can be sent to them.
 
         Raises:
@@ -93,7 +108,7 @@ class OtherHosts:
         """
         speakers = self.nodes(old)
         found = (
-            find_lack(
+            find_missing(
                 self.at(address),
                 node_model(speakers[address][0], old_generation),
                 artifacts_on(new, nodes),
@@ -101,27 +116,27 @@ class OtherHosts:
             )
             for address, nodes in self.nodes(new).items()
         )
-        return [lack for lack in found if lack is not None]
+        return [missing for missing in found if missing is not None]
 
-    def adopt(self, old: Plan, old_generation: int, new: Plan, generation: int) -> None:
+    def put_generation(self, old: Plan, old_generation: int, new: Plan, generation: int) -> None:
         """Send what hosts lack, and write the new generation's files on all that have a part in it.
 
         Raises:
-            InputError: as `lacks`.
+            InputError: as `missing_artifacts`.
             ServerError: a host does not answer, or refuses.
         """
-        for lack in self.lacks(old, old_generation, new):
-            assert self.artifacts is not None  # what is lacking was found there
-            send(lack, self.artifacts)
+        for missing in self.missing_artifacts(old, old_generation, new):
+            assert self.artifacts is not None  # what is missing was found there
+            send_artifacts(missing, self.artifacts)
         speakers = self.nodes(old)
         for address, nodes in self.nodes(new).items():
             self.at(address).ask(
                 node_model(speakers[address][0], old_generation),
                 {
-                    "command": "adopt",
+                    "command": "put_generation",
                     "generation": generation,
                     "plan": new.to_dict(),
-                    "models": {node_model(node, generation): node for node in nodes},
+                    "nodes": nodes,
                 },
             )
 
@@ -166,6 +181,77 @@ class OtherHosts:
         """Files first, because the speaker may be among those that are unloaded."""
         there = self.at(address)
         with contextlib.suppress(ServerError):
-            there.ask(speaker, {"command": "forget", "models": names})
+            there.ask(speaker, {"command": "remove_models", "models": names})
             for name in names:
                 there.unload(name)
+
+
+def artifacts_on(plan: Plan, nodes: Iterable[str]) -> list[str]:
+    """Names of the artifacts that a plan's stages run on some of its nodes."""
+    numbers = {plan.cluster.node_index(node) for node in nodes}
+    found = {
+        plan.models[v.model].pipelines[v.pipeline].stages[v.stage].artifact
+        for v in plan.vgpus()
+        if v.slot.node in numbers
+    }
+    return sorted(name for name in found if name is not None)
+
+
+def find_missing(
+    there: ServerState, speaker: str, wanted: list[str], root: Path | None
+) -> MissingArtifacts | None:
+    """What a host lacks of what it needs; None where nothing.
+
+    Args:
+        there: the host's Triton.
+        speaker: a node model that runs there.
+        wanted: artifacts it needs.
+        root: the artifacts of this host, from which they can be sent.
+
+    Raises:
+        InputError: an artifact is neither there nor here.
+        ServerError: the host does not answer.
+    """
+    if not wanted:
+        return None
+    said = there.ask(speaker, {"command": "missing_artifacts", "artifacts": wanted})
+    for name in said["artifacts"]:
+        if said["root"] is None:
+            raise InputError(f"host {there.http_url}", "was started without a folder of artifacts")
+        if root is None or not (root / name / MANIFEST_NAME).is_file():
+            raise InputError(
+                f"host {there.http_url}",
+                f"lacks artifact {name} in {said['root']}, and {root} here has none to send",
+            )
+    found = tuple(said["artifacts"])
+    return MissingArtifacts(there=there, speaker=speaker, artifacts=found) if found else None
+
+
+def send_artifacts(missing: MissingArtifacts, root: Path) -> None:
+    """Send what a host lacks.
+
+    Raises:
+        ServerError: it refuses, or does not answer.
+    """
+    for name in missing.artifacts:
+        files = sorted(path for path in (root / name).iterdir() if path.is_file())
+        for path in files:
+            with path.open("rb") as file:
+                offset = 0
+                # An empty file is a piece too.
+                while (piece := file.read(PIECE_BYTES)) or offset == 0:
+                    data = base64.b64encode(piece).decode()
+                    part = {"file": path.name, "offset": offset, "data": data}
+                    missing.there.ask(
+                        missing.speaker, {"command": "put_artifact", "artifact": name, **part}
+                    )
+                    offset += max(len(piece), 1)
+        digests = {path.name: _digest(path) for path in files}
+        missing.there.ask(
+            missing.speaker, {"command": "put_artifact", "artifact": name, "digests": digests}
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Starting and stopping a system, through its state file alone.
+"""Starting and stopping a system, through its state file alone; and whether it could be started.
 
 `start` runs `python -m triton_backend.serving.server.tritonserver` as a process of its own session and waits
 until every worker is ready; `stop` ends it and whatever is left of it, also after parts were
@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +50,32 @@ class ServerPorts:
             if port in taken:
                 raise InputError(f"--{name}-port {port}", f"is --{taken[port]}-port too")
             taken[port] = name
+
+
+def check_can_start(folder: Path, ports: ServerPorts) -> None:
+    """Refuse what `admin.start` would refuse now.
+
+    Raises:
+        InputError: something is served from the folder already, or a port is in use.
+    """
+    if (folder / "state.json").exists():
+        raise InputError(
+            str(folder / "state.json"), "is being served already; `poolpipe stop` ends it"
+        )
+    listening = (
+        ("http", ports.http, ports.address),
+        ("grpc", ports.grpc, ports.address),
+        ("metrics", ports.metrics, ports.metrics_address),
+    )
+    for name, port, address in listening:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                raise InputError(
+                    f"--{name}-port {port}", f"cannot be listened on at {address}: {error}"
+                ) from error
 
 
 def start(

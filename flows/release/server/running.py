@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.release.render.repository import CONTROL_MODEL
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.serve_folder.repository import CONTROL_MODEL
 
 REQUEST_SECONDS = 30
 

@@ -6,9 +6,9 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from flows.release.rollout import migrate as migration
-from flows.release.rollout import roll_out as rollout
-from flows.release.rollout.roll_out import RolloutOptions
+from flows.release.rollout import guarded as rollout
+from flows.release.rollout.change import Step
+from flows.release.rollout.guarded import RolloutOptions
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
 
@@ -51,4 +51,4 @@ def crash(work: Workspace, plan: Plan, moment: Moment) -> None:
     assert child.exitcode == -signal.SIGKILL
 
 
-STEPS = tuple(str(step) for step in migration.Step if step is not migration.Step.ABORT)
+STEPS = tuple(str(step) for step in Step if step is not Step.ABORT)

@@ -15,9 +15,8 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from flows.clock import now_utc
 from flows.planning import PlanOptions, make_plan
-from flows.release.render.repository import CONTROL_MODEL, ServeOptions, render_repository
-from flows.release.rollout import roll_out as rollout
-from flows.release.rollout.roll_out import (
+from flows.release.rollout import guarded as rollout
+from flows.release.rollout.guarded import (
     DONE,
     FAILED,
     ROLLED_BACK,
@@ -38,6 +37,8 @@ from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder.repository import CONTROL_MODEL, render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.observations import list_rollouts, rollout_steps, unfinished_rollout
 from warehouse.plans import add_plan
 
@@ -156,7 +157,7 @@ def test_a_killed_flow_leaves_one_plan_and_the_next_one_finishes(
     crash(system.work, new, moment)
     expected = new.plan_id if moment.step in AFTER_SWAP else old
     for _ in range(2):  # twice is harmless
-        assert finish_interrupted(system.work) == expected
+        assert finish_interrupted(system.work).plan_id == expected
     system.check_serving(expected)
     with system.work.open() as warehouse:
         last = list_rollouts(warehouse)[0]

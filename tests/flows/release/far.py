@@ -1,7 +1,6 @@
 """A gateway and a node in two network namespaces: nothing but TCP between them."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -12,11 +11,12 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.render.repository import ServeOptions, render_host, render_repository
 from flows.release.server.admin import ServerPorts, start, stop
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import render_host, render_repository
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 ROOT = Path(__file__).parents[3]
 HERE, THERE = "10.123.78.1", "10.123.78.2"
@@ -79,7 +79,7 @@ class FarHost:
         )
         self._gateway, self._node = folder / "gateway", folder / "node"
         render_repository(self._gateway, served, options)
-        settings = json.loads((self._gateway / "settings.json").read_text())
+        settings = ServeSettings.read(self._gateway / "settings.json")
         render_host(self._node, settings, served, THERE, artifacts)
         self.state = start(self._gateway, PORTS, wait_for_workers=False)
         enter = ["ip", "netns", "exec", SPACE, sys.executable, "-c", START, str(self._node)]

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.release.render.repository import ServeOptions, render_generation, render_settings
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
+from triton_backend.serve_folder.repository import render_generation, render_settings, used_nodes
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.liveness.health import HealthBoard
-from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker
 from triton_backend.serving.worker.stage_runtime import open_runtime
@@ -30,7 +31,7 @@ def deploy(
     """A generation on disk, as a rollout leaves it, read back."""
     if generation == 1:
         render_settings(folder, plan, options or ServeOptions())
-    render_generation(folder, plan, generation)
+    render_generation(folder, plan, generation, nodes=used_nodes(plan))
     return Deployment.read(ServeSettings.read(folder / "settings.json"), generation)
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, Letter
 from tests.triton_backend.serving.plans import SLO_US, plan, tensor, two_stage
 from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
 from triton_backend.contract.plan import ModelPlan
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
 from triton_backend.serving.front import express as front_express
 from triton_backend.serving.front.express import REST_US, ExpressSlots
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.addresses import Front, Worker
-from triton_backend.serving.settings import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, remove_segments

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService

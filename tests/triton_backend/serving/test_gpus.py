@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.fakes import mps_control
 from tests.triton_backend.serving import plans
 from tests.triton_backend.serving.system import deploy
@@ -13,8 +12,9 @@ from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun
 from triton_backend.runtimes.base import Artifact
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.settings import Deployment
 
 
 def deployment(folder: Path, *, divisor: int) -> Deployment:

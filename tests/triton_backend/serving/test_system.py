@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
@@ -20,6 +19,7 @@ from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
 from triton_backend.contract.units import transfer_us
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import triton_backend
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 
 DAY_US = 86_400_000_000

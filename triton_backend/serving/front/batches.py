@@ -7,10 +7,10 @@ is called from the front's polling thread, except where a reply thread gives a s
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.express import ExpressSlots
 from triton_backend.serving.front.generation import Batch, Generation
 from triton_backend.serving.front.pending import Request
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.channel import Channels, checksum_of
 from triton_backend.serving.transport.wire import (
     NONE,

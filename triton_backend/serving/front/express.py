@@ -11,8 +11,8 @@ Here: which slots are free, and whose request lies in which. Not here: the batch
 from collections import deque
 from collections.abc import Callable
 
+from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
 from triton_backend.serving.front.pending import ExpressTicket, Request
-from triton_backend.serving.settings import EXPRESS_BYTES, Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Segment
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.express import ExpressSlots
 from triton_backend.serving.front.pending import Request
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
 from triton_backend.serving.transport.wire import AnswerBody, DispatchBody, Header
 

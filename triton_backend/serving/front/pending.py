@@ -19,9 +19,10 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
-from triton_backend.serving.settings import ServeSettings, short_name
 from triton_backend.serving.transport.rolling_files import RollingLines
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (

@@ -20,6 +20,8 @@ from functools import partial
 from typing import Any
 
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment, largest_batch
 from triton_backend.serving.front.batches import FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.front.deadlines import DeadlineWatch
@@ -31,7 +33,6 @@ from triton_backend.serving.front.pending import (
     arrival_frame,
 )
 from triton_backend.serving.front.replies import Refusal, Reply
-from triton_backend.serving.settings import Deployment, ServeSettings, largest_batch
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop

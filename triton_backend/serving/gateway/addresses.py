@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.reasons import DropReason
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.wire import (
     LOCALS,
     DropBody,

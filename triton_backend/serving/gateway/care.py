@@ -6,11 +6,11 @@ and events of the core. Not here: workers that come and go by themselves (`drive
 
 from typing import Protocol
 
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.state import Books
 from triton_backend.serving.gateway.watch import WorkerWatch
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import Kind, TimesBody, frame
 
 TAKE_OUT_EVERY_US = 1_000_000

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 
 
 class State(StrEnum):

@@ -19,8 +19,8 @@ from triton_backend.contract.decisions import Decision, Dispatch, Drop
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Refused
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.rolling_files import RollingLines
 
 # So many are made into lines in one go: one at a time takes several times as long each, because the

@@ -6,8 +6,8 @@ A batch of just one of them goes to that worker at once; everything else goes by
 from collections.abc import Sequence
 
 from triton_backend.contract.decisions import Dispatch
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import path_of
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import ArrivalBody, Kind, frame, pack_batch_path
 
 

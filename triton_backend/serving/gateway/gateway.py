@@ -15,13 +15,13 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Pause, PlanChanged, Resume, Timer, WorkerBack, WorkerLost
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import Front, Post, Worker, plan_frame
 from triton_backend.serving.gateway.care import WorkerCare
 from triton_backend.serving.gateway.counters import GatewayCounters, State
 from triton_backend.serving.gateway.intake import Intake
 from triton_backend.serving.gateway.reports import Reports
 from triton_backend.serving.gateway.state import Books, Watcher
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import TimesBody
 
 # A new scheduler dispatches when all workers have reported, at the latest after this.

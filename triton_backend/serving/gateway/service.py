@@ -17,11 +17,12 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.gateway.event_log import EventLog
 from triton_backend.serving.gateway.gateway import Gateway
 from triton_backend.serving.gateway.warm_up import warm_up
-from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
@@ -109,13 +110,15 @@ class SchedulerService:
         elif command == "flush":
             self.call(lambda: self.gateway.flush(self._clock.now_us()))
         elif command == "swap":
-            self.call(lambda: self._swap(plan_id))
+            self.call(lambda: self._swap(plan_id, generation))
         elif command == "abort":
             self.call(lambda: self.gateway.abort(self._clock.now_us()))
         return self.call(self.gateway.status)
 
-    def _swap(self, plan_id: str | None) -> None:
-        if self.gateway.deployment.plan.plan_id == plan_id:
+    def _swap(self, plan_id: str | None, generation: int) -> None:
+        served = self.gateway.deployment
+        # The same plan may follow itself with other artifacts: then the generation tells.
+        if served.generation == generation if generation else served.plan.plan_id == plan_id:
             return  # done before: the answer got lost
         self.gateway.swap(self._clock.now_us())
         self._log.rollout(self.gateway.deployment)
@@ -281,7 +284,7 @@ def _control_request(text: str) -> tuple[str, str | None, int]:
     try:
         data = json.loads(text)
         command, plan_id = data["command"], data.get("plan_id")
-        generation = int(data["generation"]) if command == "prepare" else 0
+        generation = int(data["generation"] if command == "prepare" else data.get("generation", 0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError("control request", f"not a request: {error!r}") from error
     if command not in COMMANDS:

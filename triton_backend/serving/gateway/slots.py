@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from triton_backend.contract.decisions import Hop
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import SlotPool
 
 

@@ -13,6 +13,7 @@ from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, S
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Event
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import (
     Front,
     Post,
@@ -24,7 +25,6 @@ from triton_backend.serving.gateway.admission import Refused
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.express import ExpressOffers
 from triton_backend.serving.gateway.slots import WorkerSlots
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import LOCAL_BITS, LOCALS, Kind, TimesBody, frame
 
 # A slot granted to an aborted batch may still be written by its sender for this long.

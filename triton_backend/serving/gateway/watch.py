@@ -10,11 +10,11 @@ from collections.abc import Set as AbstractSet
 
 from triton_backend.contract.decisions import Hop
 from triton_backend.contract.events import PaceChanged
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.state import Batch
 from triton_backend.serving.liveness.pool_slowdown import PoolPaces
 from triton_backend.serving.liveness.quarantine import DrainedWorkers
 from triton_backend.serving.liveness.slow_workers import PaceWatch
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import Kind
 
 # Looking at every run of a hundred workers takes half a millisecond.

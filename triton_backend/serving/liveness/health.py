@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Self
 
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.names import short_name
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.stub_heartbeat import SILENT_US, STUCK_US, thread_states
-from triton_backend.serving.settings import Deployment, short_name
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 
 BEAT_SECONDS = 0.2

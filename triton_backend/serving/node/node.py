@@ -16,11 +16,16 @@ from typing import IO, Any, cast
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.settings import SETTINGS_NAME
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
 from triton_backend.serving.liveness.health import HealthBoard, HealthWatch
-from triton_backend.serving.node.artifact_upload import lacking, take
-from triton_backend.serving.node.remote_generations import adopt, forget
-from triton_backend.serving.settings import SETTINGS_NAME, Deployment
+from triton_backend.serving.node.remote_files import (
+    missing_artifacts,
+    put_artifact,
+    put_generation,
+    remove_models,
+)
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
 
@@ -30,7 +35,10 @@ FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
 _LOG = logging.getLogger(__name__)
-_ABOUT_FILES = {"forget": forget, "lacking": lacking, "take": take}
+_ABOUT_FILES = {
+    function.__name__: function
+    for function in (missing_artifacts, put_artifact, put_generation, remove_models)
+}
 
 
 @dataclass(slots=True)
@@ -45,15 +53,10 @@ class _Process:
 
 
 class Node:
-    """The workers of one node, between `start` and `stop`.
+    """The workers of one node, between `start` and `stop`."""
 
-    Args:
-        model: name of its Triton model, like which those of later plans are made.
-    """
-
-    def __init__(self, deployment: Deployment, name: str, clock: Clock, *, model: str = "") -> None:
+    def __init__(self, deployment: Deployment, name: str, clock: Clock) -> None:
         self.name = name
-        self._model = model
         self._deployment = deployment
         self._clock = clock
         self._board = HealthBoard.open(deployment, name)
@@ -96,7 +99,7 @@ class Node:
         }
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request in JSON: `{"command": "infer" | "adopt" | "forget" | "lacking" | "take", …}`; else status.
+        """Answer one request in JSON: `{"command": "infer" | …}`, or one of `remote_files`; else status.
 
         Raises:
             InputError: no JSON object, or what is asked cannot be done.
@@ -108,15 +111,12 @@ class Node:
         if not isinstance(asked, dict):
             raise InputError("node request", "is not a JSON object")
         fields = cast("dict[str, Any]", asked)
-        match fields.get("command"):
-            case "infer":
-                return self.infer(fields)
-            case "adopt":
-                return adopt(self._deployment.settings, self._model, fields)
-            case "forget" | "lacking" | "take" as command:
-                return _ABOUT_FILES[command](self._deployment.settings, fields)
-            case _:
-                return self.status()
+        command = fields.get("command")
+        if command == "infer":
+            return self.infer(fields)
+        if command in _ABOUT_FILES:
+            return _ABOUT_FILES[command](self._deployment.settings, fields)
+        return self.status()
 
     def infer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A direct run of a stage on the first of its vGPUs here.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.server.access import Access
-from triton_backend.serving.settings import ServeSettings
 
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3

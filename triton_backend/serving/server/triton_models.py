@@ -23,6 +23,8 @@ import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImp
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import Request, allowed_us
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
@@ -35,7 +37,6 @@ from triton_backend.serving.server.metrics import (
     gateway_values,
     node_values,
 )
-from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import Arrays
 
@@ -275,7 +276,7 @@ class NodeModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the workers."""
-        self._node = Node(self.deployment, self.parameters["node"], self.clock, model=self.name)
+        self._node = Node(self.deployment, self.parameters["node"], self.clock)
         self._node.start()
 
     def end(self) -> None:

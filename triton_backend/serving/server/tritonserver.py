@@ -30,6 +30,7 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serving.liveness.process_exit import DeathWatch
 from triton_backend.serving.liveness.stub_heartbeat import PulseReader
 from triton_backend.serving.server.access import TOKEN_HEADER, Access, reached_at
@@ -39,7 +40,6 @@ from triton_backend.serving.server.command import (
     server_command,
     server_environment,
 )
-from triton_backend.serving.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serving.transport.shared_memory import remove_segments
 
 STATE_NAME = "state.json"

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.layout import SlotLayout
-from triton_backend.serving.settings import Deployment, ServeSettings
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays, Segment

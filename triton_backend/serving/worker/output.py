@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_backend.contract.units import transfer_us
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import Links

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, HopGrant

@@ -18,8 +18,8 @@ import numpy as np
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.layout import SlotLayout
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.event_loop import make_socket
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import (

@@ -7,7 +7,7 @@ from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
-from triton_backend.serving.settings import Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays
 
 WARM_UP_RUNS = 2

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from flows.release.render.repository import ServeOptions, node_model, render_host, render_repository
+from flows.release.rollout.change import StepDone, change_plan, finish_or_undo_change
 from flows.release.rollout.hosts import OtherHosts
-from flows.release.rollout.migrate import StepDone, migrate
-from flows.release.rollout.recover import recover
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError
 from tests.flows.release.server.test_running import server_ports
@@ -23,6 +21,8 @@ from tests.triton_backend.serving.plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import node_model, render_host, render_repository
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 pytestmark = pytest.mark.slow
 # Two addresses of one machine are two hosts: they share nothing but TCP and the repository API.
@@ -49,7 +49,7 @@ class TwoHosts:
             host_http_port=there.http,
         )
         render_repository(self.gateway, served, options)
-        settings = json.loads((self.gateway / "settings.json").read_text())
+        settings = ServeSettings.read(self.gateway / "settings.json")
         render_host(self.node, settings, served, ELSEWHERE, self.artifacts_there)
         self.state = start(self.gateway, server_ports(), wait_for_workers=False)
         self.there = start(self.node, there, wait_for_workers=False)
@@ -94,7 +94,7 @@ def test_a_rollout_goes_to_every_hosts_own_triton(hosts: TwoHosts, artifacts: Pa
     assert hosts.right("affine")
     following = replace(plan(affine(artifacts, "second")), plan_id="following")
     assert not (hosts.artifacts_there / "second-1").exists()
-    done = migrate(hosts.gateway, following)
+    done = change_plan(hosts.gateway, following)
     assert (hosts.artifacts_there / "second-1" / "model.onnx").is_file()  # it was sent there
     assert not (hosts.artifacts_there / "second-0").exists()  # the gateway's own stage was not
     new = node_model("SLOW", done.generation)
@@ -117,7 +117,7 @@ def test_what_is_nowhere_ends_the_rollout_before_anything_is_changed(
     bad = replace(plan(replace(model, pipelines=(pipeline,))), plan_id="bad")
     steps: list[StepDone] = []
     with pytest.raises(InputError) as refused:
-        migrate(hosts.gateway, bad, steps.append)
+        change_plan(hosts.gateway, bad, steps.append)
     assert str(refused.value).startswith(f"host {ELSEWHERE}:")
     assert f"lacks artifact not-built-there in {hosts.artifacts_there}" in str(refused.value)
     assert steps == []
@@ -135,10 +135,10 @@ def test_a_rollout_cut_off_is_cleared_up_on_every_host(hosts: TwoHosts, artifact
     folder = hosts.gateway / "generations" / str(served["generation"])
     old = Plan.from_dict(json.loads((folder / "plan.json").read_text()))
     elsewhere = OtherHosts.of(state)
-    elsewhere.adopt(old, served["generation"], following, 77)
+    elsewhere.put_generation(old, served["generation"], following, 77)
     elsewhere.load(following, 77)
     assert hosts.loaded_there() == {*before, node_model("SLOW", 77)}
-    assert recover(hosts.gateway) == served["plan_id"]
+    assert finish_or_undo_change(hosts.gateway).plan_id == served["plan_id"]
     assert hosts.loaded_there() == hosts.files_there() == before
     assert hosts.right("second")
 
@@ -150,13 +150,15 @@ def test_a_plan_on_a_host_that_is_not_served_needs_a_restart(
     groups = (moved.cluster.nodes[0], replace(moved.cluster.nodes[1], host="10.1.2.3"))
     moved = replace(moved, plan_id="moved", cluster=replace(moved.cluster, nodes=groups))
     with pytest.raises(InputError, match=r"node SLOW: is at 10.1.2.3, but is served at"):
-        migrate(hosts.gateway, moved)
+        change_plan(hosts.gateway, moved)
 
 
 def test_a_host_needs_a_node_of_the_plan(tmp_path: Path) -> None:
     served = plan(affine(tmp_path / "artifacts"))
+    options = ServeOptions(hosts={"SLOW": ELSEWHERE})
+    gateway = ServeSettings.begin(tmp_path / "gateway", served, options)
     with pytest.raises(InputError, match="no node of plan"):
-        render_host(tmp_path, {"hosts": {"SLOW": ELSEWHERE}}, served, "10.9.9.9", None)
+        render_host(tmp_path, gateway, served, "10.9.9.9", None)
 
 
 def test_nodes_elsewhere_are_not_in_the_gateways_repository(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_host_that_does_not_answer_ends_the_rollout(hosts: TwoHosts, artifacts
     served = hosts.state.control("status")
     stop(hosts.node)
     with pytest.raises(ServerError, match=rf"no answer from {ELSEWHERE}"):
-        migrate(hosts.gateway, replace(plan(affine(artifacts, "late")), plan_id="late"))
+        change_plan(hosts.gateway, replace(plan(affine(artifacts, "late")), plan_id="late"))
     now = hosts.state.control("status")
     assert (now["plan_id"], now["state"], now["prepared"]) == (served["plan_id"], "serving", None)
     assert now["workers"]["up"] == 1

@@ -11,12 +11,6 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.render.repository import (
-    CONTROL_MODEL,
-    ServeOptions,
-    node_model,
-    render_repository,
-)
 from flows.release.server.admin import ServerPorts, start, stop
 from flows.release.server.exposure import Tls, cautions, is_loopback
 from flows.release.server.running import ServerState, read_state
@@ -25,6 +19,8 @@ from tests.ports import free_ports
 from tests.triton_backend.serving.plans import model, plan, stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 
 GRPC_HEADER = "triton-grpc-protocol-poolpipe-token"
 HTTP_HEADER = "poolpipe-token"

@@ -17,13 +17,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.render.repository import (
-    CONTROL_MODEL,
-    ServeOptions,
-    node_model,
-    render_repository,
-)
-from flows.release.rollout.migrate import Step, StepDone, migrate
+from flows.release.rollout.change import Step, StepDone, change_plan, is_same_plan, plan_in_force
 from flows.release.server.admin import ServerPorts, start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
 from tests.ports import free_ports
@@ -32,6 +26,8 @@ from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
+from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
 CLIENTS = {"grpc": grpc_client, "http": http_client}
@@ -265,7 +261,7 @@ def test_plans_follow_one_another_without_a_lost_request(
         first_plan, plan_id=f"plan-{number + 1}", models=(first_plan.models[1], added)
     )
     told: list[StepDone] = []
-    done = migrate(state.folder, following, told.append)
+    done = change_plan(state.folder, following, told.append)
     assert done.generation == number + 1
     assert [step.step for step in told] == [step for step in Step if step is not Step.ABORT]
     for model in ("affine", added.name):
@@ -275,7 +271,24 @@ def test_plans_follow_one_another_without_a_lost_request(
         infer("pair", {})
     assert read_state(state.folder).data["plan_id"] == following.plan_id
     with pytest.raises(InputError, match="is being served already"):
-        migrate(state.folder, following)
+        change_plan(state.folder, following)
+
+
+def test_a_plan_follows_itself_with_other_artifacts(
+    state: ServerState, artifacts: Path, infer: Callable[..., Any]
+) -> None:
+    served = plan_in_force(state.folder)
+    generation = state.control("status")["generation"]
+    rebuilt = replace(affine(artifacts, f"rebuilt-{generation}"), name="affine")
+    others = tuple(model for model in served.models if model.name != "affine")
+    again = replace(served, models=(rebuilt, *others))
+    assert change_plan(state.folder, again).generation == generation + 1
+    assert is_same_plan(plan_in_force(state.folder), again)
+    assert state.control("status")["plan_id"] == served.plan_id
+    answer = infer("affine", {"x": line(2)}).as_numpy("y")
+    np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
+    with pytest.raises(InputError, match="is being served already"):
+        change_plan(state.folder, again)
 
 
 def test_a_rollout_that_fails_leaves_the_old_plan_serving(
@@ -290,7 +303,7 @@ def test_a_rollout_that_fails_leaves_the_old_plan_serving(
     bad = replace(first_plan, plan_id="bad", models=(replace(broken, pipelines=(pipeline,)),))
     steps: list[StepDone] = []
     with pytest.raises(ServerError, match="not an artifact manifest"):
-        migrate(state.folder, bad, steps.append)
+        change_plan(state.folder, bad, steps.append)
     assert steps[-1].step is Step.ABORT
     now = state.control("status")
     assert (now["plan_id"], now["state"], now["prepared"]) == (served["plan_id"], "serving", None)

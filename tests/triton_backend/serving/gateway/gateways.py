@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from tests.triton_backend.serving.plans import BATCH, SLO_US
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.gateway.gateway import Gateway
 from triton_backend.serving.gateway.state import Watcher
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     ArrivalBody,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import (
     EPOCH,
     PAIR,
@@ -20,6 +19,7 @@ from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.reasons import DropReason
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.transport.wire import LOCALS, ArrivalBody, Kind, TimesBody
 

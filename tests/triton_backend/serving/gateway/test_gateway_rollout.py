@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import (
     EPOCH,
     HeldGateway,
@@ -19,10 +18,11 @@ from tests.triton_backend.serving.gateway.gateways import (
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.gateway.counters import State
 from triton_backend.serving.gateway.gateway import WAKE_US
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport.wire import Kind
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.liveness.health import (
     HUNG_AT_LEAST_US,
     STALL_US,

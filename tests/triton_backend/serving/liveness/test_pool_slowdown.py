@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, arrive, dispatches
 from tests.triton_backend.serving.plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.events import PaceChanged
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.liveness.pool_slowdown import QUIET_US, PoolPaces
 from triton_backend.serving.liveness.slow_workers import FEWEST_RUNS, PaceWatch

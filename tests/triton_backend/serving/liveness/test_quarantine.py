@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, kinds, run_full_batch
 from tests.triton_backend.serving.plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.runtimes.base import Tensors
 from triton_backend.runtimes.emulated import EmulatedRuntime
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.addresses import Worker
 from triton_backend.serving.liveness.health import HealthBoard

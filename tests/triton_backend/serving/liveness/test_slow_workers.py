@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import (
     HeldGateway,
     arrive,
@@ -15,6 +14,7 @@ from tests.triton_backend.serving.gateway.gateways import (
 )
 from tests.triton_backend.serving.plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import deploy
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.liveness.slow_workers import LAST_RUNS, OVERDUE_AT_LEAST_US, PaceWatch
 from triton_backend.serving.transport.wire import Kind, TimesBody
 

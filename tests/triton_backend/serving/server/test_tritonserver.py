@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
@@ -29,6 +28,8 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.gateway.event_log import EventLog, read_events, to_line
 from triton_backend.serving.liveness.process_exit import DeathWatch
@@ -43,7 +44,6 @@ from triton_backend.serving.server.metrics import (
     gateway_values,
     node_values,
 )
-from triton_backend.serving.settings import Deployment
 from triton_backend.serving.transport import rolling_files as rolling
 from triton_backend.serving.transport.shared_memory import remove_segments
 

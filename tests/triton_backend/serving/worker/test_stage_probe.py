@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.artifacts import FACTOR, affine
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.registry import load_runtime
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 

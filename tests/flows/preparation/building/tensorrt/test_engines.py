@@ -7,6 +7,7 @@ import pytest
 
 from flows.cli.main import run
 from flows.files import read_plan, write_plan
+from flows.planning.stored_plans import find_plan
 from flows.preparation.building.tensorrt.engines import EngineOptions, batches_up_to
 from flows.preparation.building.tensorrt.requests import EngineSettings
 from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
@@ -81,7 +82,8 @@ def test_stages_of_a_plan_get_engines_for_their_batches() -> None:
     attached = read_plan(Path("served.json"))
     (built,) = attached.models[0].pipelines[0].stages
     assert built.artifact is not None
-    assert attached.plan_id != plan.plan_id
+    assert attached.plan_id == plan.plan_id
+    assert find_plan(workspace(Path("poolpipe.duckdb")), plan.plan_id) == attached
     artifact = Artifact.read(Path(".poolpipe/artifacts") / built.artifact)
     assert artifact.options["batches"] == [1, 2, 4]
     assert artifact.max_batch == plans.BATCH

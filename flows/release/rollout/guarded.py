@@ -1,9 +1,9 @@
 """A guarded rollout: checked before, recorded at every step, watched after, undone on breach.
 
-States in the warehouse, in order: `checked`, the migration's steps (`render` .. `unload`), `bake`,
-and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is recovered first
-(`flows/release/recover`): the running system itself says which plan is in force. Rolling out the
-plan in force is no error and changes nothing.
+States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`), `bake`,
+and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is finished or undone
+first: the running system itself says which plan is in force. Rolling out the plan in force, with the
+artifacts in force, is no error and changes nothing.
 """
 
 import getpass
@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify import verify_plan
 from flows.progress import Say, quiet
-from flows.release.rollout.migrate import StepDone, migrate
-from flows.release.rollout.recover import recover
-from flows.release.rollout.watching import ENOUGH_REQUESTS, Outcomes, read_outcomes
+from flows.release.rollout.change import (
+    StepDone,
+    change_plan,
+    finish_or_undo_change,
+    is_same_plan,
+    plan_in_force,
+)
+from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.release.server.running import ServerState, read_state
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -85,33 +90,31 @@ def roll_out(
     """
     state = read_state(work.state.serve)
     in_force = finish_interrupted(work, say)
-    if in_force == plan.plan_id:
+    if is_same_plan(in_force, plan):
         return RolloutResult(
-            rollout_id=None, plan_id=in_force, state=DONE, outcome="is in force already"
+            rollout_id=None, plan_id=plan.plan_id, state=DONE, outcome="is in force already"
         )
     check_plan(work, plan)
-    rollout = _begin(plan.plan_id, in_force, options)
+    rollout = _begin(plan.plan_id, in_force.plan_id, options)
     before = read_outcomes(state.metrics_url)
     # Open throughout: nobody may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
-        failure = _migrate(work, warehouse, rollout, plan, say)
+        failure = _change_plan(work, warehouse, rollout, plan, say)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
-        if recover(work.state.serve) == plan.plan_id:
+        if is_same_plan(finish_or_undo_change(work.state.serve), plan):
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
         _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
         raise failure
     breach = bake(state, plan, before, options)
     if breach is None:
         return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
-    say(f"  {breach}; putting plan {in_force} back")
-    with work.open(read_only=True) as warehouse:
-        former = read_plan(warehouse, in_force)
+    say(f"  {breach}; putting plan {in_force.plan_id} back")
     with work.open() as warehouse:
-        failure = _migrate(work, warehouse, rollout, former, say)
+        failure = _change_plan(work, warehouse, rollout, in_force, say)
     if failure is not None:
         raise failure  # the next rollout asks the running system how far it came
     return _end(work, rollout, ROLLED_BACK, breach)
@@ -131,7 +134,7 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
     return roll_out(work, former, options, say)
 
 
-def finish_interrupted(work: Workspace, say: Say = quiet) -> str:
+def finish_interrupted(work: Workspace, say: Say = quiet) -> Plan:
     """End a rollout whose flow died, whatever it had reached; returns the plan in force.
 
     Raises:
@@ -140,10 +143,10 @@ def finish_interrupted(work: Workspace, say: Say = quiet) -> str:
     with work.open() as warehouse:
         unfinished = unfinished_rollout(warehouse)
     if unfinished is None:
-        return str(read_state(work.state.serve).control("status")["plan_id"])
-    in_force = recover(work.state.serve)
-    swapped = in_force == unfinished.plan_id
-    outcome = f"interrupted after {unfinished.state!r}; plan {in_force} is in force"
+        return plan_in_force(work.state.serve)
+    in_force = finish_or_undo_change(work.state.serve)
+    swapped = in_force.plan_id == unfinished.plan_id
+    outcome = f"interrupted after {unfinished.state!r}; plan {in_force.plan_id} is in force"
     _end(work, unfinished, DONE if swapped else FAILED, outcome)
     say(f"  rollout {unfinished.rollout_id} was {outcome}")
     return in_force
@@ -201,7 +204,7 @@ def record_step(
     add_rollout_step(warehouse, rollout.rollout_id, done)
 
 
-def _migrate(
+def _change_plan(
     work: Workspace, warehouse: Warehouse, rollout: Rollout, plan: Plan, say: Say
 ) -> PoolPipeError | None:
     """Every step recorded when it has ended; what it failed with, if it did."""
@@ -212,7 +215,7 @@ def _migrate(
         record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
     try:
-        migrate(work.state.serve, plan, record)
+        change_plan(work.state.serve, plan, record)
     except PoolPipeError as error:
         return error
     return None

@@ -1,5 +1,6 @@
 """What a model may be called: one name is a folder, a Triton model, and none of our own models."""
 
+import hashlib
 import re
 
 from triton_backend.contract.errors import InputError
@@ -19,3 +20,8 @@ def check_name(name: str) -> None:
             f"model name {name!r}",
             f"cannot be served: a name has letters, digits, _ . - and no {RESERVED_PREFIX!r} first",
         )
+
+
+def short_name(name: str) -> str:
+    """A name of any length and letters as ten hexadecimal digits."""
+    return hashlib.sha256(name.encode()).hexdigest()[:10]

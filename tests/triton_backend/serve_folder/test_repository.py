@@ -10,22 +10,22 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.names import check_name
-from flows.release.render.repository import (
+from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.running import ServerError, read_state, status
+from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.names import check_name
+from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
-    ServeOptions,
     node_model,
     remove_model,
     render_control,
     render_repository,
     used_nodes,
 )
-from flows.release.server.admin import ServerPorts, start, stop
-from flows.release.server.running import ServerError, read_state, status
-from tests.triton_backend.serving.plans import model, plan, stage, two_stage
-from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan
-from triton_backend.serving.settings import Deployment, ServeSettings
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
 
 model_config_pb2: Any = untyped  # generated
 

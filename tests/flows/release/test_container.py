@@ -12,15 +12,14 @@ from compose_spec import PyCompose
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.release.render.container import Bundle, render_container
-from flows.release.render.container_layout import label
-from flows.release.render.container_options import ContainerOptions
-from flows.release.render.repository import CONTROL_MODEL, node_model
+from flows.release.container import Bundle, ContainerOptions, label, render_container
 from tests.triton_backend.serving.plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
+from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model
+from triton_backend.serve_folder.settings import ServeOptions
 
 model_config_pb2: Any = untyped  # made by protobuf, without types
 KUBERNETES = ("1.30", "1.34")
@@ -94,7 +93,9 @@ def served(artifacts: Path) -> Plan:
 
 @pytest.fixture
 def bundle(tmp_path: Path, artifacts: Path, served: Plan) -> Bundle:
-    return render_container(served, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+    return render_container(
+        served, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+    )
 
 
 def config(bundle: Bundle, container: str, name: str) -> Any:
@@ -169,7 +170,9 @@ def test_an_engine_is_a_tensorrt_model_of_its_own(bundle: Bundle) -> None:
 def test_manifests_are_what_kubernetes_takes(
     tmp_path: Path, artifacts: Path, served: Plan, tls: str, metrics: str
 ) -> None:
-    options = ContainerOptions(artifacts=artifacts, tls=tls, metrics_address=metrics)
+    options = ContainerOptions(
+        serve=ServeOptions(artifacts=artifacts), tls=tls, metrics_address=metrics
+    )
     bundle = render_container(served, tmp_path / "bundle", options)
     items = manifests(bundle)
     for item in items.values():
@@ -215,7 +218,7 @@ def test_probes_ask_tritons_health_where_it_listens(
     (gateway,) = pod_of(bundle, "poolpipe-gateway")["containers"]
     assert gateway["readinessProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
     assert gateway["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
-    options = ContainerOptions(artifacts=artifacts, tls="server")
+    options = ContainerOptions(serve=ServeOptions(artifacts=artifacts), tls="server")
     closed = render_container(served, tmp_path / "closed", options)
     for container in (
         pod_of(bundle, "poolpipe-slow")["containers"][0],
@@ -261,8 +264,12 @@ def test_all_containers_agree_on_names_and_none_holds_the_token(bundle: Bundle) 
 def test_the_same_plan_gives_the_same_bytes(
     tmp_path: Path, artifacts: Path, served: Plan, bundle: Bundle
 ) -> None:
-    other = render_container(served, tmp_path / "other", ContainerOptions(artifacts=artifacts))
-    again = render_container(served, bundle.folder, ContainerOptions(artifacts=artifacts))
+    other = render_container(
+        served, tmp_path / "other", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+    )
+    again = render_container(
+        served, bundle.folder, ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+    )
 
     def content(made: Bundle) -> dict[str, bytes]:
         files = sorted(path for path in made.folder.rglob("*") if path.is_file())
@@ -288,7 +295,9 @@ def test_engines_of_another_library_are_told(tmp_path: Path) -> None:
     served = three_nodes(
         with_engines(artifacts, library="tensorrt-rtx", library_version="1.7.1.116")
     )
-    bundle = render_container(served, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+    bundle = render_container(
+        served, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+    )
     assert "cannot load them" in bundle.notes[0]
     docker = (bundle.folder / "Dockerfile").read_text()
     assert '"tensorrt-rtx-cu12-bindings==1.7.1.116"' in docker
@@ -298,12 +307,20 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     for folder, options, told in (
-        ("full", ContainerOptions(artifacts=artifacts), "not of a rendered bundle"),
+        (
+            "full",
+            ContainerOptions(serve=ServeOptions(artifacts=artifacts)),
+            "not of a rendered bundle",
+        ),
         ("bundle", ContainerOptions(), "needs a folder of artifacts"),
-        ("bundle", ContainerOptions(artifacts=tmp_path), "not an artifact manifest"),
         (
             "bundle",
-            ContainerOptions(artifacts=artifacts, hosts={"FAST": "10.0.0.1"}),
+            ContainerOptions(serve=ServeOptions(artifacts=tmp_path)),
+            "not an artifact manifest",
+        ),
+        (
+            "bundle",
+            ContainerOptions(serve=ServeOptions(artifacts=artifacts, hosts={"FAST": "10.0.0.1"})),
             "'FAST' is no node of the plan: Fast.Group, SLOW-0, SLOW-1",
         ),
     ):
@@ -318,8 +335,6 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ({"class_label": "gpu class"}, "--class-label: 'gpu class' is not a label's key"),
         ({"class_values": {"Fast": "a b"}}, "--class-value: Fast='a b': no value of a label"),
         ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
-        ({"policy": "fifo"}, "policy: 'fifo' is none of reservation, reservation-ahead"),
-        ({"nic": "both"}, "nic: 'both' is none of shared, isolated"),
     ):
         with pytest.raises(InputError, match=told):
             ContainerOptions(**wrong)
@@ -327,13 +342,17 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         render_container(served, tmp_path / "bundle", ContainerOptions(class_values={"T4": "t4"}))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file: is a file, not a folder"):
-        render_container(served, tmp_path / "file", ContainerOptions(artifacts=artifacts))
+        render_container(
+            served, tmp_path / "file", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+        )
     groups = tuple(
         replace(g, name=name) for g, name in zip(served.cluster.nodes, ("a.b", "a-b"), strict=True)
     )
     twins = replace(served, cluster=replace(served.cluster, nodes=groups))
     with pytest.raises(InputError, match=r"must differ as DNS labels.*poolpipe-a-b"):
-        render_container(twins, tmp_path / "bundle", ContainerOptions(artifacts=artifacts))
+        render_container(
+            twins, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+        )
     assert label("A100 (80 GB).2") == "a100-80-gb-2"
 
 

@@ -10,12 +10,12 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.preparation.building.tensorrt.build import build_engines
 from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
-from flows.release.render.container import render_container
-from flows.release.render.container_options import ContainerOptions
+from flows.release.container import ContainerOptions, render_container
 from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.plans import model, plan, stage, tensor
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.layers import EngineDescription
+from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
 model_config_pb2: Any = untyped  # made by protobuf, without types
@@ -41,7 +41,9 @@ def test_a_built_engine_has_the_tensors_its_configuration_says(tmp_path: Path, m
         outputs=artifact.outputs or (tensor("y", 8),),
     )
     bundle = render_container(
-        plan(served), tmp_path / "bundle", ContainerOptions(artifacts=tmp_path / "artifacts")
+        plan(served),
+        tmp_path / "bundle",
+        ContainerOptions(serve=ServeOptions(artifacts=tmp_path / "artifacts")),
     )
     (name,) = bundle.stage_models
     place = bundle.folder / "nodes" / "poolpipe-fast-0" / "repository" / name

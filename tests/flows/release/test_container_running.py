@@ -17,13 +17,13 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.render.container import render_container
-from flows.release.render.container_options import ContainerOptions
+from flows.release.container import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.plans import plan
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.warm_up import warm_up
 from triton_backend.serving.server.access import TOKEN_HEADER
 from triton_backend.serving.server.command import lay_out_backends, wheel_folder
@@ -68,12 +68,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, server_root: Path) -> Iter
         sockets.append(short)
         # In containers the paths are the same everywhere; on one machine they must differ.
         options = ContainerOptions(
-            artifacts=root / "artifacts",
+            serve=ServeOptions(
+                artifacts=root / "artifacts", hosts=hosts, gateway_host=f"{subnet}.1"
+            ),
             bundle_folder=root / name,
             serve_folder=root / f"{name}-serve",
             socket_folder=short,
-            hosts=hosts,
-            gateway_host=f"{subnet}.1",
         )
         bundle = render_container(served, root / name, options)
         assert bundle.containers[number] == name

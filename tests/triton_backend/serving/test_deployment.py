@@ -4,19 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.render.repository import ServeOptions
 from tests.triton_backend.serving.plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.stage_tensors import complete_tensors
-from triton_backend.serving.settings import (
-    MAX_SLOTS,
-    MIN_GUARD_US,
-    MIN_SLOTS,
-    Deployment,
-    ServeSettings,
-    check_complete,
-)
+from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions
+from triton_backend.serving.deployment import MAX_SLOTS, MIN_SLOTS, Deployment, check_complete
 
 
 @pytest.fixture
@@ -83,14 +76,6 @@ def test_plans_that_name_no_tensors_are_not_served_uncompleted() -> None:
     empty = replace(bare.models[0], pipelines=())
     with pytest.raises(InputError, match="has no pipeline"):
         check_complete(replace(bare, models=(empty,)), "plan")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1}'])
-def test_settings_that_are_none_are_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "settings.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match="not a settings file"):
-        ServeSettings.read(path)
 
 
 def test_generations_that_are_none_are_named(deployment: Deployment) -> None:

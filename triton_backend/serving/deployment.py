@@ -1,136 +1,31 @@
 """What every process of a running system must know: settings of the system, plan of a generation.
 
-The settings file is rendered once per start (`model_repo_templates/settings.json.j2`); every
-rollout adds a folder `generations/N` with a completed `plan.json`. A `Deployment` is both together
-and answers where things are: sockets, segments, layouts, slots. All processes compute the same
-answers from the same two files, so nobody has to be told.
+The settings are written once per start (`serve_folder/settings.py`); every rollout adds a folder
+`generations/N` with a completed `plan.json`. A `Deployment` is both together and answers where
+things are: sockets, segments, layouts, slots. All processes compute the same answers from the same
+two files, so nobody has to be told.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.stage_tensors import stage_inputs, stage_outputs
-from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
 
 MIN_SLOTS = 4
-MIN_GUARD_US = 3_000
 MAX_SLOTS = 64
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
 EXPRESS_LATENCY_US = 15_000
-SETTINGS_NAME = "settings.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
-    """One running system.
-
-    Attributes:
-        system: the same on all hosts; frames of another system are refused.
-        instance: prefix of all this host leaves outside its folder (shared memory, sockets).
-        folder: state file, model repository, generations, logs and event files.
-        socket_folder: Unix sockets (short, because their paths may have 107 bytes).
-        python: interpreter that workers run under.
-        artifacts: root of the artifacts that plans name; None for emulated plans only.
-        token: opens the repository API, the control request and TCP connections.
-        emulate_links: transfers last as long as on the cluster's own links.
-        noise: standard deviation of emulated latencies as a fraction of the latency.
-        time_stretch: emulated latencies and transfers last this many times what the plan says;
-            the plan must have been stretched alike.
-        guard_fraction: part of a request's time that is kept back from the scheduler, for the way
-            to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
-            its timers ring as much earlier again.
-        hosts: address of each node's host by node name; nodes not named run on this one.
-        gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
-        base_port: first of the TCP ports used when there are several hosts.
-        host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
-    """
-
-    system: str
-    instance: str
-    folder: Path
-    socket_folder: Path
-    token: str
-    python: str
-    artifacts: Path | None = None
-    policy: str = SERVING_POLICY
-    nic: str = "shared"
-    emulate_links: bool = False
-    noise: float = 0.0
-    time_stretch: float = 1.0
-    guard_fraction: float = 0.1
-    seed: int = 0
-    checksum_up_to_bytes: int = 1 << 14
-    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
-    gateway_host: str = "127.0.0.1"
-    base_port: int = 18_500
-    host_http_port: int = 8000
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read the settings file.
-
-        Raises:
-            InputError: it is missing or not a settings file.
-        """
-        try:
-            data: dict[str, Any] = json.loads(path.read_text())
-            artifacts = data.pop("artifacts", None)
-            return cls(
-                folder=Path(data.pop("folder")),
-                socket_folder=Path(data.pop("socket_folder")),
-                artifacts=None if artifacts is None else Path(artifacts),
-                **data,
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(str(path), f"not a settings file: {error}") from error
-
-    def guard_us(self, allowed_us: int) -> int:
-        """What is kept back of the time that a request allows."""
-        return min(max(round(self.guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
-
-    @property
-    def segment_prefix(self) -> str:
-        """How every shared-memory segment of this system begins."""
-        return f"poolpipe-{self.instance}-"
-
-    @property
-    def stub_prefix(self) -> str:
-        """How the segments of Triton's own Python backend begin."""
-        return f"poolpipe-{self.instance}-stub"
-
-    def generation_folder(self, generation: int) -> Path:
-        """Where a generation's plan lies."""
-        return self.folder / "generations" / str(generation)
-
-    def scheduler_address(self) -> str:
-        """Where the scheduler listens on its own host."""
-        return f"unix:{self.socket_folder}/scheduler"
-
-    def scheduler_address_from(self, node: str) -> str:
-        """Where processes of a node reach the scheduler."""
-        if node in self.hosts:
-            return f"tcp:{self.gateway_host}:{self.base_port}"
-        return self.scheduler_address()
-
-    def front_address(self, model: str) -> str:
-        """Where a front takes answers on its own host."""
-        return f"unix:{self.socket_folder}/front-{short_name(model)}"
-
-
-def short_name(name: str) -> str:
-    """A name of any length and letters as ten hexadecimal digits."""
-    return hashlib.sha256(name.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From the plan being served to another one, without a request lost: the steps of a rollout.
+"""The change from the plan being served to another one, without a request lost, step by step.
 
 1. *render*: the next generation's plan and node models are written beside the old ones, on every host.
 2. *preload*: each host's Triton loads its node models (their workers start), fronts of added models too.
@@ -8,8 +8,10 @@
 6. *settle*: configurations on disk name the new generation, for the next restart.
 7. *unload*: old node models and fronts of removed models go.
 
-Whatever fails before the swap is undone: the old plan goes on. Each step is told to a callback with
-its duration, so that a flow can record where a rollout stands.
+Whatever fails before the swap is undone: the old plan goes on. Each step is reported to a callback with
+its duration, so that a flow can record where a rollout stands. A change whose process died is finished
+or undone by `finish_or_undo_change`: until its swap the scheduler says that the old plan is in force,
+after it the new one, and what belongs to another generation goes. Doing it twice changes nothing.
 """
 
 import contextlib
@@ -22,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.names import check_name
-from flows.release.render.repository import (
+from flows.release.rollout.hosts import OtherHosts
+from flows.release.server.running import ServerError, ServerState, note_plan, read_state
+from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.units import US_PER_S
+from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
+from triton_backend.serve_folder.repository import (
+    node_generation,
     node_model,
     remove_model,
     render_control,
@@ -31,17 +40,14 @@ from flows.release.render.repository import (
     render_generation,
     used_nodes,
 )
-from flows.release.rollout.hosts import OtherHosts
-from flows.release.server.running import ServerError, ServerState, note_plan, read_state
-from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.contract.plan import ModelPlan, Plan
-from triton_backend.contract.units import US_PER_S
-from triton_backend.runtimes.stage_tensors import complete_tensors
 
 READY_SECONDS = 120.0
 READY_POLL_SECONDS = 0.1
 FLUSH_POLL_SECONDS = 0.005
 FLUSH_SLOS = 5
+# A gateway that was killed is loaded again within seconds; meanwhile nobody knows what is served.
+GATEWAY_SECONDS = 60.0
+GATEWAY_POLL_SECONDS = 0.1
 
 
 class Step(StrEnum):
@@ -68,8 +74,8 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """A rollout that succeeded; `downtime_seconds` is the time in which nothing was dispatched."""
+class PlanChange:
+    """A change that succeeded; `downtime_seconds` is the time in which nothing was dispatched."""
 
     plan_id: str
     generation: int
@@ -111,30 +117,30 @@ class _Change:
 
     def old_nodes(self) -> list[str]:
         """Node models of the old plan on the gateway's host."""
-        return self._here(self.old, self.old_generation)
+        return [node_model(node, self.old_generation) for node in self.nodes(self.old)]
 
     def new_nodes(self) -> list[str]:
         """Node models of the new plan on the gateway's host."""
-        return self._here(self.new, self.generation)
+        return [node_model(node, self.generation) for node in self.nodes(self.new)]
 
-    def _here(self, plan: Plan, generation: int) -> list[str]:
-        nodes = (node for node in used_nodes(plan) if node not in self.hosts.addresses)
-        return [node_model(node, generation) for node in nodes]
+    def nodes(self, plan: Plan) -> list[str]:
+        """Nodes of a plan on the gateway's host."""
+        return [node for node in used_nodes(plan) if node not in self.hosts.addresses]
 
 
-def migrate(
+def change_plan(
     folder: Path,
     plan: Plan,
     on_step: Callable[[StepDone], None] = lambda _: None,
     *,
     ready_seconds: float = READY_SECONDS,
-) -> Migration:
-    """Roll a plan out on the system served from `folder`.
+) -> PlanChange:
+    """Bring another plan into force on the system served from `folder`.
 
     Args:
         folder: the serve folder.
         plan: what is served from then on.
-        on_step: told each step when it has ended.
+        on_step: called with each step when it has ended.
         ready_seconds: how long the new workers may take to come up.
 
     Raises:
@@ -168,17 +174,15 @@ def migrate(
         raise
     run(Step.SETTLE, _settle)
     run(Step.UNLOAD, _unload)
-    return Migration(plan_id=plan.plan_id, generation=change.generation, steps=tuple(done))
+    return PlanChange(plan_id=plan.plan_id, generation=change.generation, steps=tuple(done))
 
 
 def _plan_change(folder: Path, plan: Plan) -> _Change:
     state = read_state(folder)
-    served = state.control("status")
-    if served["plan_id"] == plan.plan_id:
+    old_generation = int(state.control("status")["generation"])
+    old = plan_of_generation(state.folder, old_generation)
+    if is_same_plan(old, plan):
         raise InputError(f"plan {plan.plan_id}", "is being served already")
-    old_generation = int(served["generation"])
-    path = state.folder / "generations" / str(old_generation) / "plan.json"
-    old = Plan.from_dict(json.loads(path.read_text()))
     new = complete_tensors(plan)
     for model in new.models:
         check_name(model.name)
@@ -186,7 +190,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
         _check_tensors(model, new)
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
-    hosts.lacks(old, old_generation, new)
+    hosts.missing_artifacts(old, old_generation, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
     return _Change(state, old, old_generation, new, max(used) + 1, hosts)
 
@@ -205,12 +209,10 @@ def _check_tensors(model: ModelPlan, new: Plan) -> None:
 
 
 def _render(change: _Change) -> None:
-    render_generation(change.folder, change.new, change.generation)
-    for node in change.hosts.addresses:
-        remove_model(change.folder, node_model(node, change.generation))
+    render_generation(change.folder, change.new, change.generation, nodes=change.nodes(change.new))
     for model in change.added():
         render_front(change.folder, model, change.generation)
-    change.hosts.adopt(change.old, change.old_generation, change.new, change.generation)
+    change.hosts.put_generation(change.old, change.old_generation, change.new, change.generation)
 
 
 def _preload(change: _Change) -> None:
@@ -245,7 +247,7 @@ def _flush(change: _Change) -> None:
 
 
 def _swap(change: _Change) -> None:
-    change.state.control("swap", plan_id=change.new.plan_id)
+    change.state.control("swap", plan_id=change.new.plan_id, generation=change.generation)
 
 
 def _settle(change: _Change) -> None:
@@ -268,7 +270,7 @@ def _unload(change: _Change) -> None:
 def _abort(change: _Change) -> None:
     """Back to the old plan, unless the swap was done and only its answer got lost.
 
-    Where the gateway does not say which, nothing is taken away: `recover` asks again.
+    Where the gateway does not say which, nothing is taken away: `finish_or_undo_change` asks again.
     """
     try:
         status = change.state.control("abort", plan_id=change.new.plan_id)
@@ -283,6 +285,80 @@ def _abort(change: _Change) -> None:
     change.hosts.leave(change.new, change.generation, (change.old, change.old_generation))
 
 
-def steps_to_dicts(migration: Migration) -> list[dict[str, Any]]:
+def plan_in_force(folder: Path) -> Plan:
+    """The plan that the system served from a folder carries out, with its artifacts.
+
+    Raises:
+        InputError: nothing is being served there.
+        ServerError: it does not answer.
+    """
+    status = read_state(folder).control("status")
+    return plan_of_generation(folder, int(status["generation"]))
+
+
+def plan_of_generation(folder: Path, generation: int) -> Plan:
+    """The plan of a generation, as it was written into the serve folder."""
+    path = folder / "generations" / str(generation) / "plan.json"
+    return Plan.from_dict(json.loads(path.read_text()))
+
+
+def is_same_plan(one: Plan, other: Plan) -> bool:
+    """Whether two plans decide the same and carry it out with the same artifacts."""
+    return (one.plan_id, _artifacts(one)) == (other.plan_id, _artifacts(other))
+
+
+def _artifacts(plan: Plan) -> list[str | None]:
+    return [s.artifact for m in plan.models for p in m.pipelines for s in p.stages]
+
+
+def finish_or_undo_change(folder: Path) -> Plan:
+    """Undo or finish what an interrupted change left; returns the plan in force.
+
+    Raises:
+        InputError: nothing is being served from `folder`.
+        ServerError: the system does not answer for a minute.
+    """
+    state = read_state(folder)
+    status = _status_when_back(state)
+    if status["state"] != "serving" or status["prepared"]:
+        prepared = status["prepared"] or {}
+        state.control("abort", plan_id=prepared.get("plan_id", ""))
+        status = state.control("status")
+    generation = int(status["generation"])
+    plan = plan_of_generation(folder, generation)
+    for entry in sorted((folder / "repository").iterdir()):
+        if _left_over(entry.name, generation, {model.name for model in plan.models}):
+            with contextlib.suppress(ServerError):  # it may never have been loaded
+                state.unload(entry.name)
+            remove_model(folder, entry.name)
+    OtherHosts.of(state).tidy(plan, generation)
+    render_control(folder, generation)
+    for model in plan.models:
+        render_front(folder, model, generation)
+    note_plan(folder, plan.plan_id, generation)
+    return plan
+
+
+def _left_over(name: str, generation: int, served: set[str]) -> bool:
+    """Whether a model of the repository belongs to a plan that is not in force."""
+    of_node = node_generation(name)
+    if of_node is not None:
+        return of_node != generation
+    return not name.startswith(RESERVED_PREFIX) and name not in served
+
+
+def _status_when_back(state: ServerState) -> dict[str, Any]:
+    """What the gateway says, waiting for one that is being loaded again."""
+    watch = Stopwatch()
+    while True:
+        try:
+            return state.control("status")
+        except ServerError:
+            if watch.seconds() > GATEWAY_SECONDS:
+                raise
+        time.sleep(GATEWAY_POLL_SECONDS)
+
+
+def steps_to_dicts(change: PlanChange) -> list[dict[str, Any]]:
     """Plain form of the steps, for records."""
-    return [{"step": str(s.step), "seconds": s.seconds} for s in migration.steps]
+    return [{"step": str(s.step), "seconds": s.seconds} for s in change.steps]

@@ -10,8 +10,8 @@ import pytest
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import MANIFEST_NAME
-from triton_backend.serving.node.artifact_upload import lacking, take
-from triton_backend.serving.settings import ServeSettings
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.node.remote_files import missing_artifacts, put_artifact
 
 
 @pytest.fixture
@@ -40,23 +40,23 @@ def digest(data: bytes) -> str:
 def test_an_artifact_is_there_when_its_last_piece_was_right(settings: ServeSettings) -> None:
     asked = {"artifacts": ["abc"]}
     missing = {"artifacts": ["abc"], "root": str(settings.artifacts)}
-    take(settings, piece(MANIFEST_NAME, b"{}"))
-    take(settings, piece("model", b"first "))
-    take(settings, piece("model", b"second", offset=6))
-    assert lacking(settings, asked) == missing
+    put_artifact(settings, piece(MANIFEST_NAME, b"{}"))
+    put_artifact(settings, piece("model", b"first "))
+    put_artifact(settings, piece("model", b"second", offset=6))
+    assert missing_artifacts(settings, asked) == missing
     digests = {MANIFEST_NAME: digest(b"{}"), "model": digest(b"first second")}
-    take(settings, {"artifact": "abc", "digests": digests})
-    assert lacking(settings, asked) == missing | {"artifacts": []}
+    put_artifact(settings, {"artifact": "abc", "digests": digests})
+    assert missing_artifacts(settings, asked) == missing | {"artifacts": []}
     assert settings.artifacts is not None
     assert (settings.artifacts / "abc" / "model").read_bytes() == b"first second"
     assert [path.name for path in settings.artifacts.iterdir()] == ["abc"]
 
 
 def test_what_arrives_damaged_never_gets_its_name(settings: ServeSettings) -> None:
-    take(settings, piece(MANIFEST_NAME, b"{}"))
+    put_artifact(settings, piece(MANIFEST_NAME, b"{}"))
     with pytest.raises(InputError, match="arrived damaged"):
-        take(settings, {"artifact": "abc", "digests": {MANIFEST_NAME: digest(b"{ }")}})
-    assert lacking(settings, {"artifacts": ["abc"]})["artifacts"] == ["abc"]
+        put_artifact(settings, {"artifact": "abc", "digests": {MANIFEST_NAME: digest(b"{ }")}})
+    assert missing_artifacts(settings, {"artifacts": ["abc"]})["artifacts"] == ["abc"]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_what_is_no_piece_is_refused(
     settings: ServeSettings, request_: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        take(settings, request_)
+        put_artifact(settings, request_)
 
 
 def test_a_host_without_artifacts_says_so(settings: ServeSettings) -> None:
     bare = replace(settings, artifacts=None)
-    assert lacking(bare, {"artifacts": ["abc"]}) == {"artifacts": ["abc"], "root": None}
+    assert missing_artifacts(bare, {"artifacts": ["abc"]}) == {"artifacts": ["abc"], "root": None}
     with pytest.raises(InputError, match="without a folder of artifacts"):
-        take(bare, piece("model", b""))
+        put_artifact(bare, piece("model", b""))

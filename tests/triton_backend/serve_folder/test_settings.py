@@ -1,0 +1,71 @@
+"""The settings of a running system, from what was chosen to what every process reads."""
+
+import json
+import stat
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.plans import plan, two_stage
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+
+CHOSEN = ServeOptions(
+    artifacts=Path("/artifacts"),
+    policy="reservation",
+    nic="isolated",
+    emulate_links=True,
+    noise=0.25,
+    seed=3,
+    time_stretch=2.0,
+    guard_fraction=0.2,
+    checksum_up_to_bytes=7,
+    hosts={"SLOW": "10.0.0.2"},
+    gateway_host="10.0.0.1",
+    base_port=20_000,
+    host_http_port=8100,
+)
+
+
+def test_every_choice_arrives_where_it_is_read(tmp_path: Path) -> None:
+    made = ServeSettings.begin(tmp_path, plan(two_stage()), CHOSEN)
+    made.write(made.path)
+    read = ServeSettings.read(tmp_path / "settings.json")
+    assert read == made
+    for field in fields(ServeOptions):
+        value = getattr(CHOSEN, field.name)
+        assert getattr(read, field.name) == value, field.name
+        assert value != getattr(ServeOptions(), field.name), field.name
+    assert stat.S_IMODE((tmp_path / "settings.json").stat().st_mode) == 0o600
+
+
+def test_another_host_has_the_system_and_names_of_its_own(tmp_path: Path) -> None:
+    gateway = ServeSettings.begin(tmp_path / "gateway", plan(two_stage()), CHOSEN)
+    other = gateway.for_host(tmp_path / "other", None)
+    differs = {
+        f.name for f in fields(gateway) if getattr(gateway, f.name) != getattr(other, f.name)
+    }
+    assert differs == {"instance", "folder", "socket_folder", "artifacts"}
+
+
+@pytest.mark.parametrize("wrong", [{"guard_fraction": 1.0}, {"noise": -0.1}, {"time_stretch": 0.0}])
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="serve settings"):
+        replace(ServeOptions(), **wrong)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1}', '{"no such": 1}'])
+def test_settings_that_are_none_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="not a settings file"):
+        ServeSettings.read(path)
+
+
+def test_a_setting_that_nobody_knows_is_not_a_settings_file(tmp_path: Path) -> None:
+    made = ServeSettings.begin(tmp_path, plan(two_stage()), ServeOptions())
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({**made.to_dict(), "colour": "blue"}))
+    with pytest.raises(InputError, match="colour"):
+        ServeSettings.read(path)

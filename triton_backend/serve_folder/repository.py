@@ -1,0 +1,185 @@
+"""A plan becomes a Triton model repository.
+
+The serve folder has `settings.json` (written once per start), `generations/N/plan.json` (one per
+rollout) and `repository/` with a folder per Triton model: a front per served model, the scheduler,
+and one node model per node *and generation*, so that two generations can live side by side.
+Every template variable is explained in `model_repo_templates/README.md`.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import model_repo_templates
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder.files import write_whole
+from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
+
+CONTROL_MODEL = "poolpipe_control"
+FIRST_GENERATION = 1
+
+
+def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
+    """Begin a serve folder anew: settings with a fresh instance name and token, no models."""
+    return _begin(ServeSettings.begin(folder, plan, options))
+
+
+def _begin(settings: ServeSettings) -> ServeSettings:
+    for name in ("repository", "generations", "pids", "backends"):
+        shutil.rmtree(settings.folder / name, ignore_errors=True)
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    settings.write(settings.path)
+    return settings
+
+
+def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
+    """A whole serve folder for a plan, to be started by `admin.start`.
+
+    Raises:
+        InputError: a model's name cannot be a Triton model's.
+    """
+    for model in plan.models:
+        check_name(model.name)
+    render_settings(folder, plan, options)
+    here = [node for node in used_nodes(plan) if node not in options.hosts]
+    plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here)
+    render_control(folder, FIRST_GENERATION)
+    for model in plan.models:
+        render_front(folder, model, FIRST_GENERATION)
+
+
+def render_host(
+    folder: Path, gateway: ServeSettings, plan: Plan, host: str, artifacts: Path | None
+) -> list[str]:
+    """The serve folder of another host: the node models of the nodes that run at its address.
+
+    Args:
+        folder: on that host.
+        gateway: the gateway's settings, as they were written with `hosts`.
+        plan: the plan that the gateway serves.
+        host: address of this host, as in `hosts`.
+        artifacts: root of the artifacts on this host.
+
+    Returns:
+        names of the node models.
+
+    Raises:
+        InputError: no node with vGPUs of the plan runs at that address.
+    """
+    nodes = [node for node in used_nodes(plan) if gateway.hosts.get(node) == host]
+    if not nodes:
+        where = f"no node of plan {plan.plan_id} runs there: {dict(gateway.hosts)}"
+        raise InputError(f"host {host!r}", where)
+    _begin(gateway.for_host(folder, artifacts))
+    render_generation(folder, plan, FIRST_GENERATION, nodes=nodes)
+    return [node_model(node, FIRST_GENERATION) for node in nodes]
+
+
+def render_generation(
+    folder: Path,
+    plan: Plan,
+    generation: int,
+    *,
+    nodes: Iterable[str],
+    settings: Path | None = None,
+) -> Plan:
+    """Plan file and node models of a generation.
+
+    Args:
+        folder: the serve folder.
+        plan: of the generation.
+        generation: its number.
+        nodes: those of the plan's nodes that run on this host.
+        settings: the settings file, where it is not the folder's own (inside a container, say).
+
+    Returns:
+        the plan with all tensors named, as it was written.
+    """
+    plan = complete_tensors(plan)
+    place = folder / "generations" / str(generation)
+    place.mkdir(parents=True, exist_ok=True)
+    write_whole(place / "plan.json", json.dumps(plan.to_dict()) + "\n")
+    for node in nodes:
+        name = node_model(node, generation)
+        _model(folder, "node", name, settings, generation=generation, node=node)
+    return plan
+
+
+def render_control(folder: Path, generation: int, settings: Path | None = None) -> None:
+    """The scheduler model, which begins with this generation when it is loaded."""
+    _model(folder, "scheduler", CONTROL_MODEL, settings, generation=generation)
+
+
+def render_front(
+    folder: Path, model: ModelPlan, generation: int, settings: Path | None = None
+) -> None:
+    """The front of a model, which begins with this generation when it is loaded."""
+    _model(
+        folder,
+        "front",
+        model.name,
+        settings,
+        generation=generation,
+        inputs=[spec.to_dict() for spec in model.inputs],
+        outputs=[spec.to_dict() for spec in model.outputs],
+    )
+
+
+def remove_model(folder: Path, name: str) -> None:
+    """Take a model out of the repository's files (after its unload)."""
+    shutil.rmtree(folder / "repository" / name, ignore_errors=True)
+
+
+def used_nodes(plan: Plan) -> tuple[str, ...]:
+    """Names of the nodes that have at least one vGPU of the plan, in the cluster's order."""
+    numbers = sorted({vgpu.slot.node for vgpu in plan.vgpus()})
+    return tuple(plan.cluster.node_name(number) for number in numbers)
+
+
+def node_model(node: str, generation: int) -> str:
+    """Name of the Triton model of a node in a generation."""
+    return f"{RESERVED_PREFIX}node_{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}_g{generation}"
+
+
+def node_generation(name: str) -> int | None:
+    """The generation in a name that `node_model` made; None for any other name."""
+    found = re.fullmatch(rf"{RESERVED_PREFIX}node_.+_g(\d+)", name)
+    return None if found is None else int(found[1])
+
+
+def _model(folder: Path, kind: str, name: str, settings: Path | None, **variables: Any) -> None:
+    place = folder / "repository" / name
+    (place / "1").mkdir(parents=True, exist_ok=True)
+    path = (folder / SETTINGS_NAME).resolve() if settings is None else settings
+    common = {"name": name, "settings_path": str(path), "restart": 0}
+    for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
+        # Whole or not at all: the supervisor of a system that runs may be loading it just now.
+        text = render_template(f"{kind}/{template}.j2", **common, **variables)
+        write_whole(place / target, text)
+
+
+def render_template(template: str, **variables: Any) -> str:
+    """A template of `model_repo_templates` as text; a variable that is not given is an error."""
+    templates = Path(model_repo_templates.__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # configurations and code, not HTML
+    )
+    environment.filters["quoted"] = _quoted
+    return environment.get_template(template).render(**variables)
+
+
+def _quoted(text: str) -> str:
+    """A string as Triton's configurations (protobuf text) have it; a path or a name may hold any sign."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

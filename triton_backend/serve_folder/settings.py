@@ -1,0 +1,203 @@
+"""The settings of a running system: one dataclass, which the offline half writes and every process reads.
+
+`ServeOptions` is what whoever serves a plan may choose; `ServeSettings` adds what makes one running
+system of it: names, folders, the token. The file is `settings.json` in the serve folder.
+"""
+
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies import SERVING_POLICY, policy_number
+from triton_backend.scheduler.topology import check_nic
+from triton_backend.serve_folder.files import PRIVATE, write_whole
+from triton_backend.serve_folder.names import short_name
+
+SETTINGS_NAME = "settings.json"
+THIS_HOST = "127.0.0.1"
+MIN_GUARD_US = 3_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How a plan is served.
+
+    Attributes:
+        artifacts: root of the artifacts that plans name; None for emulated plans only.
+        policy, nic: of the scheduler.
+        emulate_links: transfers last as long as on the cluster's own links; None: they do where no
+            stage has an artifact.
+        noise: standard deviation of emulated latencies as a fraction of the latency; `seed` its.
+        time_stretch: emulated latencies and transfers last this many times what the plan says;
+            the plan must have been stretched alike.
+        guard_fraction: part of a request's time that is kept back from the scheduler, for the way
+            to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
+            its timers ring as much earlier again.
+        checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
+        hosts: address of each node's host by node name; nodes not named run on this one.
+        gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
+        base_port: first of the TCP ports used when there are several hosts.
+        host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
+
+    Raises:
+        InputError: a value that the scheduler or an emulated stage would refuse once it is started.
+    """
+
+    artifacts: Path | None = None
+    policy: str = SERVING_POLICY
+    nic: str = "shared"
+    emulate_links: bool | None = None
+    noise: float = 0.0
+    seed: int = 0
+    time_stretch: float = 1.0
+    guard_fraction: float = 0.1
+    checksum_up_to_bytes: int = 1 << 14
+    hosts: Mapping[str, str] = field(default_factory=dict[str, str])
+    gateway_host: str = THIS_HOST
+    base_port: int = 18_500
+    host_http_port: int = 8000
+
+    def __post_init__(self) -> None:
+        policy_number(self.policy)
+        check_nic(self.nic)
+        if not (0 <= self.guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
+            raise InputError(
+                "serve settings",
+                f"guard {self.guard_fraction}, noise {self.noise}, time stretch {self.time_stretch}",
+            )
+
+    def guard_us(self, allowed_us: int) -> int:
+        """What is kept back of the time that a request allows."""
+        return min(max(round(self.guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(ServeOptions):
+    """One running system.
+
+    Attributes:
+        system: the same on all hosts; frames of another system are refused.
+        instance: prefix of all this host leaves outside its folder (shared memory, sockets).
+        folder: state file, model repository, generations, logs and event files.
+        socket_folder: Unix sockets (short, because their paths may have 107 bytes).
+        token: opens the repository API, the control request and TCP connections.
+        python: interpreter that workers run under.
+    """
+
+    system: str
+    instance: str
+    folder: Path
+    socket_folder: Path
+    token: str
+    python: str
+
+    @classmethod
+    def of(cls, options: ServeOptions, **own: Any) -> Self:
+        """Options, or the settings of another host, with what is a system's or a host's own."""
+        return cls(**{**_chosen(options), **own})
+
+    @classmethod
+    def begin(cls, folder: Path, plan: Plan, options: ServeOptions) -> Self:
+        """A new system of this machine, with names and a token of its own."""
+        own = _own(folder, options.artifacts)
+        if options.emulate_links is None:
+            own["emulate_links"] = not plan_artifacts(plan)
+        token = secrets.token_urlsafe(24)
+        return cls.of(options, **own, system=own["instance"], token=token)
+
+    def for_host(self, folder: Path, artifacts: Path | None) -> Self:
+        """The same system's settings on another host than the gateway's."""
+        return self.of(self, **_own(folder, artifacts))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the settings file.
+
+        Raises:
+            InputError: it is missing or not a settings file.
+        """
+        try:
+            data: dict[str, Any] = json.loads(path.read_text())
+            artifacts = data.pop("artifacts", None)
+            return cls(
+                folder=Path(data.pop("folder")),
+                socket_folder=Path(data.pop("socket_folder")),
+                artifacts=None if artifacts is None else Path(artifacts),
+                **data,
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(str(path), f"not a settings file: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in the file."""
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in _chosen(self).items()
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the settings file, for its owner alone."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n", mode=PRIVATE)
+
+    @property
+    def path(self) -> Path:
+        """The settings file."""
+        return self.folder / SETTINGS_NAME
+
+    @property
+    def segment_prefix(self) -> str:
+        """How every shared-memory segment of this system begins."""
+        return f"poolpipe-{self.instance}-"
+
+    @property
+    def stub_prefix(self) -> str:
+        """How the segments of Triton's own Python backend begin."""
+        return f"poolpipe-{self.instance}-stub"
+
+    def generation_folder(self, generation: int) -> Path:
+        """Where a generation's plan lies."""
+        return self.folder / "generations" / str(generation)
+
+    def scheduler_address(self) -> str:
+        """Where the scheduler listens on its own host."""
+        return f"unix:{self.socket_folder}/scheduler"
+
+    def scheduler_address_from(self, node: str) -> str:
+        """Where processes of a node reach the scheduler."""
+        if node in self.hosts:
+            return f"tcp:{self.gateway_host}:{self.base_port}"
+        return self.scheduler_address()
+
+    def front_address(self, model: str) -> str:
+        """Where a front takes answers on its own host."""
+        return f"unix:{self.socket_folder}/front-{short_name(model)}"
+
+
+def plan_artifacts(plan: Plan) -> tuple[str, ...]:
+    """Names of the artifacts that a plan's stages run, each once; none where all are emulated."""
+    stages = (stage for m in plan.models for p in m.pipelines for stage in p.stages)
+    return tuple(sorted({stage.artifact for stage in stages if stage.artifact is not None}))
+
+
+def _chosen(options: ServeOptions) -> dict[str, Any]:
+    values = {entry.name: getattr(options, entry.name) for entry in fields(options)}
+    return values | {"hosts": dict(options.hosts)}
+
+
+def _own(folder: Path, artifacts: Path | None) -> dict[str, Any]:
+    """What is this host's own."""
+    instance = secrets.token_hex(4)
+    return {
+        "instance": instance,
+        "folder": folder.resolve(),
+        "socket_folder": Path(tempfile.gettempdir()) / f"poolpipe-{instance}",
+        "artifacts": None if artifacts is None else artifacts.resolve(),
+        "python": sys.executable,
+    }

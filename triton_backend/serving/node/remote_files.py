@@ -1,0 +1,143 @@
+"""Files that a host other than the gateway's needs for a plan change, and how they get there.
+
+The gateway's host has its own files. On another host whoever rolls a plan out asks a node that runs
+there:
+
+1. `missing_artifacts`: which of the artifacts the host lacks;
+2. `put_artifact`: a piece of one. Pieces lie in an unfinished folder until the last one came and every
+   file has the digest that was stated; then the folder gets its name, which is the artifact's identity.
+   Nothing that is there is ever written to;
+3. `put_generation`: the plan, and a node model for each of its nodes on the host, which Triton loads later;
+4. `remove_models`: node models of a former plan.
+
+Only files: what is loaded goes on.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.base import MANIFEST_NAME
+from triton_backend.serve_folder.repository import node_generation, remove_model, render_generation
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment, check_complete
+
+_ARTIFACT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+def missing_artifacts(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Which of `artifacts` are not here.
+
+    Returns:
+        `artifacts`: their names; `root`: the folder in which they were looked for, or None.
+    """
+    names = [_checked(name) for name in request.get("artifacts", ())]
+    root = settings.artifacts
+    missing = [n for n in names if root is None or not (root / n / MANIFEST_NAME).is_file()]
+    return {"artifacts": missing, "root": None if root is None else str(root)}
+
+
+def put_artifact(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
+    """A piece of an artifact.
+
+    Args:
+        settings: of this host.
+        request: `artifact`; `file`, `offset` (bytes) and `data` (base64) of a piece, or, when all
+            pieces came, `digests`: SHA-256 by file.
+
+    Raises:
+        InputError: a name or piece is none, a digest differs, or it cannot be written.
+    """
+    root, name = settings.artifacts, _checked(request.get("artifact"))
+    if root is None:
+        raise InputError("put_artifact", "this host was started without a folder of artifacts")
+    unfinished = root / f".{name}.unfinished"
+    try:
+        if "digests" in request:
+            _finish(unfinished, root / name, dict(request["digests"]))
+        else:
+            _write(unfinished / _checked(request["file"]), request["offset"], request["data"])
+    except OSError as error:
+        raise InputError(str(root / name), f"cannot be written: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise InputError("put_artifact", f"not a piece of an artifact: {error!r}") from error
+    return {"artifact": name}
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str) or not _ARTIFACT_NAME.fullmatch(name):
+        raise InputError(f"artifact {name!r}", "is no name of an artifact or its file")
+    return name
+
+
+def _write(path: Path, offset: int, data: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb" if offset == 0 else "r+b") as file:
+        file.seek(offset)
+        file.write(base64.b64decode(data, validate=True))
+
+
+def _finish(unfinished: Path, folder: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        with (unfinished / _checked(name)).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise InputError(str(folder / name), "arrived damaged")
+    unfinished.rename(folder)
+
+
+def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the files of a generation.
+
+    Args:
+        settings: of this host.
+        request: `generation`, `plan`, and `nodes`: those of the plan that run on this host.
+
+    Returns:
+        `nodes`.
+
+    Raises:
+        InputError: the plan cannot be used, or this host lacks one of its artifacts.
+    """
+    try:
+        generation, nodes = int(request["generation"]), [str(node) for node in request["nodes"]]
+        plan = check_complete(Plan.from_dict(request["plan"]), "put_generation, plan")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError("put_generation", f"not a generation: {error!r}") from error
+    deployment = Deployment(settings, generation, plan)
+    for node in nodes:
+        _check_artifacts(deployment, node)
+    render_generation(settings.folder, plan, generation, nodes=nodes)
+    return {"nodes": nodes}
+
+
+def remove_models(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Delete the files of node models.
+
+    Raises:
+        InputError: a name is none of a node model.
+    """
+    names = [str(name) for name in request.get("models", ())]
+    for name in names:
+        if node_generation(name) is None or "/" in name:
+            raise InputError(f"model {name!r}", "is not the name of a node model")
+    for name in names:
+        remove_model(settings.folder, name)
+    return {"models": sorted(names)}
+
+
+def _check_artifacts(deployment: Deployment, node: str) -> None:
+    root = deployment.settings.artifacts
+    for vgpu in deployment.vgpus_on(node):
+        artifact = deployment.stage_of(vgpu).artifact
+        if artifact is not None and (
+            root is None or not (root / artifact / MANIFEST_NAME).is_file()
+        ):
+            raise InputError(
+                f"node {node}", f"artifact {artifact} of plan {deployment.plan.plan_id} is not here"
+            )
