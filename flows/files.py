@@ -267,9 +267,3 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
-
-
-def plan_or_id(text: str, read_stored: Callable[[str], Plan]) -> Plan:
-    """A plan named by its file or, where there is no such file, by its id in the warehouse."""
-    path = Path(text)
-    return read_plan(path) if path.suffix == ".json" or path.exists() else read_stored(text)

@@ -8,21 +8,21 @@ READER_LEFT = 1
 UNWRITTEN = 1
 
 
-def piped(work: Callable[[], int]) -> int:
+def exit_code_of(work: Callable[[], int]) -> int:
     """What `work` returns, its output written out; 1 where that cannot be, or nobody reads it."""
     try:
         code = work()
         sys.stdout.flush()  # here, not when Python exits and can only complain
     except BrokenPipeError:
-        read_by_nobody()
+        discard_stdout()
         return READER_LEFT
     except OSError as error:
-        read_by_nobody()
+        discard_stdout()
         sys.stderr.write(f"output: {error.strerror}\n")
         return UNWRITTEN
     return code
 
 
-def read_by_nobody() -> None:
+def discard_stdout() -> None:
     """From here on stdout goes nowhere, with what it still has to write."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,8 @@
 """Ports of this machine for servers that tests start."""
 
 import socket
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 
 
 def free_ports(count: int) -> list[int]:
@@ -11,3 +12,12 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+@contextmanager
+def taken_port() -> Generator[str]:
+    """A port that somebody listens on while the context lasts."""
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        yield str(busy.getsockname()[1])

@@ -1,7 +1,7 @@
-"""The `poolpipe` command: its groups, and what every command shares.
+"""The `poolpipe` command: what every command shares.
 
 Exit codes: 0 success, 2 wrong usage or bad input (one line on stderr), 1 failure, 130 and 143 when
-interrupted. Not here: what the commands do (`flows/commands`), and any heavy import.
+interrupted. Not here: which commands there are (`registry`), and any heavy import.
 """
 
 import signal
@@ -12,23 +12,8 @@ from typing import NoReturn
 
 import typer
 
-from flows.cli import (
-    engines,
-    load,
-    models,
-    online,
-    operations,
-    planning,
-    quickstart,
-    render,
-    rollouts,
-    simulation,
-    splitting,
-    tables,
-    warehouse,
-    whatif,
-)
-from flows.sigpipe import piped
+from flows.cli.registry import GroupedCommands, add_commands
+from flows.sigpipe import exit_code_of
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 FAILURE = 1
@@ -38,29 +23,14 @@ TERMINATED = 143
 
 app = typer.Typer(
     name="poolpipe",
+    cls=GroupedCommands,
     help="Serve models under latency SLOs on pools of unequal GPUs.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (  # in the order of a first day with it
-    quickstart,
-    splitting,
-    models,
-    engines,
-    tables,
-    planning,
-    whatif,
-    simulation,
-    online,
-    load,
-    rollouts,
-    operations,
-    render,
-    warehouse,
-):
-    group.add_to(app)
+add_commands(app)
 
 
 def main() -> NoReturn:
@@ -69,7 +39,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, TextIOWrapper):
         # Names of files need not be UTF-8, and not every terminal has every sign.
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(piped(lambda: run(sys.argv[1:])))
+    sys.exit(exit_code_of(lambda: run(sys.argv[1:])))
 
 
 def run(arguments: list[str]) -> int:
@@ -80,7 +50,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        raise  # `piped` knows what to do
+        raise  # `exit_code_of` knows what to do
     except (typer.TyperException, PoolPipeError, OSError, MemoryError) as error:
         message, code = _complaint(error)
         sys.stderr.write(f"poolpipe: {' '.join(message.split())}\n")

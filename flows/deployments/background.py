@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.sigpipe import read_by_nobody
+from flows.sigpipe import discard_stdout
 
 STOP_SECONDS, LEFT_SECONDS = 30.0, 5.0
 
@@ -22,7 +22,7 @@ def tell(text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        read_by_nobody()
+        discard_stdout()
 
 
 def running(folder: Path, name: str) -> psutil.Process | None:

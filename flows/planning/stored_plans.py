@@ -1,15 +1,17 @@
 """A plan made from the warehouse's profiles, stored there, and made ready to be served."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from flows.clock import now_utc
+from flows.files import read_plan as read_plan_file
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.preparation.profiling.boundaries import as_measured
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload
@@ -73,11 +75,22 @@ def store_plan(work: Workspace, plan: Plan) -> None:
         add_plan(warehouse, plan, now_utc())
 
 
-def find_plan(work: Workspace, plan_id: str) -> Plan:
-    """A stored plan by its id or the beginning of it.
+def find_plan(work: Workspace, text: str) -> Plan:
+    """A plan by its file, its id in the warehouse, or the beginning of its id.
 
     Raises:
-        InputError: none or several fit.
+        InputError: no such file; no stored plan, or several, fit; or the file is no plan.
     """
+    if is_plan_file(text):
+        return read_plan_file(Path(text))
+    if not work.warehouse.exists():
+        where = f"neither a file nor, as there is no {work.warehouse}, a stored plan"
+        raise InputError(text, where)
     with work.open(read_only=True) as warehouse:
-        return read_plan(warehouse, plan_id)
+        return read_plan(warehouse, text)
+
+
+def is_plan_file(text: str) -> bool:
+    """Whether a text names a file: one that is there, or one that could only be a file."""
+    path = Path(text)
+    return path.is_file() or path.suffix == ".json" or len(path.parts) > 1

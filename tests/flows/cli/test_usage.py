@@ -1,6 +1,7 @@
 """What every command shares: help, exit codes, one line of complaint."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,8 @@ def test_without_a_command_the_help_is_shown_every_line_whole(poolpipe: Command)
         (("fly",), "No such command 'fly'"),
         (("profiles",), "Missing command"),
         (("plan",), "Missing option '--cluster'"),
-        (("verify",), "Missing argument"),
+        (("verify",), "PLAN: name a plan.json, the id of a stored plan, or its beginning"),
+        (("verify", "a", "--plan", "b"), "--plan: 'b', but PLAN is 'a'; name one plan"),
         (("verify", "a", "--loud"), "No such option: --loud"),
         (("simulate", "--plan", "a", "--duration", "0"), "--duration"),
         (("simulate", "--plan", "a", "--seed", "x"), "--seed"),
@@ -148,3 +150,27 @@ def test_a_folder_that_cannot_be_made_is_no_traceback(
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.count("\n") == 1
     assert "file" in ran.err
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_ends_cleanly(number: signal.Signals, code: int) -> None:
+    program = (
+        "import os, typer; import flows.cli.main as c\n"
+        "@c.app.command()\n"
+        "def wait():\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        import time; time.sleep(60)\n"
+        "    finally:\n"
+        "        print('cleaned', flush=True)\n"
+        "c.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "wait"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "cleaned\n", "")

@@ -1,0 +1,35 @@
+"""`ingest`: the gateway's logs into the warehouse."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.console import print_json, progress, show
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
+
+
+@command("ingest", "poolpipe ingest")
+def ingest(
+    *,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A serve folder; this project's own.")
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Take the gateway's logs into the warehouse.
+
+    What came since last time.
+    """
+    from flows.operations.ingest.reader import ingest as take
+    from flows.workspace import workspace
+
+    with progress("reading event files"):
+        found = take(workspace(warehouse), folder)
+    if as_json:
+        names = ("bytes_read", "minutes", "skipped")
+        print_json({name: getattr(found, name) for name in names})
+        return
+    show(f"{found.bytes_read:,} bytes read, {found.minutes} minutes, {found.skipped} lines skipped")

@@ -1,0 +1,257 @@
+"""`replan`: a plan for what comes, from what was measured; and `--backtest`, what that would have done."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli import shared_options
+from flows.cli.console import Report, note, print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    ClusterFile,
+    WarehouseFile,
+    WorkloadFile,
+    pairs,
+    rates,
+)
+
+if TYPE_CHECKING:
+    from flows.operations.replanning.backtest_run import Backtested, BacktestOptions
+
+HOUR_S = 3600
+
+
+@command(
+    "replan",
+    "poolpipe replan --cluster cluster.yaml --workload workload.yaml --advisory",
+    "poolpipe replan --cluster cluster.yaml --workload workload.yaml"
+    " --backtest counts.csv.gz --map f1=resnet --period-hours 1 --chart backtest.png",
+)
+def replan(
+    *,
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    history_hours: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.1, max=1e5, help="How far to look back on measured rates."),
+    ] = 24.0,
+    quantile: Annotated[
+        float, typer.Option(metavar="N", min=0.01, max=1.0, help="Of the rates, to plan for.")
+    ] = 0.99,
+    headroom: Annotated[
+        float, typer.Option(metavar="N", min=0.01, max=1e3, help="Factor on top of it.")
+    ] = 1.1,
+    goodput_gain: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.0, max=1e3, help="Least gain in goodput worth a rollout."),
+    ] = 0.02,
+    gpu_gain: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.0, max=1.0, help="Least saving of GPUs worth a rollout."),
+    ] = 0.05,
+    max_partitions: shared_options.MaxPartitions = 2,
+    slo_margin: Annotated[float, typer.Option(metavar="N", min=0.0, max=0.99)] = 0.4,
+    bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0, max=1e6)] = 30.0,
+    advisory: Annotated[
+        bool, typer.Option("--advisory", help="Everything but the rollout.")
+    ] = False,
+    backtest: Annotated[
+        Path | None,
+        typer.Option(help="A table of counts per interval: what replanning would have done."),
+    ] = None,
+    trace_interval: shared_options.TraceInterval = 60.0,
+    trace_names: shared_options.TraceNames = None,
+    peak: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=RPS", help="Scale the table so that this is its peak."),
+    ] = None,
+    period_hours: Annotated[
+        float, typer.Option(metavar="N", min=0.01, max=1e4, help="Replan so often.")
+    ] = 1.0,
+    warm_up_hours: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0.01, max=1e5, help="Hours of the table before the first plan."
+        ),
+    ] = 24.0,
+    simulate_minutes: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10**6, help="So many intervals of the backtest are also simulated."
+        ),
+    ] = 0,
+    chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Plan for what comes, from what was measured.
+
+    The plan is rolled out where it gains enough; else it is said why the old one stays.
+    """
+    parameters: dict[str, Any] = {
+        "warehouse": warehouse,
+        "cluster": cluster,
+        "workload": workload,
+        "history_hours": history_hours,
+        "quantile": quantile,
+        "headroom": headroom,
+        "goodput_gain": goodput_gain,
+        "gpu_gain": gpu_gain,
+        "max_partitions": max_partitions,
+        "slo_margin": slo_margin,
+        "bake_seconds": bake_seconds,
+        "advisory": advisory,
+    }
+    if backtest is None:
+        _replan_now(parameters, as_json=as_json)
+        return
+    from flows.operations.replanning.backtest_run import BacktestOptions
+    from flows.operations.replanning.forecast import ForecastOptions
+    from flows.planning import PlanOptions
+
+    if chart is not None:
+        _check_chart(chart)
+    asked = BacktestOptions(
+        table=backtest,
+        interval_s=round(trace_interval or 60),
+        series={model: column for column, model in pairs("--map", trace_names).items()},
+        peak_rps=rates("--peak", peak),
+        period_s=round(period_hours * 3600),
+        warm_up_s=round(warm_up_hours * 3600),
+        forecast=ForecastOptions(quantile=quantile, headroom=headroom),
+        planning=PlanOptions(max_partitions=max_partitions, slo_margin=slo_margin),
+        simulated_minutes=simulate_minutes,
+    )
+    with progress("backtesting") as report:
+        done = _replay(parameters, asked, report)
+    document = done.to_dict()
+    if chart is not None:
+        _draw(done, chart)
+    if as_json:
+        print_json(document | ({} if chart is None else {"chart": chart}))
+        return
+    show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(document)]))
+
+
+def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        if isinstance(value, dict):
+            inner: dict[str, Any] = value
+            rows += [(f"{name} {key}", given) for key, given in _figures(inner)]
+        else:
+            rows.append((name, ", ".join(value) if isinstance(value, list) else value))
+    return rows
+
+
+def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
+    """The flow of the nightly deployment, in this process."""
+    from flows.deployments.orchestration.home import prepare_prefect
+    from flows.files import read_cluster, read_workload
+    from flows.state import project_state
+
+    # Said at once, not after the seconds in which Prefect starts.
+    read_cluster(parameters["cluster"])
+    read_workload(parameters["workload"])
+    prepare_prefect(project_state().prefect)
+    from flows.deployments.orchestration.server import start_prefect_server
+    from flows.deployments.parameters import ReplanParameters
+    from flows.deployments.replan import replan_flow
+
+    note("replanning; the first step starts Prefect")
+    start_prefect_server()
+    found = replan_flow(ReplanParameters(**parameters))
+    if as_json:
+        print_json(found)
+        return
+    rates = ", ".join(f"{name} {rate:.1f} rps" for name, rate in found["forecast_rps"].items())
+    show(f"forecast: {rates}; shares moved by {found['share_shift']:.1%}")
+    verdict = "worth a rollout" if found["roll_out"] else "not worth a rollout"
+    show(f"plan {found['plan_id']} is {verdict}: {found['reason']}")
+    show(f"outcome: {found['outcome']}")
+
+
+def _replay(
+    parameters: Mapping[str, Any], asked: "BacktestOptions", report: Report
+) -> "Backtested":
+    """Replay the table.
+
+    Raises:
+        InputError: a file does not fit the others.
+    """
+    from flows.cli.project import check_known
+    from flows.files import read_cluster, read_workload
+    from flows.operations.replanning.backtest_run import run_backtest
+    from flows.planning.stored_plans import load_profiles
+    from flows.workspace import workspace
+
+    files = (parameters["cluster"], parameters["workload"])
+    cluster, workload = read_cluster(files[0]), read_workload(files[1])
+    work = workspace(parameters["warehouse"])
+    check_known(work, files, (cluster, workload))
+    profiles, warnings = load_profiles(work, cluster, workload)
+    for text in warnings:
+        note(text)
+    if any(c.hourly_cost is None for c in cluster.gpu_classes):
+        note("no hourly_cost for every class: GPUs are counted, not their cost")
+    return run_backtest(profiles, cluster, workload, asked, report)
+
+
+def _check_chart(path: Path) -> None:
+    """Refuse a file that could not be drawn after a long run.
+
+    Raises:
+        InputError: it cannot be written, or nothing draws its type.
+    """
+    from flows.files import check_writable
+    from flows.reporting.backtest_chart import check_drawable
+
+    check_writable(path, makes_folders=True)
+    check_drawable(path)
+
+
+def _draw(done: "Backtested", path: Path) -> Path:
+    """Rates of every model and the GPUs used, over time.
+
+    Raises:
+        InputError: the picture cannot be written.
+    """
+    import numpy as np
+
+    from flows.reporting.backtest_chart import BacktestPicture, ModelCurve, draw_backtest
+    from triton_backend.contract.errors import InputError
+
+    found, rps = done.found, np.nan_to_num(done.history.rps)
+    spans = [rps[p.first : p.first + p.intervals] for p in found.periods]
+    edges = [p.first for p in found.periods]
+    edges.append(edges[-1] + found.periods[-1].intervals)
+    curves = [
+        ModelCurve(
+            name=name,
+            mean_rps=[float(span[:, number].mean()) for span in spans],
+            highest_rps=[float(span[:, number].max()) for span in spans],
+            planned_rps=[p.planned_rps[number] for p in found.periods],
+        )
+        for number, name in enumerate(found.names)
+    ]
+    picture = BacktestPicture(
+        title=f"Replanning: {found.served_fraction:.2%} of requests served with"
+        f" {found.mean_gpus / found.static_gpus:.0%} of the static plan's GPUs",
+        hours=[edge * found.interval_s / HOUR_S for edge in edges],
+        models=curves,
+        gpus=[p.gpus for p in found.periods],
+        static_gpus=found.static_gpus,
+        mean_gpus=found.mean_gpus,
+        served_percent=[
+            100.0 * sum(p.served_rps) / sum(p.offered_rps) if sum(p.offered_rps) else 100.0
+            for p in found.periods
+        ],
+    )
+    try:
+        return draw_backtest(picture, path)
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), f"cannot be drawn: {error}") from error

@@ -1,0 +1,26 @@
+"""`ui`: a small page over the running system."""
+
+from flows.cli import shared_options
+from flows.cli.console import show
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, WarehouseFile
+
+
+@command("ui", "poolpipe ui --port 8080")
+def ui(
+    *,
+    address: shared_options.Address = "127.0.0.1",
+    port: shared_options.Port = 8080,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Serve a small page over the running system."""
+    from flows.reporting.ui.server import run_page
+    from flows.state import project_state
+
+    run_page(
+        project_state().serve / "state.json",
+        address=address,
+        port=port,
+        warehouse=warehouse if warehouse.exists() else None,
+        on_ready=lambda url: show(f"{url} until Ctrl-C"),
+    )

@@ -1,0 +1,142 @@
+"""`warehouse check`, `compact`, `export`, `snapshot`, `prune`, `plans`, `runs`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.console import print_json, progress, show, table
+from flows.cli.registry import command, family
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
+
+family("warehouse", "Keep the warehouse file in order, and list what it holds.")
+
+
+@command("warehouse check", "poolpipe warehouse check")
+def check(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """What does not fit together; exit 1 where something does not."""
+    from flows.workspace import workspace
+    from warehouse import maintenance as steps
+
+    with workspace(warehouse).open(read_only=True) as store:
+        problems, sizes = steps.check(store), steps.table_sizes(store)
+    if as_json:
+        print_json({"problems": problems, "rows": sizes})
+    else:
+        show(table(("table", "rows"), sizes.items()))
+        show("\n".join(problems) or "sound")
+    if problems:
+        raise typer.Exit(1)
+
+
+@command("warehouse compact", "poolpipe warehouse compact")
+def compact(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """Write the file anew without what was deleted."""
+    from flows.cli.project import require
+    from warehouse.maintenance import compact
+
+    with progress("compacting"):
+        before, after = compact(require(warehouse))
+    if as_json:
+        print_json({"bytes_before": before, "bytes_after": after})
+        return
+    show(f"{warehouse}: {before:,} bytes before, {after:,} bytes now")
+
+
+@command("warehouse export", "poolpipe warehouse export parquet/")
+def export(
+    folder: Annotated[Path, typer.Argument(help="One Parquet file per table is written here.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Write every table as a Parquet file."""
+    from flows.workspace import workspace
+    from warehouse.maintenance import export_parquet
+
+    with workspace(warehouse).open(read_only=True) as store, progress("exporting"):
+        files = export_parquet(store, folder)
+    if as_json:
+        print_json({"files": files})
+        return
+    show(f"{len(files)} tables in {folder}")
+
+
+@command("warehouse snapshot", "poolpipe warehouse snapshot notebook.duckdb")
+def snapshot(
+    target: Annotated[Path, typer.Argument(help="The read-only copy.")],
+    *,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Copy the warehouse for notebooks and BI tools.
+
+    The copy is read-only, and whoever reads it holds no lock on the warehouse.
+    """
+    from flows.workspace import workspace
+    from warehouse import maintenance as steps
+
+    with workspace(warehouse).open(read_only=True) as store, progress("copying"):
+        steps.snapshot(store, target)
+    if as_json:
+        print_json({"snapshot": target})
+        return
+    show(f"{target} is a read-only copy of {warehouse}")
+
+
+@command("warehouse prune", "poolpipe warehouse prune --days 90")
+def prune(
+    *,
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Keep what is younger than this.")
+    ],
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Forget old minutes and replaced measurements.
+
+    Plans, results of runs and figures stay.
+    """
+    from datetime import timedelta
+
+    from flows.cli.project import require
+    from flows.clock import now_utc
+    from warehouse import maintenance as steps
+    from warehouse.db import open_warehouse
+
+    with open_warehouse(require(warehouse)) as store, progress("pruning"):
+        rows = steps.prune(store, now_utc() - timedelta(days=days))
+    if as_json:
+        print_json({"rows": rows})
+        return
+    show(table(("forgotten", "rows"), rows.items()))
+
+
+@command("warehouse plans", "poolpipe warehouse plans")
+def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """The newest plans."""
+    from flows.workspace import workspace
+    from warehouse.plans import list_plans
+
+    with workspace(warehouse).open(read_only=True) as store:
+        rows = list_plans(store)
+    if as_json:
+        print_json({"plans": rows})
+        return
+    names = ("plan_id", "planner", "objective", "value", "gap", "gpus", "added_at")
+    show(table(names, [[row[name] for name in names] for row in rows]))
+
+
+@command("warehouse runs", "poolpipe warehouse runs")
+def runs(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
+    """The newest runs: simulations, loads, quickstarts."""
+    from flows.workspace import workspace
+    from warehouse.runs import list_runs
+
+    with workspace(warehouse).open(read_only=True) as store:
+        rows = list_runs(store)
+    if as_json:
+        print_json({"runs": rows})
+        return
+    names = ("run_id", "kind", "plan_id", "report", "added_at")
+    show(table(names, [[row[name] for name in names] for row in rows]))

@@ -1,0 +1,152 @@
+"""`plan`: which GPUs serve which blocks of which model, stored and shown."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli import shared_options
+from flows.cli.console import notes, print_json, progress, show
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    ClusterFile,
+    WarehouseFile,
+    WorkloadFile,
+    pairs,
+    rates,
+)
+
+if TYPE_CHECKING:
+    from flows.planning import PlanOptions
+    from flows.workspace import Workspace
+    from triton_backend.contract.cluster import Cluster
+    from triton_backend.contract.plan import Plan
+    from triton_backend.contract.workload import Workload
+
+PerModel = Annotated[list[str] | None, typer.Option(metavar="MODEL=CLASS,CLASS")]
+
+AUTO = "auto"
+DEFAULT_MARGIN = "0.4"
+
+
+@command("plan", "poolpipe plan --cluster cluster.yaml --workload workload.yaml -o plan.json")
+def plan(
+    *,
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    planner: shared_options.Planner = "pool",
+    objective: shared_options.Objective = "throughput",
+    max_partitions: shared_options.MaxPartitions = 2,
+    slo_margin: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE|auto",
+            help="Share of every SLO that is kept free; `auto` chooses it per model by simulation.",
+        ),
+    ] = DEFAULT_MARGIN,
+    solver: shared_options.Solver = "highs",
+    time_limit: shared_options.TimeLimit = None,
+    previous: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="The plan in force: ties move the fewest GPUs."),
+    ] = None,
+    allow: PerModel = None,
+    exclude: PerModel = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL=RPS", help="A rate it keeps at least.")
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="It keeps the pools it has under --previous."),
+    ] = None,
+    overflow: Annotated[
+        bool,
+        typer.Option(
+            help="Let free GPUs run whole models beside the plan, within part of the margin."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Decide which GPUs serve which blocks of which model.
+
+    The plan is verified, stored and shown.
+    """
+    from flows.files import check_writable, read_cluster, read_workload, write_plan
+    from flows.planning import PlanOptions
+    from flows.planning.stored_plans import find_plan
+    from flows.workspace import workspace
+
+    work = workspace(warehouse)
+    asked = PlanOptions(
+        planner=planner,
+        objective=objective,
+        max_partitions=max_partitions,
+        slo_margin=_margin(DEFAULT_MARGIN if slo_margin == AUTO else slo_margin),
+        solver=solver,
+        time_limit_s=time_limit,
+        allowed_classes=_classes("--allow", allow),
+        excluded_classes=_classes("--exclude", exclude),
+        minimum_rps=rates("--keep", keep),
+        previous=None if previous is None else find_plan(work, previous),
+        pinned_models=tuple(pin or ()),
+        own={"overflow": True} if overflow else {},
+    )
+    check_writable(output)
+    files = (cluster, workload)
+    contents = (read_cluster(cluster), read_workload(workload))
+    with progress("planning"):
+        made = _plan(work, files, contents, asked, robust=slo_margin == AUTO)
+    if output is not None:
+        write_plan(output, made)
+    if as_json:
+        print_json(made.to_dict())
+        return
+    from flows.reporting.terminal import render_plan
+
+    show(render_plan(made))
+    show(f"stored in {warehouse}" + (f", written to {output}" if output else ""))
+
+
+def _margin(text: str) -> float:
+    from triton_backend.contract.errors import InputError
+
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}") from error
+
+
+def _classes(option: str, texts: list[str] | None) -> dict[str, tuple[str, ...]]:
+    return {model: tuple(names.split(",")) for model, names in pairs(option, texts).items()}
+
+
+def _plan(
+    work: "Workspace",
+    files: tuple[Path, Path],
+    contents: "tuple[Cluster, Workload]",
+    asked: "PlanOptions",
+    *,
+    robust: bool,
+) -> "Plan":
+    """The stored plan, with artifacts where the classes of the cluster run here."""
+    from flows.cli.project import check_known, naming
+    from flows.files import read_device_classes
+    from flows.planning.stored_plans import plan_step
+    from flows.release.artifacts import attach_artifacts
+
+    check_known(work, files, contents)
+    with naming(*files):
+        planned = plan_step(work, *contents, asked, robust=robust)
+    notes(planned.warnings)
+    notes(planned.plan.certificate.get("notes", ()))
+    devices = read_device_classes(files[0])
+    used = [name for name, count in planned.plan.gpus_used.items() if count]
+    if used and all(name in devices for name in used):
+        return attach_artifacts(work, planned.plan, devices)
+    return planned.plan

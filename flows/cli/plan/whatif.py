@@ -1,0 +1,179 @@
+"""`whatif`: a plan per value of one input, as a table, a chart and rows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli import shared_options
+from flows.cli.console import note, notes, print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    ClusterFile,
+    WarehouseFile,
+    WorkloadFile,
+)
+
+if TYPE_CHECKING:
+    from flows.planning.sweep import Point, Situation
+
+Curves = Mapping[str, "Sequence[Point]"]
+
+
+@command(
+    "whatif",
+    "poolpipe whatif --cluster cluster.yaml --workload workload.yaml --vary slo-scale"
+    " --values 2:10:1 --planner pool --planner no-partitioning --chart slo.svg",
+    "poolpipe whatif --cluster cluster.yaml --workload workload.yaml --vary gpus:L4"
+    " --values 4,8,16",
+)
+def whatif(
+    *,
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    vary: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT[:CLASS]", help="gpus, ratio, slo-scale, bandwidth, margin or classes."
+        ),
+    ],
+    values: Annotated[
+        str, typer.Option(metavar="A,B,C|FROM:TO:STEP", help="What is put in its place.")
+    ],
+    planner: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A curve for each; `pool` without it."),
+    ] = None,
+    objective: shared_options.Objective = "throughput",
+    max_partitions: shared_options.MaxPartitions = 2,
+    slo_margin: Annotated[float, typer.Option(metavar="SHARE", min=0.0, max=0.99)] = 0.4,
+    time_limit: shared_options.TimeLimit = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves here (.png, .svg).")
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Vary one input of a plan and draw the curve."""
+    from flows.files import check_writable
+    from flows.planning import PlanOptions
+    from flows.planning.sweep import what_if
+
+    check_writable(chart, makes_folders=True)
+    numbers = parse_values(values)
+    curves: dict[str, list[Point]] = {}
+    with progress("planning") as report:
+        for name in planner or ["pool"]:
+            asked = PlanOptions(
+                planner=name,
+                objective=objective,
+                max_partitions=max_partitions,
+                slo_margin=slo_margin,
+                time_limit_s=time_limit,
+            )
+            situation = _situation(warehouse, (cluster, workload), asked)
+            curves[name] = []
+            for number in numbers:
+                report(f"planning with {name}, {vary} at {number:g}")
+                curves[name] += what_if(situation, vary, [number])
+    if chart is not None:
+        _draw(curves, (vary, objective), chart)
+    document: dict[str, Any] = {
+        "vary": vary,
+        "objective": objective,
+        "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
+    }
+    run_id = _keep(warehouse, document, curves)
+    if as_json:
+        print_json(document | ({} if run_id is None else {"run_id": run_id}))
+        return
+    _print(vary, curves)
+    show(f"stored as {run_id}" if run_id else "not stored")
+
+
+def parse_values(text: str) -> list[float]:
+    """`1,2.5,4` or `2:10:1`, the last included.
+
+    Raises:
+        InputError: it is neither, or no value is left.
+    """
+    from triton_backend.contract.errors import InputError
+
+    try:
+        if ":" not in text:
+            return [float(part) for part in text.split(",")]
+        first, last, step = (float(part) for part in text.split(":"))
+        count = int((last - first) / step + 1e-9) + 1
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise InputError("--values", f"{text!r} is neither A,B,C nor FROM:TO:STEP") from error
+    if count < 1:
+        raise InputError("--values", f"{text!r} names no value")
+    return [first + step * index for index in range(count)]
+
+
+def _situation(warehouse: Path, files: tuple[Path, Path], asked: Any) -> "Situation":
+    from flows.cli.project import check_known
+    from flows.files import read_cluster, read_workload
+    from flows.planning.stored_plans import load_profiles
+    from flows.planning.sweep import Situation
+    from flows.workspace import workspace
+
+    work, cluster, workload = workspace(warehouse), read_cluster(files[0]), read_workload(files[1])
+    check_known(work, files, (cluster, workload))
+    profiles, warnings = load_profiles(work, cluster, workload)
+    notes(warnings)
+    return Situation(profiles=profiles, cluster=cluster, workload=workload, options=asked)
+
+
+def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
+    from flows.reporting.plots import Curve, curve_chart
+    from triton_backend.contract.errors import InputError
+
+    drawn = [
+        Curve(
+            label=name,
+            x=[p.value for p in points if p.objective is not None],
+            y=[p.objective for p in points if p.objective is not None],
+        )
+        for name, points in curves.items()
+    ]
+    try:
+        curve_chart(drawn, path, x_label=labels[0], y_label=labels[1], title="what if")
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), f"cannot be drawn: {error}") from error
+
+
+def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str | None:
+    """The run's id; a warehouse that is in use does not spoil the curve."""
+    from flows.planning.stored_sweeps import keep_sweep
+    from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
+
+    try:
+        return keep_sweep(workspace(warehouse), document, curves)
+    except InputError as error:
+        note(f"not stored: {error}")
+        return None
+
+
+def _print(vary: str, curves: Curves) -> None:
+    """The table, and beneath it why values have no plan (a column of that would squeeze it)."""
+    from flows.reporting import words
+
+    points = [(name, point) for name, curve in curves.items() for point in curve]
+    rows = [
+        (
+            f"{point.value:g}",
+            name,
+            point.objective,
+            words.percent(point.gap, 2),
+            None if point.gpus_used is None else sum(point.gpus_used.values()),
+            point.solve_seconds,
+        )
+        for name, point in points
+    ]
+    show(table((vary, "planner", "objective", "gap", "GPUs", "seconds"), rows))
+    notes([f"{name} at {point.value:g}: {point.reason}" for name, point in points if point.reason])

@@ -1,0 +1,60 @@
+"""`engines`: TensorRT engines for the stages of a plan."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flows.cli.console import print_json, progress, show
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    Capability,
+    Library,
+    PlanArgument,
+    PlanOption,
+    WarehouseFile,
+    pairs,
+)
+
+
+@command("engines", "poolpipe engines plan.json -o served.json")
+def engines(
+    plan: PlanArgument = None,
+    *,
+    plan_option: PlanOption = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The plan with its engines named.")
+    ] = Path("plan.json"),
+    precision: Annotated[
+        Literal["fp32", "fp16"] | None,
+        typer.Option(help="Without it what each class was measured in, else fp32."),
+    ] = None,
+    library: Library = None,
+    capability: Capability = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Build TensorRT engines for a plan's stages.
+
+    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers.
+    """
+    from flows.cli.project import the_plan
+    from flows.files import check_writable, write_plan
+    from flows.preparation.building.tensorrt.requests import EngineSettings
+    from flows.release.artifacts import attach_engines
+    from flows.workspace import workspace
+
+    check_writable(output)
+    settings = EngineSettings(
+        library=library, compute_capabilities=pairs("--capability", capability)
+    )
+    with progress("building engines"):
+        found = the_plan(plan, plan_option, warehouse)
+        attached = attach_engines(workspace(warehouse), found, settings, precision)
+    write_plan(output, attached)
+    if as_json:
+        print_json(attached.to_dict())
+        return
+    show(f"plan {attached.plan_id} with an engine for every stage is in {output}")

@@ -1,0 +1,161 @@
+"""`profile`: every block measured that was not measured yet."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import note, print_json, progress, show, table
+from flows.cli.prepare.selection import Names, cpu_classes, engine_options, model_names
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    Capability,
+    ClusterFile,
+    Library,
+    Precision,
+    Runtime,
+    WarehouseFile,
+    pairs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.preparation.profiling.measure import CellKey, MeasureLimits
+    from flows.preparation.profiling.model_profile import Prepared
+    from flows.workspace import Workspace
+
+
+@command(
+    "profile",
+    "poolpipe profile resnet --cluster cluster.yaml",
+    "poolpipe profile resnet --cluster gpus.yaml --runtime tensorrt --gpu L4=0",
+)
+def profile(
+    names: Names = None,
+    *,
+    cluster: ClusterFile,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Batch sizes; all up to the split's without it."),
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0.01, max=1e4, help="Most seconds for one cell, warm-up apart."
+        ),
+    ] = 0.5,
+    runtime: Runtime = "onnxruntime",
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=GPU", help="tensorrt: index or uuid of a GPU of a class."),
+    ] = None,
+    precision: Precision = "fp32",
+    library: Library = None,
+    capability: Capability = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Measure every block that was not measured yet.
+
+    On every class of the cluster, vGPU divisor and batch; an interruption loses one cell.
+    """
+    from flows.preparation.profiling.measure import MeasureLimits
+    from flows.preparation.profiling.model_profile import profile_step
+    from flows.preparation.splitting.stored_split import read_split
+    from flows.workspace import workspace
+
+    work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
+    if runtime == "tensorrt":
+        options = engine_options(batch, precision, library, capability)
+        gpus = pairs("--gpu", gpu)
+        _profile_engines(
+            work, model_names(work, names), cluster, (options, gpus, limits), as_json=as_json
+        )
+        return
+    classes = cpu_classes(cluster)
+    with progress("profiling") as report:
+
+        def on_cell(at: int, of: int, key: "CellKey") -> None:
+            place = f"block {key.block} on {key.gpu_class} 1/{key.vgpu_divisor}, batch {key.batch}"
+            report(f"{key.model}: cell {at + 1} of {of}, {place}")
+
+        done = [
+            profile_step(
+                work,
+                read_split(work, name),
+                classes,
+                batches=batch,
+                limits=limits,
+                progress=on_cell,
+            )
+            for name in model_names(work, names)
+        ]
+    if as_json:
+        print_json({model.name: _prepared(model) for model in done})
+        return
+    for model in done:
+        show(model.in_words())
+    rows = [
+        (model.name, gpu_class, f"1/{divisor}", batch, f"{ratio:.3f}")
+        for model in done
+        for (gpu_class, divisor, batch), ratio in sorted(model.ratios.items())
+    ]
+    show(table(("model", "class", "vGPU", "batch", "blocks' sum / whole"), rows))
+
+
+def _prepared(model: "Prepared") -> dict[str, object]:
+    return {
+        "blocks": model.blocks,
+        "artifacts": {"built": model.artifacts_built, "reused": model.artifacts_reused},
+        "cells": {"measured": model.cells_measured, "reused": model.cells_reused},
+        "sum_ratios": [
+            {"gpu_class": c, "vgpu_divisor": v, "batch": b, "ratio": ratio}
+            for (c, v, b), ratio in sorted(model.ratios.items())
+        ],
+    }
+
+
+def _profile_engines(
+    work: "Workspace",
+    names: list[str],
+    cluster: Path,
+    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits]",
+    *,
+    as_json: bool,
+) -> None:
+    """Build what is missing and measure every block on (engine options, GPU by class, limits)."""
+    from flows.files import read_cluster
+    from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
+    from flows.preparation.splitting.stored_split import read_split
+    from triton_backend.contract.errors import InputError
+    from triton_backend.runtimes.mps import MpsDaemon
+
+    options, gpus, limits = asked
+    if not gpus:
+        raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
+    known = read_cluster(cluster)
+    rows: list[tuple[str, str, int]] = []
+    with progress("profiling") as say_more, TemporaryDirectory(prefix="mps-") as folder:
+        for gpu_class, gpu in gpus.items():
+            wanted = ProfiledGpuClass(
+                name=gpu_class,
+                gpu=ProfiledGpu(name=gpu, daemon=MpsDaemon.in_folder(Path(folder), ())),
+                divisors=known.gpu_class(gpu_class).vgpu_divisors,
+            )
+            for name in names:
+                say_more(f"measuring {name} on {gpu_class}")
+                _, measured = gpu_profile_step(
+                    work, read_split(work, name), wanted, options, limits=limits
+                )
+                rows.append((name, gpu_class, measured.cells))
+                if measured.left_out is not None:
+                    note(f"parts of {gpu_class} left out: {measured.left_out}")
+    if as_json:
+        print_json([{"model": m, "gpu_class": c, "cells_measured": n} for m, c, n in rows])
+        return
+    show(table(("model", "class", "cells measured"), rows))

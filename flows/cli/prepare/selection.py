@@ -1,0 +1,94 @@
+"""What the commands of this group act on: models that were split, classes, and how engines are built."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import note, notes
+from flows.cli.shared_options import pairs
+
+if TYPE_CHECKING:
+    from flows.preparation.building.onnxruntime import CpuClass
+    from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.workspace import Workspace
+
+Names = Annotated[
+    list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
+]
+
+
+def model_names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
+    """The models asked for, or all that were split here."""
+    from triton_backend.contract.errors import InputError
+    from warehouse import profiles
+
+    if names:
+        return list(names)
+    with work.open(read_only=True) as store:
+        found = [
+            n
+            for n in profiles.model_names(store)
+            if profiles.find_model(store, n).folder is not None
+        ]
+    if not found:
+        raise InputError(str(work.warehouse), "no model was split; `poolpipe split` does that")
+    return found
+
+
+def cpu_classes(cluster: Path) -> "list[CpuClass]":
+    """CPU classes of a cluster file with their divisors; classes without a runtime are named."""
+    from flows.files import read_cluster, read_device_classes
+    from flows.preparation.building.onnxruntime import CpuClass
+    from triton_backend.contract.errors import InputError
+
+    known, devices = read_cluster(cluster), read_device_classes(cluster)
+    if not devices:
+        raise InputError(
+            f"{cluster}, gpu_classes", "none has a `runtime: {cores, threads, stretch}` to run here"
+        )
+    without = [c.name for c in known.gpu_classes if c.name not in devices]
+    notes(f"class {name} has no runtime here, left out" for name in without)
+    return [
+        CpuClass(device=device, divisors=known.gpu_class(name).vgpu_divisors)
+        for name, device in devices.items()
+    ]
+
+
+def gpu_classes(cluster: Path) -> list[str]:
+    """Classes of a cluster file that no CPU stands in for."""
+    from flows.files import read_cluster, read_device_classes
+    from triton_backend.contract.errors import InputError
+
+    on_cpu = read_device_classes(cluster)
+    classes = [c.name for c in read_cluster(cluster).gpu_classes]
+    found = [name for name in classes if name not in on_cpu]
+    if not found:
+        raise InputError(
+            f"{cluster}, gpu_classes", "every class has a `runtime` on CPUs, none is a GPU"
+        )
+    for name in classes:
+        if name in on_cpu:
+            note(f"class {name} runs on CPUs, left out")
+    return found
+
+
+def engine_options(
+    batches: list[int] | None, precision: str, library: str | None, capability: list[str] | None
+) -> "EngineOptions":
+    """How engines are built: batch sizes (the usual ones without), precision, library, cards.
+
+    Raises:
+        InputError: a capability is not `CLASS=8.9`.
+    """
+    from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.preparation.building.tensorrt.requests import DEFAULT_BATCHES, EngineSettings
+
+    return EngineOptions(
+        batches=tuple(sorted(set(batches))) if batches else DEFAULT_BATCHES,
+        precision=precision,
+        settings=EngineSettings(
+            library=library, compute_capabilities=pairs("--capability", capability)
+        ),
+    )

@@ -1,0 +1,76 @@
+"""`split`: a model cut into blocks."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.console import cell, print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
+
+
+@command("split", "poolpipe split resnet50.onnx --name resnet --blocks 10")
+def split(
+    model: Annotated[Path, typer.Argument(help="An ONNX file; external data beside it.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the model; the file's name without it.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks wanted.")] = 10,
+    max_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Largest batch it is checked at.")
+    ] = 8,
+    layer_times: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Cut by these times (`layer-times`), not this CPU's."),
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Cut a model into blocks, check the cuts, and store them."""
+    from flows.preparation.splitting.stored_split import split_step
+    from flows.workspace import workspace
+
+    with progress(f"splitting {model}"):
+        found = split_step(
+            workspace(warehouse),
+            model,
+            name or model.stem,
+            blocks=blocks,
+            max_batch=max_batch,
+            layer_times=layer_times,
+        )
+    if as_json:
+        print_json(
+            {
+                "name": found.name,
+                "key": found.key,
+                "folder": found.folder,
+                "blocks": found.blocks,
+                "cuts": found.cuts,
+                "legal_cuts": found.legal_cuts,
+                "block_times_us": found.block_times_us,
+                "boundary_bytes": found.boundary_bytes,
+                "boundaries": [[s.to_dict() for s in specs] for specs in found.boundaries],
+                "inputs": [s.to_dict() for s in found.inputs],
+                "outputs": [s.to_dict() for s in found.outputs],
+                "check": dict(found.check),
+                "reused": found.reused,
+            }
+        )
+        return
+    total = sum(found.block_times_us)
+    rows = [
+        (
+            str(block),
+            f"{found.cuts[block]} to {found.cuts[block + 1] - 1}",
+            f"{time / total:.1%}",
+            cell(found.boundary_bytes[block] if block + 1 < found.blocks else None),
+        )
+        for block, time in enumerate(found.block_times_us)
+    ]
+    show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
+    done = "reused from" if found.reused else "written to"
+    show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
+    show(str(found.folder))

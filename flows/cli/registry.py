@@ -1,0 +1,103 @@
+"""Commands, found by looking: one file each, below the package of their group.
+
+A command is a function under `@command(WORDS, EXAMPLE, ...)` in a file of its group's package, named
+as users type it; nothing else lists it. Not here: what commands do, and any heavy import.
+"""
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+# In the order of a first day with it; a group's heading is its package's docstring.
+GROUPS = ("start", "prepare", "plan", "simulate", "serve", "operate")
+PACKAGE = "flows.cli"
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One command: its words (`warehouse`, `check`), its function and what its help ends with."""
+
+    module: str
+    words: tuple[str, ...]
+    function: Callable[..., None]
+    examples: tuple[str, ...]
+
+
+_declared: list[Declared] = []
+_families: dict[str, str] = {}
+
+
+def command(words: str, *examples: str) -> Callable[[Function], Function]:
+    """Declare the decorated function a command: `simulate`, or `warehouse check` of a family."""
+
+    def declare(function: Function) -> Function:
+        _declared.append(
+            Declared(
+                module=function.__module__,
+                words=tuple(words.split()),
+                function=function,
+                examples=examples,
+            )
+        )
+        return function
+
+    return declare
+
+
+def family(word: str, about: str) -> None:
+    """Declare a word under which several commands stand."""
+    _families[word] = about
+
+
+class GroupedCommands(TyperGroup):
+    """Help that lists commands under the headings of their groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per group."""
+        del ctx
+        sections: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands))
+        for name, found in self.commands.items():
+            heading = str(getattr(found, "rich_help_panel", None) or "Commands")
+            line = found.get_short_help_str(formatter.width - 6 - width)
+            sections.setdefault(heading, []).append((name.ljust(width), line))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Import every file of every group, and give the application what they declare."""
+    families: dict[str, typer.Typer] = {}
+    for group in GROUPS:
+        package = import_module(f"{PACKAGE}.{group}")
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            import_module(found.name)
+        heading = (package.__doc__ or group).rstrip(".")
+        mine = [d for d in _declared if d.module.startswith(f"{package.__name__}.")]
+        for declared in sorted(mine, key=lambda d: d.words):
+            *above, name = declared.words
+            parent = app
+            for word in above:
+                if word not in families:
+                    families[word] = typer.Typer(help=_families[word])
+                    app.add_typer(families[word], name=word, rich_help_panel=heading)
+                parent = families[word]
+            parent.command(
+                name,
+                epilog=_example(declared.examples),
+                rich_help_panel=None if above else heading,
+            )(declared.function)
+
+
+def _example(lines: tuple[str, ...]) -> str:
+    """The end of a help page: one command a user can copy, or several, each on a line."""
+    # The backspace tells the formatter to leave these lines as they are.
+    return "\n".join(("\b", "Example:", *(f"  {line}" for line in lines)))

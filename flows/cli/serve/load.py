@@ -1,0 +1,159 @@
+"""`load`: open-loop load on the live endpoint, by a process of its own."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from flows.cli import shared_options
+from flows.cli.console import print_json, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
+
+
+@command(
+    "load", "poolpipe load --plan plan.json --url 127.0.0.1:8001 --load-factor 0.8 --duration 30"
+)
+def load(
+    plan: PlanArgument = None,
+    *,
+    plan_option: PlanOption = None,
+    url: Annotated[
+        str | None, typer.Option(help="host:port; what `poolpipe serve` started without it.")
+    ] = None,
+    protocol: Literal["grpc", "http"] = "grpc",
+    ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="gRPC over TLS, trusting this authority.")
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Our own certificate, for mutual TLS.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    arrivals: shared_options.ArrivalsFrom = "poisson",
+    shape: shared_options.Shape = 0.3,
+    load_factor: shared_options.LoadFactor = None,
+    rate: shared_options.Rate = None,
+    reference_plan: shared_options.ReferencePlan = None,
+    model: shared_options.Models = None,
+    duration: shared_options.Duration = 30.0,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, max=4096, help="Samples in each request.")
+    ] = 1,
+    deadline_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1e7, help="Send this deadline with every request, not the SLO."
+        ),
+    ] = None,
+    seed: shared_options.Seed = 0,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=FILE.npz", help="Samples to send and the right answers."),
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Write every request's record to this .npz file.")
+    ] = None,
+    trace_time: shared_options.TraceTime = "arrival_s",
+    trace_model: shared_options.TraceModel = None,
+    trace_interval: shared_options.TraceInterval = None,
+    trace_names: shared_options.TraceNames = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Send open-loop load to the live endpoint.
+
+    Attainment and latency are measured from the intended send times.
+    """
+    from flows.cli.project import keep_run, plan_file, plan_text
+    from flows.clock import now_utc
+    from flows.files import read_plan
+    from flows.quickstart.load_process import LoadRequest, run_load
+    from flows.release.server.running import read_state
+    from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
+
+    work = workspace(warehouse)
+    file = plan_file(work, plan_text(plan, plan_option))
+    served, state = read_plan(file), work.state
+    if url is None:
+        running = read_state(state.serve)
+        url = running.grpc_url if protocol == "grpc" else running.http_url
+    kept = records or state.reports / f"load-{now_utc():%Y%m%dT%H%M%S%f}.npz"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(str(kept), f"cannot be written: {error.strerror}") from error
+    more = {
+        "ca": ca,
+        "cert": cert,
+        "key": key,
+        "arrivals": arrivals,
+        "shape": shape,
+        "rate": rate,
+        "reference-plan": reference_plan and plan_file(work, reference_plan),
+        "model": model,
+        "samples": samples,
+        "deadline-ms": deadline_ms,
+        "trace-time": trace_time,
+        "trace-model": trace_model,
+        "trace-interval": trace_interval,
+        "map": trace_names,
+    }
+    found = run_load(
+        LoadRequest(
+            plan=file,
+            url=url,
+            protocol=protocol,
+            duration_s=duration,
+            load_factor=load_factor,
+            seed=seed,
+            records=kept,
+            checks={n: Path(file) for n, file in shared_options.pairs("--check", check).items()},
+            more=_arguments(more),
+        ),
+        keep_interrupted=True,
+    )
+    stated = more | {"url": url, "protocol": protocol, "records": str(kept.resolve())}
+    run_id = keep_run(warehouse, "load", served, (_plain(stated), found))
+    if run_id is None and records is None:
+        kept.unlink(missing_ok=True)
+    if as_json:
+        print_json(found | ({} if run_id is None else {"run_id": run_id}))
+    else:
+        _print(found)
+        for text, count in found.get("messages", {}).items():
+            show(f"{count} x {text}")
+        show(f"stored as {run_id}" if run_id else "not stored")
+    if found.get("interrupted"):
+        raise KeyboardInterrupt  # what was measured until then is told; the exit code says why
+
+
+def _arguments(more: dict[str, Any]) -> list[str]:
+    """Options as the load generator's command line has them; what was not given is left out."""
+    every = [
+        (name, item)
+        for name, value in more.items()
+        for item in (value if isinstance(value, list) else [value])
+    ]
+    return [f"--{name}={value}" for name, value in every if value is not None]
+
+
+def _plain(stated: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in stated.items()}
+
+
+def _print(found: dict[str, Any]) -> None:
+    from flows.reporting import words
+
+    rows = [
+        (
+            name,
+            *(row[count] for count in ("offered", "served", "late", "dropped", "failed")),
+            words.percent(row["attainment"], 2),
+            words.milliseconds(row["latency_ms"]["p50"]),
+            words.milliseconds(row["latency_ms"]["p99"]),
+        )
+        for name, row in found["models"].items()
+    ]
+    head = ("model", "offered", "served", "late", "dropped", "failed", "attainment", "p50", "p99")
+    show(table(head, rows))

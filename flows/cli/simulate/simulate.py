@@ -1,0 +1,169 @@
+"""`simulate`: a plan against offered load, in virtual time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli import shared_options
+from flows.cli.console import print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import (
+    WAREHOUSE,
+    AsJson,
+    PlanArgument,
+    PlanOption,
+    WarehouseFile,
+    pairs,
+)
+
+if TYPE_CHECKING:
+    from triton_backend.simulator.results import SimResult
+
+
+@command(
+    "simulate",
+    "poolpipe simulate --plan plan.json --load-factor 0.9 --duration 60",
+    "poolpipe simulate --plan plan.json --arrivals trace.csv.gz --trace-time t_s"
+    " --trace-model service --map code=resnet --find-goodput 0.99",
+)
+def simulate(
+    plan: PlanArgument = None,
+    *,
+    plan_option: PlanOption = None,
+    policy: shared_options.Policy = "reservation",
+    arrivals: shared_options.ArrivalsFrom = "poisson",
+    shape: shared_options.Shape = 0.3,
+    load_factor: shared_options.LoadFactor = None,
+    rate: shared_options.Rate = None,
+    reference_plan: shared_options.ReferencePlan = None,
+    model: shared_options.Models = None,
+    nic: shared_options.Nic = "shared",
+    count_io: Annotated[
+        bool, typer.Option("--count-io", help="Move inputs and answers over the links too.")
+    ] = False,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission", help="Refuse on arrival what the gateway refuses under overload."
+        ),
+    ] = False,
+    duration: shared_options.Duration = 30.0,
+    seed: shared_options.Seed = 0,
+    noise: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0.0, max=10.0, help="Coefficient of variation of a stage's run time."
+        ),
+    ] = 0.0,
+    find_goodput: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", min=0.0, max=1.0, help="Search the highest load with this attainment."
+        ),
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE[:GPU]@FROM-TO", help="Gone for so long; also vgpu:3@5-10."),
+    ] = None,
+    change_to: Annotated[
+        str | None, typer.Option(metavar="PLAN", help="A plan that takes over in the middle.")
+    ] = None,
+    change_at: Annotated[
+        float, typer.Option(metavar="S", min=0.0, max=1e7, help="When it does.")
+    ] = 10.0,
+    trace_time: shared_options.TraceTime = "arrival_s",
+    trace_model: shared_options.TraceModel = None,
+    trace_interval: shared_options.TraceInterval = None,
+    trace_names: shared_options.TraceNames = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one row per request into this Parquet file."),
+    ] = None,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Run a plan against load, in virtual time.
+
+    The scheduler is the one that serves.
+    """
+    from flows.cli.project import keep_run, the_plan
+    from flows.cli.simulate.request import OfferedLoad, SimulationRequest, parse_failure
+    from flows.planning.stored_plans import find_plan
+    from flows.workspace import workspace
+    from triton_backend.simulator.records import OPTIONAL, request_columns
+    from triton_backend.simulator.scenario import PlanChange, SimOptions
+    from warehouse.parquet import write_columns
+
+    work = workspace(warehouse)
+    request = SimulationRequest(
+        options=SimOptions(
+            policy=policy,
+            load_factor=1.0 if load_factor is None else load_factor,
+            rate_rps=rate,
+            reference=None if reference_plan is None else find_plan(work, reference_plan),
+            models=None if model is None else tuple(model),
+            nic=nic,
+            count_io=count_io,
+            admission=admission,
+            duration_s=duration,
+            seed=seed,
+            latency_noise_cv=noise,
+            failures=tuple(map(parse_failure, fail or ())),
+            change=None
+            if change_to is None
+            else PlanChange(at_s=change_at, plan=find_plan(work, change_to)),
+        ),
+        load=OfferedLoad(
+            arrivals=arrivals,
+            shape=shape,
+            time_column=trace_time,
+            model_column=trace_model,
+            interval_s=trace_interval,
+            names=pairs("--map", trace_names),
+        ),
+    )
+    found = the_plan(plan, plan_option, warehouse)
+    with progress("simulating"):
+        result = request.run(found, find_goodput)
+        if records is not None:
+            write_columns(records, request_columns(result), OPTIONAL)
+    out = result.to_dict()
+    run_id = keep_run(warehouse, "simulate", found, (request.to_dict(), out))
+    if as_json:
+        print_json(out | ({} if run_id is None else {"run_id": run_id}))
+        return
+    _print(result)
+    show(f"stored as {run_id}" if run_id else "not stored")
+
+
+def _print(result: "SimResult") -> None:
+    from flows.reporting import words
+
+    rows = [
+        (
+            model.name,
+            model.offered,
+            model.served,
+            model.late,
+            model.dropped,
+            words.percent(model.attainment, 2),
+            words.milliseconds(model.p50_ms),
+            words.milliseconds(model.p99_ms),
+            model.mean_batch,
+        )
+        for model in result.models
+    ]
+    head = ("model", "offered", "served", "late", "dropped", "attainment", "p50", "p99", "batch")
+    show(table(head, rows))
+    busy = ", ".join(
+        f"{words.percent(share)} of {name}" for name, share in result.utilisation.items()
+    )
+    show(f"attainment {words.percent(result.attainment, 2)}; busy: {busy}")
+    if result.goodput:
+        rows = [(name, found["load_factor"], found["rps"]) for name, found in _found(result)]
+        show(table(("goodput", "load factor", "requests/s"), rows))
+
+
+def _found(result: "SimResult") -> list[tuple[str, dict[str, float]]]:
+    return [("all together", result.goodput["joint"]), *result.goodput["models"].items()]

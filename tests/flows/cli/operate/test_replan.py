@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from tests.flows.cli.conftest import Command
+
+
+@pytest.mark.usefixtures("profiled")
+def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
+    minutes = [30 + 20 * (minute // 30 % 2) for minute in range(180)]
+    rows = "".join(f"{minute},{count}\n" for minute, count in enumerate(minutes))
+    Path("counts.csv").write_text("minute,f1\n" + rows)
+    ran = poolpipe(
+        "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml", "--json",
+        "--backtest", "counts.csv", "--map", "f1=net", "--warm-up-hours", "1",
+        "--period-hours", "1", "--chart", "chart.png",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert (ran.document["periods"], ran.document["models"]) == (2, ["net"])
+    assert 0 < ran.document["served_fraction"] <= 1
+    assert Path("chart.png").stat().st_size > 1000
+    refused = poolpipe(
+        "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml",
+        "--backtest", "counts.csv",
+    )  # fmt: skip
+    assert refused.code == 2
+    assert "no column 'net'; it has minute, f1" in refused.err
+    for option, value, reason in (
+        ("--peak", "moon=5", "'moon' is not a model of the workload"),
+        ("--map", "f1=moon", "'moon' is not a model of the workload"),
+        ("--chart", "chart.moon", "cannot be drawn: its type is none of"),
+    ):
+        refused = poolpipe(
+            "replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml",
+            "--backtest", "counts.csv", option, value,
+        )  # fmt: skip
+        assert refused.code == 2
+        assert reason in refused.err

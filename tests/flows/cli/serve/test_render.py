@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+
+from tests.flows.cli.conftest import Command
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_plan_is_rendered_for_containers(poolpipe: Command) -> None:
+    found = poolpipe("render", "plan.json", "--target", "container", "-o", "bundle", "--json")
+    assert found.code == 0, found.err
+    assert found.document["containers"][0] == "gateway"
+    assert Path("bundle", "compose.yaml").is_file()
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--name", "Not A Label")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is not a DNS label" in refused.err
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_bundle_for_another_target_is_wrong_usage(poolpipe: Command) -> None:
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--target", "moon")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--target" in refused.err

@@ -1,0 +1,182 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from flows.cli.simulate.request import OfferedLoad, SimulationRequest, parse_failure
+from tests.fakes.plans import two_stages
+from tests.flows.cli.conftest import Command
+from triton_backend.simulator.scenario import PlanChange, SimOptions
+
+SIMULATE = ("simulate", "--plan", "plan.json", "--duration", "2")
+pytestmark = pytest.mark.usefixtures("planned")
+
+
+def test_simulate_json_has_every_promised_field(poolpipe: Command) -> None:
+    found = poolpipe(*SIMULATE, "--load-factor", "0.5", "--seed", "3", "--json").document
+    assert (found["policy"], found["seed"], found["duration_s"]) == ("reservation", 3, 2)
+    net = found["models"]["net"]
+    assert net["offered"] == net["served"] + net["late"] + net["dropped"] > 0
+    assert net.keys() >= {"attainment", "latency_ms", "mean_batch"}
+    assert found["utilisation"].keys() == {"fast", "slow"}
+    assert found["decisions"]["count"] > 0
+    assert found["wall_seconds"] > 0
+    assert "goodput" not in found
+
+
+def test_the_same_seed_gives_the_same_result(poolpipe: Command) -> None:
+    first, second = (poolpipe(*SIMULATE, "--seed", "5", "--json").document for _ in range(2))
+    assert first["models"] == second["models"]
+
+
+def test_goodput_is_found_jointly_and_alone(poolpipe: Command) -> None:
+    found = poolpipe(*SIMULATE, "--find-goodput", "0.9", "--json").document["goodput"]
+    assert found["joint"] == found["models"]["net"]
+    assert 0 < found["joint"]["load_factor"] <= 1
+    alone = poolpipe(*SIMULATE, "--find-goodput", "0.9", "--model", "net", "--json").document
+    assert alone["goodput"] == found
+
+
+def test_a_table_is_shown_without_json(poolpipe: Command) -> None:
+    ran = poolpipe(*SIMULATE, "--find-goodput", "0.9")
+    assert ran.code == 0
+    assert "attainment" in ran.out
+    assert "all together" in ran.out
+
+
+def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
+    rows = "".join(f"{i / 50},code\n" for i in range(100))
+    with gzip.open("trace.csv.gz", "wt") as file:
+        file.write("t_s,service\n" + rows)
+    Path("counts.csv").write_text("minute,net\n0,600\n1,600\n")
+    by_request = poolpipe(
+        *SIMULATE, "--arrivals", "trace.csv.gz", "--trace-time", "t_s",
+        "--trace-model", "service", "--map", "code=net", "--rate", "40", "--json",
+    )  # fmt: skip
+    assert by_request.document["offered_rps"] == pytest.approx(40, abs=2)
+    by_count = poolpipe(
+        *SIMULATE, "--arrivals", "counts.csv", "--trace-interval", "60", "--rate", "40", "--json"
+    )
+    assert by_count.document["offered_rps"] == pytest.approx(40, abs=15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--policy", "luck"), "'luck' is none of"),
+        (("--nic", "none"), "'none' is none of"),
+        (("--model", "other"), "no model 'other'; it has net"),
+        (("--arrivals", "none.csv"), "none.csv: no such file"),
+        (("--arrivals", "plan.json"), "no column 'arrival_s'"),
+        (("--reference-plan", "none.json"), "none.json: no such file"),
+        (("--map", "code"), "is not NAME=VALUE"),
+        (("--fail", "fast"), "'fast' is none of NODE@5-10"),
+        (("--fail", "attic@0-1"), "no node named 'attic'"),
+        (("--fail", "fast-0@2-1"), "lasts from 2.0 s to 1.0 s"),
+        (("--change-to", "none.json"), "none.json: no such file"),
+        (("--records", "no/such/folder.parquet"), "folder.parquet: cannot be written"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    arguments: tuple[str, ...], reason: str, poolpipe: Command
+) -> None:
+    ran = poolpipe(*SIMULATE, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_run_is_kept_and_its_page_written(poolpipe: Command) -> None:
+    run_id = poolpipe(*SIMULATE, "--arrivals", "gamma", "--json").document["run_id"]
+    listed = poolpipe("warehouse", "runs", "--json").document["runs"]
+    assert [row["run_id"] for row in listed] == [run_id]
+    assert poolpipe("report", run_id, "-o", "pages/page.html").code == 0
+    page = Path("pages/page.html").read_text()
+    assert run_id in page
+    assert "<svg" in page
+    refused = poolpipe("report", "simulate-0")
+    assert refused.code == 2
+    assert run_id in refused.err
+
+
+def test_a_simulation_needs_no_warehouse(poolpipe: Command) -> None:
+    ran = poolpipe(*SIMULATE, "--warehouse", "none.duckdb", "--json")
+    assert ran.code == 0
+    assert "run_id" not in ran.document
+    assert not Path("none.duckdb").exists()
+
+
+def test_failures_and_a_change_of_plan_are_simulated(poolpipe: Command) -> None:
+    whole = poolpipe(*SIMULATE, "--json").document
+    gone = [f"--fail={node}@0-" for node in ("fast-0", "fast-1", "slow-0", "slow-1")]
+    less = poolpipe(*SIMULATE, *gone, "--fail", "slow-2:0@0-", "--json").document
+    assert less["attainment"] < whole["attainment"]
+    changed = poolpipe(*SIMULATE, "--change-to", "plan.json", "--change-at", "1", "--json")
+    assert changed.code == 0
+    assert poolpipe("report", changed.document["run_id"]).code == 0
+
+
+def test_records_of_every_request_are_written_as_parquet(poolpipe: Command) -> None:
+    found = poolpipe(*SIMULATE, "--load-factor", "2", "--records", "requests.parquet", "--json")
+    net = found.document["models"]["net"]
+    told = duckdb.sql("SELECT outcome, count(*) FROM 'requests.parquet' GROUP BY 1").fetchall()
+    assert dict(told) == {k: net[k] for k in ("served", "late", "dropped") if net[k]}
+    in_time = """SELECT bool_and(finish_us <= deadline_us AND dispatch_us >= arrival_us
+        AND batch_id >= 0 AND reason = '' AND model = 'net')
+        FROM 'requests.parquet' WHERE outcome = 'served'"""
+    assert duckdb.sql(in_time).fetchall() == [(True,)]
+    gone = """SELECT DISTINCT reason, dispatch_us, batch_id, batch_samples
+        FROM 'requests.parquet' WHERE outcome = 'dropped'"""
+    assert duckdb.sql(gone).fetchall() == [("deadline", None, None, None)]
+
+
+def test_a_warehouse_in_use_is_said_and_does_not_spoil_a_simulation() -> None:
+    holder = (
+        "import sys; from warehouse.db import open_warehouse;"
+        "w = open_warehouse('poolpipe.duckdb'); print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(
+        [sys.executable, "-c", holder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "held\n"
+        code = "from flows.cli.main import main; main()"
+        ran = subprocess.run(
+            [sys.executable, "-c", code, "simulate", "--plan", "plan.json", "--duration", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        held.communicate()
+    assert ran.returncode == 0
+    assert "not stored" in ran.stderr
+    assert f"is in use by process {held.pid}" in ran.stderr
+
+
+def test_a_request_is_what_its_plain_form_says() -> None:
+    request = SimulationRequest(
+        options=SimOptions(
+            models=("net",),
+            rate_rps=4.5,
+            seed=7,
+            reference=two_stages(),
+            failures=tuple(map(parse_failure, ("fast-0:1@0.5-2", "vgpu:3@1-", "slow-1@0-1"))),
+            change=PlanChange(at_s=3.0, plan=two_stages()),
+        ),
+        load=OfferedLoad(arrivals="gamma", shape=0.5, names={"code": "net"}),
+    )
+    plain = json.loads(json.dumps(request.to_dict()))
+    again = SimulationRequest.from_dict(plain)
+    assert again.to_dict() == plain == json.loads(json.dumps(again.to_dict()))
+    assert (again.load, again.options.failures) == (request.load, request.options.failures)

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from tests.flows.cli.conftest import Command
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("split", "none.onnx"), "none.onnx: no such file"),
+        (("split", "cluster.yaml"), "cluster.yaml: is not an ONNX file"),
+        (("profiles", "import", "."), "block_latency_us.csv: no such file"),
+        (("profiles", "export", "t"), "poolpipe.duckdb: no such warehouse"),
+        (("profile", "--cluster", "cluster.yaml"), "none has a `runtime"),
+        (("quickstart", "--slo-ms", "5"), "--model and --slo-ms go together"),
+        (("quickstart", "--model=none.onnx", "--slo-ms=5"), "none.onnx: no such file"),
+        (("report", "x"), "poolpipe.duckdb: no such warehouse"),
+        (("status",), "nothing is being served from here"),
+        (("warehouse", "check"), "poolpipe.duckdb: no such warehouse"),
+        (("warehouse", "compact"), "poolpipe.duckdb: no such warehouse"),
+        (("load", "--plan", "none.json"), "none.json: no such file"),
+        (("serve", "none.json"), "none.json: no such file"),
+        (("ui", "--address", "999.9.9.9"), "cannot be listened on at 999.9.9.9"),
+        (("replan", "--cluster", "none.yaml", "--workload", "workload.yaml"), "none.yaml: no such"),
+        (
+            ("load", "--plan", "none.json", "--deadline-ms", "nan"),
+            "'--deadline-ms': Input should be",
+        ),
+        (("serve", "none.json", "--noise", "inf"), "'--noise': Input should be less than or equal"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    arguments: tuple[str, ...], reason: str, poolpipe: Command
+) -> None:
+    ran = poolpipe(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.err
+    assert ran.err.count("\n") == 1
+    assert not Path("poolpipe.duckdb").exists()

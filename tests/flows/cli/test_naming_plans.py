@@ -1,0 +1,61 @@
+"""One rule for plans: every command that takes one takes a file, an id, or the beginning of an id."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from flows.cli.main import app
+from flows.cli.registry import GROUPS
+from tests.flows.cli.conftest import Command
+
+TAKING_ONE = ("engines", "verify", "simulate", "serve", "load", "render", "rollout")
+
+
+def test_these_commands_take_a_plan_and_no_other_does() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # of a group
+    both = [
+        name
+        for name, command in commands.items()
+        if {"plan", "plan_option"} <= {parameter.name for parameter in command.params}
+    ]
+    assert sorted(both) == sorted(TAKING_ONE)
+
+
+@pytest.mark.parametrize("option", [(), ("--plan",)], ids=["argument", "option"])
+@pytest.mark.parametrize("form", ["file", "id", "beginning"])
+def test_a_plan_is_named_in_every_way(
+    form: str, option: tuple[str, ...], planned: Path, poolpipe: Command
+) -> None:
+    plan_id = json.loads(planned.read_text())["plan_id"]
+    name = {"file": "plan.json", "id": plan_id, "beginning": plan_id[:5]}[form]
+    assert poolpipe("verify", *option, name, "--json").document["plan_id"] == plan_id
+    ran = poolpipe("simulate", *option, name, "--duration", "0.5", "--reference-plan", name)
+    assert ran.code == 0, ran.err
+    for command in ("load", "rollout"):  # beyond the plan, what is missing is a running system
+        assert "nothing is being served from here" in poolpipe(command, *option, name).err
+
+
+@pytest.mark.usefixtures("planned")
+def test_an_unknown_plan_is_named_with_the_warehouse(poolpipe: Command) -> None:
+    for command in (name for name in TAKING_ONE if name != "render"):
+        ran = poolpipe(command, "ffff")
+        assert (ran.code, ran.out) == (2, ""), command
+        assert ran.err == "poolpipe: plan 'ffff': none of that id in poolpipe.duckdb\n"
+    ran = poolpipe("verify", "ffff", "--warehouse", "none.duckdb")
+    assert "neither a file nor, as there is no none.duckdb, a stored plan" in ran.err
+
+
+def test_a_command_is_one_file_of_its_group() -> None:
+    import flows.cli  # noqa: PLC0415 - only where it lies
+
+    folder = Path(flows.cli.__file__).parent
+    helpers = {"selection", "request"}
+    files = {
+        path.stem.replace("_", "-")
+        for group in GROUPS
+        for path in (folder / group).glob("[a-z]*.py")
+        if path.stem not in helpers
+    }
+    assert files == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
