@@ -177,7 +177,7 @@ def one_hop(
     """Microseconds until the receiver was told, from the first and from the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
-    place = channel.take(0)
+    place = channel.acquire(0)
     assert place is not None
     np.copyto(channel.views(place, 1)["boundary"][0], source)
     copied = time.monotonic_ns()

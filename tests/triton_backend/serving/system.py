@@ -19,7 +19,7 @@ from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.liveness.health import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker
-from triton_backend.serving.worker.stage_runtime import open_runtime
+from triton_backend.serving.worker.stage import open_runtime
 
 WAIT_SECONDS = 20.0
 Answer = Arrays | Refusal

@@ -123,7 +123,7 @@ class FrontBatches:
                 samples += request.samples
         first = body.hops[0]
         channel = self._channels.to_worker(generation.deployment, first.vgpu)
-        place = channel.take(first.slot) if channel is not None and samples else None
+        place = channel.acquire(first.slot) if channel is not None and samples else None
         if channel is None or place is None:
             self._unusable(header, bool(samples))
             return

@@ -252,7 +252,7 @@ class FrontService:
             _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         if connection is self._scheduler:
             self._scheduler = None
-        self._channels.forget(connection)
+        self._channels.closed(connection)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes

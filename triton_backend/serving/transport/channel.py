@@ -1,6 +1,6 @@
 """Handing a batch to the worker of its next stage: same host in place, other hosts over TCP.
 
-Fronts and workers send through this one class. Tensors are written where `take` and `views` say: into
+Fronts and workers send through this one class. Tensors are written where `acquire` and `views` say: into
 the receiver's own slot on the same host, otherwise into a buffer of ours, which TCP carries while
 the next batch is written into another.
 """
@@ -48,12 +48,12 @@ class Channel:
         self.express = express
         self._free = deque(range(0 if shared else segment.slots))
 
-    def take(self, slot: int, hand_over: Callable[[], None] | None = None) -> int | None:
+    def acquire(self, slot: int, flush: Callable[[], None] | None = None) -> int | None:
         """Where the tensors of a batch are to be written whose receiver has granted a slot.
 
         Args:
             slot: of the receiver.
-            hand_over: called before waiting for a buffer, to `send` those that are written.
+            flush: called before waiting for a buffer, to `send` those that are written.
 
         Returns:
             a slot of `segment`; None where a receiver on another host takes nothing.
@@ -61,12 +61,12 @@ class Channel:
         if self.shared:
             return slot
         if not self._free:
-            if hand_over is not None:
-                hand_over()
+            if flush is not None:
+                flush()
             self.connection.drain(PATIENCE_SECONDS)
         return self._free.pop() if self._free else None
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """A slot taken has not been sent, or has been."""
         if not self.shared:
             self._free.append(slot)
@@ -92,7 +92,7 @@ class Channel:
         if self.shared:
             return self.connection.send(data)
         pieces = self.segment.pieces(slot, samples)
-        return self.connection.send_with_payload(data, pieces, partial(self.give_back, slot))
+        return self.connection.send_with_payload(data, pieces, partial(self.release, slot))
 
 
 def checksum_of(segment: Segment, slot: int, samples: int) -> int:
@@ -104,7 +104,7 @@ def checksum_of(segment: Segment, slot: int, samples: int) -> int:
 
 
 class Channels:
-    """Roads of one process, opened when first needed.
+    """Channels of one process, opened when first needed.
 
     Args:
         node: where this process runs; None for the gateway's host.
@@ -114,12 +114,12 @@ class Channels:
         self._loop = loop
         self._settings = settings
         self._node = node
-        self._roads: dict[tuple[int, int | str], Channel] = {}
+        self._open_channels: dict[tuple[int, int | str], Channel] = {}
 
     def to_worker(self, deployment: Deployment, vgpu: int) -> Channel | None:
         """The channel to a worker; None when it is gone."""
         key = (deployment.generation, vgpu)
-        channel = self._roads.get(key)
+        channel = self._open_channels.get(key)
         if channel is not None and not channel.connection.closed:
             return channel
         shared = deployment.same_host(deployment.node_name_of(vgpu), self._node)
@@ -131,7 +131,7 @@ class Channels:
         """The channel back to a model's front; None when it is gone."""
         plan = deployment.plan.models[model]
         key = (deployment.generation, plan.name)
-        channel = self._roads.get(key)
+        channel = self._open_channels.get(key)
         if channel is not None and not channel.connection.closed:
             return channel
         shared = self._node is None or deployment.same_host(self._node, None)
@@ -166,17 +166,19 @@ class Channels:
             return None
         if not shared:
             connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
-        channel = self._roads[key] = Channel(connection, segment, shared=shared, express=taken_from)
+        channel = self._open_channels[key] = Channel(
+            connection, segment, shared=shared, express=taken_from
+        )
         return channel
 
-    def forget(self, connection: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""
-        for key, channel in list(self._roads.items()):
+        for key, channel in list(self._open_channels.items()):
             if channel.connection is connection:
-                del self._roads[key]
+                del self._open_channels[key]
                 channel.close()
 
     def close(self) -> None:
-        """Unmap everything; the loop closes the connections."""
-        for channel in self._roads.values():
+        """Unmap everything; the event loop closes the connections."""
+        for channel in self._open_channels.values():
             channel.close()

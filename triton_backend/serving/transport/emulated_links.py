@@ -19,7 +19,7 @@ _END = 1  # of a move: its begin, its end
 MOVES = 64  # the last ones to end, that a link remembers
 
 
-class Links:
+class EmulatedLinks:
     """The links of all nodes of a cluster.
 
     Args:

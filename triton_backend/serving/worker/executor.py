@@ -1,167 +1,219 @@
-"""A worker's two threads: one polls sockets, the other runs the batch whose instant has come.
+"""A worker's two threads, leader and follower: one polls sockets, the other runs a batch.
 
-Whoever polls and finds a batch due runs it itself, which costs no hand-over, and the other polls on.
-So batches that come, and what is to be said about those that ran, are seen to while the next one
-runs, and the vGPU does not wait. A short run keeps its thread's turn: it is over before the other
-would be of use. Not here: which batch is next (`worker_jobs`), what peers say (`worker`).
+The thread that polls and finds a batch due runs it itself, which costs no hand-over, and the other
+polls on (the leader/followers pattern). So batches that come, and reports on those that ran, are seen
+to while the next one runs, and the vGPU does not wait. During a short run its thread goes on leading:
+the run is over before the other thread would be of use.
+
+Frames about a batch that has ended are written after the next one has begun, where one is due: at 10 ms
+a batch, the half millisecond that writing takes is a twentieth of the vGPU's rate. They wait in the
+`Outbox`, for whichever thread has the time.
+
+Here: which thread does what. Not here: which batch is next (`queue`), what peers say (`process`), what
+is sent (`output`).
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 
-from triton_backend.contract.errors import InputError
-from triton_backend.runtimes.clock import Clock
+from triton_backend.contract.errors import InvariantError
+from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.transport.shared_memory import Segment
-from triton_backend.serving.worker.compute import StageCompute
-from triton_backend.serving.worker.device import Device
-from triton_backend.serving.worker.gateway_time import GatewayTime
-from triton_backend.serving.worker.outbox import Errands
 from triton_backend.serving.worker.output import OutputSender, OutputTarget
-from triton_backend.serving.worker.queue import Job, Jobs
+from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
+from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
+from triton_backend.serving.worker.stage import LoadedStage
 
 RECONNECT_SECONDS = 0.1
 SOON_US = 150
 # Waking the other thread costs a tenth of a millisecond of two cores; shorter runs are over before
 # it is of use.
-GIVE_TURN_US = 3_000
+FOLLOWER_LEADS_FROM_US = 3_000
+# A worker whose rounds fail so often in a row ends; its node starts a new process.
+MOST_FAILURES = 10
 _LOG = logging.getLogger(__name__)
 
 
-class Turns:
-    """Runs batches of one stage until stopped.
+class Outbox:
+    """Calls that send something: made once each, in the order in which they were enqueued."""
 
-    Args:
-        segment: where the tensors of `jobs` lie.
-        report: called before every poll; whether the scheduler knows this worker.
-    """
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._one_at_a_time = threading.Lock()
 
-    def __init__(  # noqa: PLR0913 - what a worker is made of
+    @property
+    def waiting(self) -> bool:
+        """Whether any is left."""
+        return bool(self._waiting)
+
+    def enqueue(self, send: Callable[..., object], *arguments: object) -> None:
+        """For the next `flush`; from any thread."""
+        self._waiting.append((send, arguments))
+
+    def flush(self) -> None:
+        """Make all calls that wait; what another thread has begun has ended then, too."""
+        with self._one_at_a_time:
+            self._send_waiting()
+
+    def flush_unless_begun(self) -> None:
+        """Make all calls that wait, unless another thread does so just now."""
+        if self._waiting and self._one_at_a_time.acquire(blocking=False):
+            try:
+                self._send_waiting()
+            finally:
+                self._one_at_a_time.release()
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            send, arguments = self._waiting.popleft()
+            send(*arguments)
+
+
+class LeaderFollowers:
+    """Runs batches of one stage until stopped."""
+
+    def __init__(
         self,
-        stage: int,
-        segment: Segment,
-        clock: Clock,
-        gateway_time: GatewayTime,
-        *,
         loop: EventLoop,
-        jobs: Jobs,
-        device: Device,
-        compute: StageCompute,
-        onward: OutputSender,
-        report: Callable[[], bool],
+        queue: BatchQueue,
+        stage: LoadedStage,
+        outputs: OutputSender,
+        scheduler: SchedulerLink,
+        time: GatewayTime,
     ) -> None:
-        self._stage = stage
-        self._segment = segment
-        self._clock = clock
-        self._gateway_time = gateway_time
         self._loop = loop
-        self._jobs = jobs
-        self._device = device
-        self._compute = compute
-        self._onward = onward
-        self._report = report
-        self._errands = Errands()
-        self._polling = threading.Lock()
-        self._alarming = threading.Lock()
-        self._stopping = False
+        self._queue = queue
+        self._stage = stage
+        self._outputs = outputs
+        self._scheduler = scheduler
+        self._time = time
+        self._outbox = Outbox()
+        self._leading = threading.Lock()
+        self._timing = threading.Lock()
+        self._backoff = Backoff()
+        self._pause = threading.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def _stopping(self) -> bool:
+        return self._pause.is_set()
 
     def stop(self) -> None:
         """Make `run` return soon; from any thread."""
-        self._stopping = True
+        self._pause.set()
         self._loop.wake()
 
     def run(self) -> None:
-        """Serve until stopped."""
-        other = threading.Thread(target=self._serve, name="other turn")
+        """Serve until stopped.
+
+        Raises:
+            InvariantError: rounds failed so often that a new process had better take over.
+        """
+        other = threading.Thread(target=self._serve, name="second thread")
         other.start()
         self._serve()
         other.join()
+        if self._failure is not None:
+            raise InvariantError(f"rounds failed {MOST_FAILURES} times") from self._failure
 
     def _serve(self) -> None:
-        """Poll until a batch is due, run it and those that follow at once, and poll again."""
+        """Lead until a batch is due, run it and those that follow at once, and lead again."""
         try:
             while not self._stopping:
-                with self._polling:
-                    job = self._await_job()
-                    while job is not None and self._is_short(job):
-                        self._execute(job)
-                        self._jobs.end()
-                        job = self._await_job()
-                while job is not None:
-                    job = self._execute_and_follow(job)
+                with self._leading:
+                    batch = self._await_batch()
+                    while batch is not None and self._is_short(batch):
+                        self._execute(batch)
+                        self._queue.end()
+                        batch = self._await_batch()
+                while batch is not None:
+                    batch = self._execute_and_follow(batch)
         finally:
             self.stop()  # a thread that ends takes the other with it
 
-    def _await_job(self) -> Job | None:
-        """The batch to run now; None when stopped. For the thread whose turn it is to poll."""
+    def _await_batch(self) -> QueuedBatch | None:
+        """The batch to run now; None when stopped. For the thread that leads."""
         while not self._stopping:
-            self._errands.run_unless_begun()
-            known = self._report()
-            job = self._jobs.begin()
-            if job is not None:
-                self._note_arrival(job)
-                return job
-            self._set_alarm()
-            self._loop.poll(None if known else RECONNECT_SECONDS)
+            try:
+                batch = self._round()
+            except Exception as error:  # noqa: BLE001  # one bad frame or report must not end all others
+                self._failed(error)
+            else:
+                self._backoff.succeeded()
+                if batch is not None:
+                    return batch
         return None
 
-    def _set_alarm(self) -> None:
-        """Have whoever polls look when a batch becomes due, and soon where errands wait.
+    def _round(self) -> QueuedBatch | None:
+        """Send what waits; the batch that is due, or None after a poll."""
+        self._outbox.flush_unless_begun()
+        known = self._scheduler.report(idle=self._queue.idle)
+        batch = self._queue.begin()
+        if batch is not None:
+            self._outbox.enqueue(self._outputs.report_transfer, batch)
+            return batch
+        self._set_timer()
+        self._loop.poll(None if known else RECONNECT_SECONDS)
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        _LOG.exception("a round failed")
+        pause_seconds = self._backoff.failed()
+        if self._backoff.failures >= MOST_FAILURES:
+            self._failure = error
+            self.stop()
+        self._pause.wait(pause_seconds)
+
+    def _set_timer(self) -> None:
+        """Have the leader look when a batch becomes due, and soon where the outbox is not empty.
 
         Not at once: the run that begins just now would share its first steps with them. One lock
         around looking and setting, lest the older of two looks wins.
         """
-        with self._alarming:
-            due_us = self._jobs.next_due_us()
-            at_us = None if due_us is None else self._gateway_time.local_us(due_us)
-            if self._errands.waiting:
-                soon_us = self._clock.now_us() + SOON_US
+        with self._timing:
+            due_us = self._queue.next_due_us()
+            at_us = None if due_us is None else self._time.local_us(due_us)
+            if self._outbox.waiting:
+                soon_us = self._time.local_now_us() + SOON_US
                 at_us = soon_us if at_us is None else min(at_us, soon_us)
             self._loop.timer.set(at_us)
 
-    def _is_short(self, job: Job) -> bool:
-        """Whether its thread runs a batch without giving its turn to poll away."""
-        return self._device.expected_us(job.body.samples) < GIVE_TURN_US
+    def _is_short(self, batch: QueuedBatch) -> bool:
+        """Whether its thread goes on leading while it runs a batch."""
+        return self._stage.expected_us(batch.body.samples) < FOLLOWER_LEADS_FROM_US
 
-    def _execute(self, job: Job) -> None:
-        """Run a batch, and leave what is to be said of it."""
-        way = self._onward.way_of(job, self._errands.run)
-        try:
-            span_us = self._run_batch(job, way)
-        except Exception as error:  # noqa: BLE001  # a runtime may raise anything
-            if way is not None:
-                way.channel.give_back(way.slot)
-            _LOG.exception("batch %d failed", job.batch_id)
-            reason = f"stage {self._stage} failed: {type(error).__name__}: {error}"
-            self._errands.leave(self._onward.tell_failure, job.batch_id, job.body, reason)
-        else:
-            self._errands.leave(self._onward.tell_end, job, way, span_us)
-
-    def _execute_and_follow(self, job: Job) -> Job | None:
-        """Run a batch while the other thread polls; the one that follows at once, or None."""
-        self._set_alarm()  # the other thread may be polling since before errands were left
-        self._execute(job)
-        following = self._jobs.follow()
+    def _execute_and_follow(self, batch: QueuedBatch) -> QueuedBatch | None:
+        """Run a batch while the other thread leads; the one that follows at once, or None."""
+        self._set_timer()  # the other thread may be polling since before the outbox was filled
+        self._execute(batch)
+        following = self._queue.end_and_begin()
         if following is None:
-            self._errands.run()
+            self._flush_outbox()
         else:
-            self._note_arrival(following)
+            self._outbox.enqueue(self._outputs.report_transfer, following)
         return following
 
-    def _note_arrival(self, job: Job) -> None:
-        if self._stage:
-            self._errands.leave(self._onward.tell_arrival, job)
+    def _flush_outbox(self) -> None:
+        try:
+            self._outbox.flush()
+        except Exception:  # noqa: BLE001  # the leader sends the rest
+            _LOG.exception("what a batch came to could not be sent")
 
-    def _run_batch(self, job: Job, way: OutputTarget | None) -> tuple[int, int]:
-        """When it began and ended.
-
-        Raises:
-            InputError: there is nobody to hand its results to; or whatever the runtime raises.
-        """
-        if way is None:
-            raise InputError(f"stage {self._stage}", "the way on is gone or blocked")
-        samples = job.body.samples
-        inputs = self._segment.views(job.hop.slot, samples)
-        outputs = way.channel.views(way.slot, samples)
-        return self._device.run(self._compute.run, inputs, outputs, samples)
+    def _execute(self, batch: QueuedBatch) -> None:
+        """Run a batch, and enqueue what is to be sent of it."""
+        target: OutputTarget | None = None
+        samples = batch.body.samples
+        try:
+            target = self._outputs.target_of(batch, self._outbox.flush)
+            inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
+            span_us = self._stage.run(inputs, outputs, samples)
+        except Exception as error:  # noqa: BLE001  # a runtime may raise anything
+            if target is not None:
+                target.release()
+            _LOG.exception("batch %d failed", batch.batch_id)
+            reason = f"{type(error).__name__}: {error}"
+            self._outbox.enqueue(self._outputs.report_failure, batch.batch_id, batch.body, reason)
+        else:
+            self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)

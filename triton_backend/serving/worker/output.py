@@ -1,6 +1,7 @@
-"""What a worker says about a batch: on to the next worker, back to the front, to the scheduler.
+"""What a worker sends about a batch: to the next worker, back to the front, to the scheduler.
 
-Here: the frames of a batch that ran, an express request taken from its front, and the instants of emulated links. Not here: running it.
+Here: the frames of a batch that ran, an express request copied from its front, and the instants of
+emulated links. Not here: running it.
 """
 
 from collections.abc import Callable
@@ -8,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels
 from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.emulated_links import Links
+from triton_backend.serving.transport.emulated_links import EmulatedLinks
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
@@ -21,14 +23,13 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     HopGrant,
     Kind,
-    TimesBody,
     frame,
     pack_answer,
     pack_batch,
     pack_json,
-    pack_times,
 )
-from triton_backend.serving.worker.queue import Job
+from triton_backend.serving.worker.queue import QueuedBatch
+from triton_backend.serving.worker.scheduler_link import SchedulerLink
 
 
 class OutputTarget(NamedTuple):
@@ -38,18 +39,23 @@ class OutputTarget(NamedTuple):
     slot: int
     last: bool
 
+    def views(self, samples: int) -> Arrays:
+        """The tensors to be written, [samples, ...]."""
+        return self.channel.views(self.slot, samples)
+
+    def release(self) -> None:
+        """Nothing will be sent from it."""
+        self.channel.release(self.slot)
+
 
 class OutputSender:
-    """The ways on from one vGPU.
+    """Sends what the batches of one vGPU come to."""
 
-    Attributes:
-        scheduler: who is told of runs and transfers; None while it is gone.
-    """
-
-    def __init__(self, loop: EventLoop, deployment: Deployment, vgpu: int) -> None:
-        self.scheduler: Connection | None = None
+    def __init__(
+        self, loop: EventLoop, deployment: Deployment, vgpu: int, scheduler: SchedulerLink
+    ) -> None:
+        self._scheduler = scheduler
         self._deployment = deployment
-        self._vgpu = vgpu
         self._place = deployment.vgpus[vgpu]
         self._stage, self._tag = self._place.stage, deployment.tag
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
@@ -57,22 +63,31 @@ class OutputSender:
         self._channels = Channels(loop, deployment.settings, node)
         self._links = _links(deployment)
 
-    def way_of(self, job: Job, hand_over: Callable[[], None]) -> OutputTarget | None:
-        """Where the results of a batch go; None when that process is gone, or takes nothing.
+    def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
+        """Where the results of a batch go.
 
-        `hand_over` sends those that are left to be sent; called before waiting for a free buffer.
+        Args:
+            batch: is about to run.
+            flush: sends the results that wait to be sent; called before waiting for a free buffer.
+
+        Raises:
+            InputError: the process that is to receive them is gone, or takes nothing.
         """
-        body, after = job.body, self._stage + 1
+        body, after = batch.body, self._stage + 1
         last = after == len(body.hops)
         if last:
-            channel, slot = self._channels.to_front(self._deployment, body.model), body.answer_slot
+            channel = self._channels.to_front(self._deployment, body.model)
+            slot, receiver = body.answer_slot, "the front"
         else:
             hop = body.hops[after]
-            channel, slot = self._channels.to_worker(self._deployment, hop.vgpu), hop.slot
-        place = None if channel is None else channel.take(slot, hand_over)
-        return None if channel is None or place is None else OutputTarget(channel, place, last)
+            channel = self._channels.to_worker(self._deployment, hop.vgpu)
+            slot, receiver = hop.slot, f"the worker of vGPU {hop.vgpu}"
+        place = None if channel is None else channel.acquire(slot, flush)
+        if channel is None or place is None:
+            raise InputError(receiver, "is gone, or takes nothing")
+        return OutputTarget(channel, place, last)
 
-    def fetch(self, body: BatchBody, into: Arrays) -> None:
+    def copy_express(self, body: BatchBody, into: Arrays) -> None:
         """Copy an express request out of its front's slot.
 
         Raises:
@@ -85,76 +100,84 @@ class OutputSender:
         for name, tensor in express.views(body.answer_slot, body.samples).items():
             np.copyto(into[name], tensor)
 
-    def tell_arrival(self, job: Job) -> None:
+    def report_transfer(self, batch: QueuedBatch) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
-        begin_us = job.body.transfer_start_us
-        arrived_us = max(job.body.available_us, begin_us)
-        self._tell(Kind.TRANSFER_DONE, job, (begin_us, arrived_us))
+        if self._stage:
+            begin_us = batch.body.transfer_start_us
+            arrived_us = max(batch.body.available_us, begin_us)
+            self._report(Kind.TRANSFER_DONE, batch, (begin_us, arrived_us))
 
-    def tell_end(self, job: Job, way: OutputTarget, span_us: tuple[int, int]) -> None:
+    def send_result(
+        self, batch: QueuedBatch, target: OutputTarget, span_us: tuple[int, int]
+    ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
-        if way.last:  # the client waits for the answer, nobody for the report
-            self._answer(job, way)
-            self._tell(Kind.STAGE_DONE, job, span_us)
-        else:  # told before the next worker can tell of its transfer
-            self._tell(Kind.STAGE_DONE, job, span_us)
-            self._hand_on(job, way, span_us[1])
+        if target.last:  # the client waits for the answer, nobody for the report
+            self._answer(batch, target)
+            self._report(Kind.STAGE_DONE, batch, span_us)
+        else:  # reported before the next worker can report its transfer
+            self._report(Kind.STAGE_DONE, batch, span_us)
+            self._hand_on(batch, target, span_us[1])
 
-    def tell_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
+    def report_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
-        told = pack_json({"reason": reason, "express": body.express, "slot": body.answer_slot})
+        failure = {
+            "reason": f"stage {self._stage} failed: {reason}",
+            "express": body.express,
+            "slot": body.answer_slot,
+        }
         data = frame(
-            Kind.BATCH_FAILED, told, batch_id=batch_id, stage=self._stage, plan_tag=self._tag
+            Kind.BATCH_FAILED,
+            pack_json(failure),
+            batch_id=batch_id,
+            stage=self._stage,
+            plan_tag=self._tag,
         )
+        self._scheduler.send(data)
         channel = self._channels.to_front(self._deployment, body.model)
-        for connection in (self.scheduler, None if channel is None else channel.connection):
-            if connection is not None:
-                connection.send(data)
+        if channel is not None:
+            channel.connection.send(data)
 
-    def _answer(self, job: Job, way: OutputTarget) -> None:
-        """Tell the front that a batch's outputs are in its slot."""
-        channel, slot, samples = way.channel, way.slot, job.body.samples
+    def _answer(self, batch: QueuedBatch, target: OutputTarget) -> None:
+        """Send ANSWER: a batch's outputs are in the front's slot."""
+        channel, slot, samples = target.channel, target.slot, batch.body.samples
         checksum = channel.checksum(slot, samples, self._checksum_up_to)
+        body = AnswerBody(batch.body.answer_slot, samples, checksum, batch.body.express)
         data = frame(
             Kind.ANSWER,
-            pack_answer(AnswerBody(job.body.answer_slot, samples, checksum, job.body.express)),
-            batch_id=job.batch_id,
+            pack_answer(body),
+            batch_id=batch.batch_id,
             stage=self._stage,
             plan_tag=self._tag,
             payload_bytes=channel.segment.layout.payload_bytes(samples),
         )
         channel.send(data, slot, samples)
 
-    def _hand_on(self, job: Job, way: OutputTarget, end_us: int) -> None:
+    def _hand_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
         """Send a batch whose results were written at `end_us` to the next worker."""
-        channel, samples, stage = way.channel, job.body.samples, self._stage + 1
+        channel, samples, stage = target.channel, batch.body.samples, self._stage + 1
         size = channel.segment.layout.payload_bytes(samples)
-        begin_us, available_us = self._transfer(job.body.hops[stage], size, end_us)
-        body = job.body._replace(
-            payload_checksum=channel.checksum(way.slot, samples, self._checksum_up_to),
+        begin_us, available_us = self._transfer(batch.body.hops[stage], size, end_us)
+        body = batch.body._replace(
+            payload_checksum=channel.checksum(target.slot, samples, self._checksum_up_to),
             transfer_start_us=begin_us,
             available_us=available_us,
         )
         data = frame(
             Kind.BATCH,
             pack_batch(body),
-            batch_id=job.batch_id,
+            batch_id=batch.batch_id,
             stage=stage,
             plan_tag=self._tag,
             payload_bytes=size,
         )
-        channel.send(data, way.slot, samples)
+        channel.send(data, target.slot, samples)
 
-    def _tell(self, kind: Kind, job: Job, span_us: tuple[int, int]) -> None:
-        scheduler = self.scheduler
-        if scheduler is not None:
-            body = pack_times(TimesBody(self._vgpu, *span_us))
-            data = frame(kind, body, batch_id=job.batch_id, stage=self._stage, plan_tag=self._tag)
-            scheduler.send(data)
+    def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
+        self._scheduler.send_times(kind, span_us, batch_id=batch.batch_id, stage=self._stage)
 
-    def forget(self, connection: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
         """A connection ended."""
-        self._channels.forget(connection)
+        self._channels.closed(connection)
 
     def close(self) -> None:
         """Unmap everything."""
@@ -174,8 +197,8 @@ class OutputSender:
         return begin_us, begin_us + duration_us
 
 
-def _links(deployment: Deployment) -> Links | None:
+def _links(deployment: Deployment) -> EmulatedLinks | None:
     if not deployment.settings.emulate_links:
         return None
     name = f"{deployment.settings.segment_prefix}links"
-    return Links(name, deployment.plan.cluster.node_count)
+    return EmulatedLinks(name, deployment.plan.cluster.node_count)

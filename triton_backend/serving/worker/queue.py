@@ -1,7 +1,7 @@
-"""The batches of one worker that wait for their turn: which are taken, and which is next.
+"""The batches of one worker that wait to run: which are accepted, and which runs next.
 
 Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
-takes batches while another runs one. Not here: sockets, the runtime.
+adds batches while another runs one. Not here: sockets, the runtime.
 """
 
 import threading
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
-from triton_backend.serving.transport.shared_memory import Segment
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, HopGrant
 
 
-class Job(NamedTuple):
+class QueuedBatch(NamedTuple):
     """A batch whose tensors are in this worker's slot, or on their way there over a link.
 
-    Jobs compare by their reserved start, then by their number. `due_us`: when it may start, that
+    They compare by their reserved start, then by their number. `due_us`: when it may start, that
     is, when its tensors are here and its reserved start has come.
     """
 
@@ -28,11 +28,11 @@ class Job(NamedTuple):
     body: BatchBody
 
 
-class Jobs:
+class BatchQueue:
     """Batches of one vGPU by number.
 
     Args:
-        segment: where their tensors lie; it has a slot for every batch taken.
+        segment: where their tensors lie; it has a slot for every batch accepted.
         now_us: the gateway's time. It is read under the lock: who looks later sees a later instant,
             so a batch that was not due for one thread is so for the other.
     """
@@ -45,14 +45,14 @@ class Jobs:
         self._vgpu = vgpu
         self._model, self._stage = deployment.vgpus[vgpu].model, deployment.vgpus[vgpu].stage
         self._segment = segment
-        self._jobs: dict[int, Job] = {}
+        self._batches: dict[int, QueuedBatch] = {}
         self._running = False
         self._lock = threading.Lock()
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs or waits."""
-        return not self._jobs and not self._running
+        return not self._batches and not self._running
 
     def check(self, header: Header, batch: BatchBody) -> HopGrant:
         """This worker's hop of a batch.
@@ -78,11 +78,11 @@ class Jobs:
             raise FrameError(f"{header.payload_bytes} bytes, not {size}")
         return hop
 
-    def take(self, header: Header, batch: BatchBody) -> None:
-        """Let a batch wait for its turn.
+    def add(self, header: Header, batch: BatchBody) -> None:
+        """Let a batch wait until it is due.
 
         Raises:
-            FrameError: it must not be taken (`check`), or its tensors are damaged.
+            FrameError: it is not accepted (`check`), or its tensors are damaged.
         """
         hop = self.check(header, batch)
         if batch.payload_checksum and batch.payload_checksum != checksum_of(
@@ -91,17 +91,23 @@ class Jobs:
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
         due_us = max(hop.start_us, batch.available_us)
         with self._lock:
-            if len(self._jobs) >= self._segment.slots:
+            if len(self._batches) >= self._segment.slots:
                 raise FrameError(f"more than {self._segment.slots} batches")
-            self._jobs[header.batch_id] = Job(hop.start_us, header.batch_id, due_us, hop, batch)
+            self._batches[header.batch_id] = QueuedBatch(
+                hop.start_us, header.batch_id, due_us, hop, batch
+            )
 
-    def drop(self, batch_id: int) -> None:
-        """It shall have no turn."""
+    def inputs_of(self, batch: QueuedBatch) -> Arrays:
+        """The tensors of a batch, [samples, ...] in its slot."""
+        return self._segment.views(batch.hop.slot, batch.body.samples)
+
+    def remove(self, batch_id: int) -> None:
+        """Forget a batch that was aborted; one that runs already goes on."""
         with self._lock:
-            self._jobs.pop(batch_id, None)
+            self._batches.pop(batch_id, None)
 
-    def begin(self) -> Job | None:
-        """The batch whose turn it is, where nothing runs; it runs from then on."""
+    def begin(self) -> QueuedBatch | None:
+        """The batch to run now, where nothing runs; it runs from then on."""
         with self._lock:
             return None if self._running else self._next()
 
@@ -110,27 +116,27 @@ class Jobs:
         with self._lock:
             self._running = False
 
-    def follow(self) -> Job | None:
-        """What ran has ended: the batch whose turn it is, or None, and nothing runs."""
+    def end_and_begin(self) -> QueuedBatch | None:
+        """What ran has ended: the batch to run now, or None, and nothing runs."""
         with self._lock:
             return self._next()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> QueuedBatch | None:
         """Of those due, the batch reserved first."""
         first = None
-        if self._jobs:
+        if self._batches:
             now_us = self._now_us()
-            for job in self._jobs.values():
-                if job.due_us <= now_us and (first is None or job < first):
-                    first = job
+            for batch in self._batches.values():
+                if batch.due_us <= now_us and (first is None or batch < first):
+                    first = batch
         self._running = first is not None
-        return None if first is None else self._jobs.pop(first.batch_id)
+        return None if first is None else self._batches.pop(first.batch_id)
 
     def next_due_us(self) -> int | None:
         """When somebody must look again; what is due while a batch runs, follows it."""
-        if not self._jobs:
+        if not self._batches:
             return None
         with self._lock:
             now_us = self._now_us()
-            dues = (job.due_us for job in self._jobs.values())
+            dues = (batch.due_us for batch in self._batches.values())
             return min((at for at in dues if not self._running or at > now_us), default=None)

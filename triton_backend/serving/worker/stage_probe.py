@@ -1,7 +1,7 @@
 """A direct run of one stage: tensors handed to its worker outside any batch, for tests and warm-up.
 
-1. The node writes the inputs into a segment and sends TRY to the worker's Unix socket.
-2. Between two batches the worker runs its stage from that segment into another; it answers TRIED.
+1. The node writes the inputs into a segment and sends RUN_STAGE to the worker's Unix socket.
+2. Between two batches the worker runs its stage from that segment into another; it answers STAGE_RESULT.
 3. The node reads the results and removes both segments.
 
 The scheduler knows nothing of it: a batch that is due meanwhile starts one run late. Tensors are
@@ -106,10 +106,10 @@ def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -
         return {name: view.copy() for name, view in made.views(0, samples).items()}
 
 
-def answer_try(
+def answer_run_stage(
     deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], body: bytes
 ) -> dict[str, str]:
-    """The worker's side: `run` the stage on what the node put there; the body of its TRIED.
+    """The worker's side: `run` the stage on what the node put there; the body of its STAGE_RESULT.
 
     Raises:
         FrameError: no such number of samples.
@@ -133,7 +133,7 @@ def answer_try(
 
 def _names(deployment: Deployment, vgpu: int) -> tuple[str, str]:
     name = deployment.worker_segment(vgpu)
-    return f"{name}-try-in", f"{name}-try-out"
+    return f"{name}-probe-in", f"{name}-probe-out"
 
 
 def _layouts(deployment: Deployment, vgpu: int) -> tuple[SlotLayout, SlotLayout]:

@@ -25,7 +25,7 @@ from triton_backend.serving.liveness.quarantine import (
 from triton_backend.serving.liveness.slow_workers import FEWEST_RUNS, FEWEST_TRIALS, PaceWatch
 from triton_backend.serving.transport.wire import Kind, TimesBody
 from triton_backend.serving.worker.process import StageWorker
-from triton_backend.serving.worker.stage_runtime import open_runtime
+from triton_backend.serving.worker.stage import open_runtime
 
 SLOW, PEER = 1, 2  # the vGPUs of the second pool
 PLANNED_US = 5_000

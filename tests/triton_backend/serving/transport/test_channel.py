@@ -57,7 +57,7 @@ class Pair:
 
     def send(self, number: int) -> bool:
         """A batch filled with a number; whether there was a buffer for it."""
-        place = self.channel.take(0)
+        place = self.channel.acquire(0)
         if place is None:
             return False
         self.channel.views(place, 1)["x"][:] = np.uint8(number)
@@ -115,17 +115,17 @@ def test_who_needs_a_buffer_waits_for_a_receiver_that_reads(pair: Pair) -> None:
     assert pair.receiver.firsts == list(range(BUFFERS + 1))
 
 
-def test_what_is_written_is_handed_over_before_anybody_waits(pair: Pair) -> None:
-    places = [pair.channel.take(0) for _ in range(BUFFERS)]
+def test_what_is_written_is_sent_before_anybody_waits(pair: Pair) -> None:
+    places = [pair.channel.acquire(0) for _ in range(BUFFERS)]
     assert None not in places
     asked: list[int] = []
 
-    def hand_over() -> None:
+    def flush() -> None:
         asked.append(1)
         for place in places:
             assert place is not None
-            pair.channel.give_back(place)
+            pair.channel.release(place)
 
-    assert pair.channel.take(0, hand_over) in places
-    assert pair.channel.take(0, hand_over) in places
+    assert pair.channel.acquire(0, flush) in places
+    assert pair.channel.acquire(0, flush) in places
     assert asked == [1]

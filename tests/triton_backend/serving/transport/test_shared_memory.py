@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.triton_backend.serving.plans import tensor
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.serving.layout import SlotLayout
-from triton_backend.serving.transport.emulated_links import MOVES, Links
+from triton_backend.serving.transport.emulated_links import MOVES, EmulatedLinks
 from triton_backend.serving.transport.shared_memory import (
     SHARED_FOLDER,
     Segment,
@@ -89,8 +89,8 @@ def test_a_slot_is_given_back_once() -> None:
 
 
 def test_transfers_wait_for_both_ends_of_their_links() -> None:
-    links = Links(f"{PREFIX}links", nodes=3)
-    other = Links(f"{PREFIX}links", nodes=3)
+    links = EmulatedLinks(f"{PREFIX}links", nodes=3)
+    other = EmulatedLinks(f"{PREFIX}links", nodes=3)
     assert links.take(0, 1, earliest_us=100, duration_us=50) == 100
     assert other.take(0, 2, earliest_us=100, duration_us=10) == 150
     assert links.take(2, 1, earliest_us=100, duration_us=10) == 150
@@ -100,7 +100,7 @@ def test_transfers_wait_for_both_ends_of_their_links() -> None:
 
 
 def test_a_transfer_takes_a_gap_that_those_taken_before_it_leave() -> None:
-    links = Links(f"{PREFIX}links", nodes=3)
+    links = EmulatedLinks(f"{PREFIX}links", nodes=3)
     taken = [
         links.take(0, receiver, earliest_us, 10)
         for receiver, earliest_us in ((1, 150), (2, 100), (1, 145), (2, 100), (1, 141))
@@ -110,7 +110,7 @@ def test_a_transfer_takes_a_gap_that_those_taken_before_it_leave() -> None:
 
 
 def test_a_link_that_is_taken_for_long_forgets_no_move_to_come() -> None:
-    links = Links(f"{PREFIX}links", nodes=2)
+    links = EmulatedLinks(f"{PREFIX}links", nodes=2)
     taken = [links.take(0, 1, earliest_us=100, duration_us=10) for _ in range(3 * MOVES)]
     assert taken == [100 + 10 * n for n in range(3 * MOVES)]
     links.close()

@@ -1,135 +1,39 @@
-"""Whose turn it is on a vGPU, with one thread that takes batches and another that runs them."""
+"""A worker's two threads, and what they have to send."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.triton_backend.serving.plans import plan, two_stage
-from triton_backend.serve_folder.settings import ServeSettings
-from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.transport.shared_memory import Segment, remove_segments
-from triton_backend.serving.transport.wire import (
-    NONE,
-    BatchBody,
-    FrameError,
-    Header,
-    HopGrant,
-    Kind,
-)
-from triton_backend.serving.worker.outbox import Errands
-from triton_backend.serving.worker.queue import Jobs
+from tests.triton_backend.serving.system import LocalSystem, wait_for
+from triton_backend.contract.errors import InvariantError
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.worker import executor
+from triton_backend.serving.worker.executor import Outbox
 
-PREFIX = "poolpipe-test-turns-"
-FIRST = 0  # the vGPU of the first stage
+PATIENT_US = 2_000_000
+FIRST = 1000  # the worker of the first stage in generation 1
 
 
-class Turns:
-    """The batches of a first stage's worker at an instant set by hand."""
-
-    def __init__(self, folder: Path) -> None:
-        settings = ServeSettings(
-            system="s", instance="i", folder=folder, socket_folder=folder, python="", token=""
-        )
-        self.deployment = Deployment(settings, 1, plan(two_stage()))
-        self.segment = Segment.create(f"{PREFIX}1", self.deployment.worker_layout(FIRST), 4)
-        self.now_us = 0
-        self.jobs = Jobs(self.deployment, FIRST, self.segment, lambda: self.now_us)
-
-    def take(self, batch_id: int, start_us: int, available_us: int = 0) -> None:
-        """A batch of one sample, reserved from `start_us`, whose tensors come at `available_us`."""
-        hops = (HopGrant(FIRST, 0, 0, start_us, start_us + 10), HopGrant(1, 0, 0, 0, 0))
-        size = self.segment.layout.payload_bytes(1)
-        header = Header(Kind.BATCH, 0, 0, 0, batch_id, self.deployment.tag, size)
-        self.jobs.take(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops))
-
-    def begin(self) -> int | None:
-        """Number of the batch that begins."""
-        job = self.jobs.begin()
-        return None if job is None else job.batch_id
-
-    def follow(self) -> int | None:
-        """Number of the batch that follows."""
-        job = self.jobs.follow()
-        return None if job is None else job.batch_id
-
-
-@pytest.fixture
-def turns(tmp_path: Path) -> Iterator[Turns]:
-    yield Turns(tmp_path)
-    remove_segments(PREFIX)
-
-
-def test_of_those_due_the_batch_reserved_first_begins(turns: Turns) -> None:
-    turns.take(1, start_us=30)
-    turns.take(2, start_us=20)
-    turns.take(3, start_us=10, available_us=100)
-    assert turns.begin() is None
-    assert turns.jobs.next_due_us() == 20
-    turns.now_us = 50
-    assert turns.begin() == 2
-
-
-def test_nothing_begins_beside_a_run_and_what_came_meanwhile_follows_it(turns: Turns) -> None:
-    turns.take(1, start_us=0)
-    assert turns.begin() == 1
-    turns.take(2, start_us=5)
-    turns.now_us = 10
-    assert turns.begin() is None
-    assert turns.jobs.next_due_us() is None  # it needs no look: it follows
-    assert not turns.jobs.idle
-    assert turns.follow() == 2
-    assert turns.follow() is None
-    assert turns.jobs.idle
-
-
-def test_a_run_that_nothing_may_follow_ends_and_what_waits_begins_by_itself(turns: Turns) -> None:
-    turns.take(1, start_us=0)
-    turns.take(2, start_us=0)
-    assert turns.begin() == 1
-    turns.jobs.end()
-    assert not turns.jobs.idle  # the other still waits
-    assert turns.begin() == 2
-    turns.jobs.end()
-    assert turns.jobs.idle
-
-
-def test_a_batch_that_becomes_due_after_a_run_is_looked_for(turns: Turns) -> None:
-    turns.take(1, start_us=0)
-    assert turns.begin() == 1
-    turns.take(2, start_us=40)
-    assert turns.jobs.next_due_us() == 40
-    assert turns.follow() is None
-    turns.now_us = 40
-    assert turns.jobs.next_due_us() == 40  # due, and nothing runs that it could follow
-    assert turns.begin() == 2
-
-
-def test_a_batch_dropped_has_no_turn_and_more_than_slots_are_refused(turns: Turns) -> None:
-    for number in range(4):
-        turns.take(number, start_us=0)
-    with pytest.raises(FrameError, match="more than 4 batches"):
-        turns.take(9, start_us=0)
-    turns.jobs.drop(0)
-    assert turns.begin() == 1
-
-
-def test_errands_run_once_and_in_order_whoever_runs_them() -> None:
-    errands, done = Errands(), list[int]()
-    threads = [threading.Thread(target=errands.run) for _ in range(4)]
+def test_the_outbox_sends_once_and_in_order_whoever_flushes_it() -> None:
+    outbox, done = Outbox(), list[int]()
+    threads = [threading.Thread(target=outbox.flush) for _ in range(4)]
     for number in range(1000):
-        errands.leave(done.append, number)
+        outbox.enqueue(done.append, number)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert done == list(range(1000))
-    assert not errands.waiting
+    assert not outbox.waiting
 
 
-def test_who_runs_errands_waits_for_the_one_another_thread_has_begun() -> None:
-    errands, done = Errands(), list[str]()
+def test_who_flushes_the_outbox_waits_for_what_another_thread_has_begun() -> None:
+    outbox, done = Outbox(), list[str]()
     begun, release = threading.Event(), threading.Event()
 
     def send() -> None:
@@ -137,19 +41,96 @@ def test_who_runs_errands_waits_for_the_one_another_thread_has_begun() -> None:
         release.wait()
         done.append("sent")
 
-    def run_then_write() -> None:
-        errands.run()
+    def flush_then_write() -> None:
+        outbox.flush()
         done.append("next batch written")
 
-    errands.leave(send)
-    polls = threading.Thread(target=errands.run_unless_begun)
+    outbox.enqueue(send)
+    polls = threading.Thread(target=outbox.flush_unless_begun)
     polls.start()
     begun.wait()
-    runs = threading.Thread(target=run_then_write)
+    runs = threading.Thread(target=flush_then_write)
     runs.start()
-    errands.leave(lambda: done.append("said later"))
-    errands.run_unless_begun()  # returns at once: the other thread sees to it
+    outbox.enqueue(lambda: done.append("said later"))
+    outbox.flush_unless_begun()  # returns at once: the other thread sees to it
     release.set()
     polls.join()
     runs.join()
     assert done == ["sent", "said later", "next batch written"]
+
+
+# Failures of ours
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[LocalSystem]:
+    made = LocalSystem(tmp_path / "serve", plan(two_stage()))
+    yield made
+    made.stop()
+
+
+def picture() -> Arrays:
+    return {"image": np.ones((1, 3, 16), np.float32), "mask": np.ones((1, 4), np.uint8)}
+
+
+def failing(times: int, then: Callable[..., object]) -> Callable[..., object]:
+    """Raise so many times, then do as before."""
+    left = iter(range(times))
+
+    def call(*arguments: object, **named: object) -> object:
+        if next(left, None) is not None:
+            message = "ours"
+            raise KeyError(message)
+        return then(*arguments, **named)
+
+    return call
+
+
+def is_answered(system: LocalSystem) -> bool:
+    return not isinstance(system.ask("pair", picture(), PATIENT_US)(), Refusal)
+
+
+@pytest.mark.parametrize(("part", "method"), [("_loop", "poll"), ("_scheduler", "report")])
+def test_a_round_that_fails_is_logged_and_the_worker_goes_on(
+    system: LocalSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+    method: str,
+) -> None:
+    worker, thread = system.workers[FIRST]
+    target = getattr(worker, part)
+    monkeypatch.setattr(target, method, failing(3, getattr(target, method)))
+    worker._loop.wake()
+    assert is_answered(system)
+    assert thread.is_alive()
+    assert caplog.text.count("KeyError: 'ours'") == 3
+
+
+def test_a_batch_whose_receiver_cannot_be_asked_fails_and_the_next_one_runs(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = system.workers[FIRST]
+    outputs = worker._outputs
+    monkeypatch.setattr(outputs, "target_of", failing(1, outputs.target_of))
+    answer = system.ask("pair", picture(), PATIENT_US)()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INTERNAL"
+    assert "stage 0 failed: KeyError: 'ours'" in answer.message
+    assert is_answered(system)
+
+
+def test_a_worker_whose_rounds_all_fail_ends_with_the_reason(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, thread = system.workers.pop(FIRST)
+    ends: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(executor, "MOST_FAILURES", 3)
+    monkeypatch.setattr(threading, "excepthook", ends.append)
+    monkeypatch.setattr(worker._loop, "poll", failing(10**6, worker._loop.poll))
+    worker._loop.wake()
+    thread.join()
+    (end,) = ends
+    assert isinstance(end.exc_value, InvariantError)
+    assert isinstance(end.exc_value.__cause__, KeyError)
+    wait_for(lambda: system.status()["workers"]["up"] == 2)

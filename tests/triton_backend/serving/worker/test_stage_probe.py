@@ -62,7 +62,7 @@ def test_result_is_that_of_the_stages_own_runtime(node: Node, root: Path) -> Non
 def test_nothing_is_left_in_shared_memory(system: LocalSystem, node: Node) -> None:
     node.infer(GOOD)
     prefix = system.settings.segment_prefix
-    assert not [path for path in SHARED_FOLDER.glob(f"{prefix}*") if "-try-" in path.name]
+    assert not [path for path in SHARED_FOLDER.glob(f"{prefix}*") if "-probe-" in path.name]
 
 
 @pytest.mark.parametrize(

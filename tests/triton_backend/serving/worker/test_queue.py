@@ -1,0 +1,115 @@
+"""Which batch runs next on a vGPU, with one thread that adds batches and another that runs them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.plans import plan, two_stage
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.shared_memory import Segment, remove_segments
+from triton_backend.serving.transport.wire import (
+    NONE,
+    BatchBody,
+    FrameError,
+    Header,
+    HopGrant,
+    Kind,
+)
+from triton_backend.serving.worker.queue import BatchQueue
+
+PREFIX = "poolpipe-test-queue-"
+FIRST = 0  # the vGPU of the first stage
+
+
+class FirstStage:
+    """The batches of a first stage's worker at an instant set by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = ServeSettings(
+            system="s", instance="i", folder=folder, socket_folder=folder, python="", token=""
+        )
+        self.deployment = Deployment(settings, 1, plan(two_stage()))
+        self.segment = Segment.create(f"{PREFIX}1", self.deployment.worker_layout(FIRST), 4)
+        self.now_us = 0
+        self.queue = BatchQueue(self.deployment, FIRST, self.segment, lambda: self.now_us)
+
+    def add(self, batch_id: int, start_us: int, available_us: int = 0) -> None:
+        """A batch of one sample, reserved from `start_us`, whose tensors come at `available_us`."""
+        hops = (HopGrant(FIRST, 0, 0, start_us, start_us + 10), HopGrant(1, 0, 0, 0, 0))
+        size = self.segment.layout.payload_bytes(1)
+        header = Header(Kind.BATCH, 0, 0, 0, batch_id, self.deployment.tag, size)
+        self.queue.add(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops))
+
+    def begin(self) -> int | None:
+        """Number of the batch that begins."""
+        batch = self.queue.begin()
+        return None if batch is None else batch.batch_id
+
+    def end_and_begin(self) -> int | None:
+        """Number of the batch that follows."""
+        batch = self.queue.end_and_begin()
+        return None if batch is None else batch.batch_id
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Iterator[FirstStage]:
+    yield FirstStage(tmp_path)
+    remove_segments(PREFIX)
+
+
+def test_of_those_due_the_batch_reserved_first_begins(first: FirstStage) -> None:
+    first.add(1, start_us=30)
+    first.add(2, start_us=20)
+    first.add(3, start_us=10, available_us=100)
+    assert first.begin() is None
+    assert first.queue.next_due_us() == 20
+    first.now_us = 50
+    assert first.begin() == 2
+
+
+def test_nothing_begins_beside_a_run_and_what_came_meanwhile_follows_it(first: FirstStage) -> None:
+    first.add(1, start_us=0)
+    assert first.begin() == 1
+    first.add(2, start_us=5)
+    first.now_us = 10
+    assert first.begin() is None
+    assert first.queue.next_due_us() is None  # it needs no look: it follows
+    assert not first.queue.idle
+    assert first.end_and_begin() == 2
+    assert first.end_and_begin() is None
+    assert first.queue.idle
+
+
+def test_a_run_that_nothing_may_follow_ends_and_what_waits_begins_by_itself(
+    first: FirstStage,
+) -> None:
+    first.add(1, start_us=0)
+    first.add(2, start_us=0)
+    assert first.begin() == 1
+    first.queue.end()
+    assert not first.queue.idle  # the other still waits
+    assert first.begin() == 2
+    first.queue.end()
+    assert first.queue.idle
+
+
+def test_a_batch_that_becomes_due_after_a_run_is_looked_for(first: FirstStage) -> None:
+    first.add(1, start_us=0)
+    assert first.begin() == 1
+    first.add(2, start_us=40)
+    assert first.queue.next_due_us() == 40
+    assert first.end_and_begin() is None
+    first.now_us = 40
+    assert first.queue.next_due_us() == 40  # due, and nothing runs that it could follow
+    assert first.begin() == 2
+
+
+def test_a_batch_removed_does_not_run_and_more_than_slots_are_refused(first: FirstStage) -> None:
+    for number in range(4):
+        first.add(number, start_us=0)
+    with pytest.raises(FrameError, match="more than 4 batches"):
+        first.add(9, start_us=0)
+    first.queue.remove(0)
+    assert first.begin() == 1

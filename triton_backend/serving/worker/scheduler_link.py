@@ -1,0 +1,124 @@
+"""A worker's connection to the scheduler: HELLO, heartbeats that tell the gateway's time, reports.
+
+Hosts do not share CLOCK_MONOTONIC. A heartbeat carries the instant at which it was sent, so (now - sent)
+is the difference of the clocks plus the heartbeat's way; the least of the last ones comes within the
+network's fastest one-way delay of the truth, and following a window keeps up with drift.
+"""
+
+from collections import deque
+
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.wire import Kind, TimesBody, frame, pack_json, pack_times
+
+WINDOW_BEATS = 20
+ENOUGH_BEATS = 3
+
+
+class GatewayTime:
+    """Instants of the gateway, from a clock of this host; equal until a heartbeat came.
+
+    `ahead_us`: by how much the clock of this host is ahead.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._differences_us: deque[int] = deque(maxlen=WINDOW_BEATS)
+        self.ahead_us = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether enough heartbeats came."""
+        return len(self._differences_us) >= ENOUGH_BEATS
+
+    def heartbeat(self, sent_us: int) -> None:
+        """A heartbeat came, sent at `sent_us` of the gateway."""
+        self._differences_us.append(self._clock.now_us() - sent_us)
+        self.ahead_us = min(self._differences_us)
+
+    def forget(self) -> None:
+        """Another scheduler, on a host that may have restarted, comes next."""
+        self._differences_us.clear()
+
+    def now_us(self) -> int:
+        """The instant, as the gateway counts."""
+        return self._clock.now_us() - self.ahead_us
+
+    def local_now_us(self) -> int:
+        """The instant, as this host counts."""
+        return self._clock.now_us()
+
+    def local_us(self, gateway_us: int) -> int:
+        """An instant of the gateway as this host counts."""
+        return gateway_us + self.ahead_us
+
+
+class SchedulerLink:
+    """The connection of one vGPU's worker, made anew where it has ended."""
+
+    def __init__(
+        self, loop: EventLoop, deployment: Deployment, vgpu: int, time: GatewayTime
+    ) -> None:
+        settings, node = deployment.settings, deployment.node_name_of(vgpu)
+        self._loop = loop
+        self._vgpu = vgpu
+        self._tag = deployment.tag
+        self._address = settings.scheduler_address_from(node)
+        self._elsewhere = node in settings.hosts
+        self._hello = {
+            "role": "worker",
+            "generation": deployment.generation,
+            "vgpu": vgpu,
+            "token": settings.token,
+        }
+        self._time = time
+        self._connection: Connection | None = None
+        self._known = False
+
+    def report(self, *, idle: bool) -> bool:
+        """Connect, and say HELLO when idle: the scheduler takes a worker that reports for idle.
+
+        From another host, only when heartbeats have told the gateway's time.
+
+        Returns:
+            whether the scheduler knows this worker.
+        """
+        if self._known or not idle:
+            return self._known
+        if self._connection is None:
+            self._connection = self._loop.connect(self._address)
+        if self._connection is None or (self._elsewhere and not self._time.known):
+            return False
+        self._known = True
+        self._connection.send(frame(Kind.HELLO, pack_json(self._hello)))
+        return True
+
+    def is_peer_of(self, connection: Connection) -> bool:
+        """Whether the scheduler is at the other end of a connection."""
+        return connection is self._connection
+
+    def heartbeat(self, sent_us: int) -> None:
+        """The scheduler was alive at `sent_us`, as it counts."""
+        if self._elsewhere:
+            self._time.heartbeat(sent_us)
+
+    def send(self, data: bytes) -> None:
+        """Send a frame, where the scheduler is there."""
+        if self._connection is not None:
+            self._connection.send(data)
+
+    def send_times(
+        self, kind: Kind, times_us: tuple[int, int], *, batch_id: int = 0, stage: int = 0
+    ) -> None:
+        """Report when something began and ended (gateway's time)."""
+        body = pack_times(TimesBody(self._vgpu, *times_us))
+        self.send(frame(kind, body, batch_id=batch_id, stage=stage, plan_tag=self._tag))
+
+    def closed(self, connection: Connection) -> None:
+        """A connection ended; if it was this one, `report` makes another."""
+        if connection is self._connection:
+            self._connection = None
+            self._known = False
+            self._time.forget()
