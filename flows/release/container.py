@@ -27,7 +27,7 @@ from typing import Any
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, Stage, VGpu
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
-from triton_backend.runtimes.base import MANIFEST_NAME, Artifact
+from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.stage_tensors import complete_tensors, stage_inputs
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
@@ -182,7 +182,7 @@ def node_containers(
         group = groups[_group_number(plan, number)]
         ordinal = sum(other.group == group for other in found)
         stages = tuple(_stages_on(plan, number, artifacts))
-        on_cpu = [s.artifact is not None and s.artifact.runtime == "onnxruntime" for s in stages]
+        on_cpu = [s.artifact is not None and s.artifact.device == CPU for s in stages]
         found.append(
             NodeContainer(
                 name=f"{group}-{ordinal}",
@@ -438,9 +438,10 @@ def _libraries(artifacts: Mapping[str, Artifact]) -> list[tuple[str, str]]:
 
 def _packages(artifacts: Mapping[str, Artifact]) -> list[str]:
     """What the online half imports, beside PoolPipe itself."""
-    packages = ["numpy>=1.26,<2", "numba>=0.60"]
-    if any(artifact.runtime == "onnxruntime" for artifact in artifacts.values()):
-        packages.append("onnxruntime>=1.20")
+    packages = ["jinja2>=3.1", "numpy>=1.26,<2", "numba>=0.60"]
+    devices = {a.device for a in artifacts.values() if a.runtime == "onnxruntime"}
+    if devices:
+        packages.append("onnxruntime-gpu>=1.20" if CUDA in devices else "onnxruntime>=1.20")
     for library, number in _libraries(artifacts):
         exactly = f"=={number}" if number else ""
         if library == "tensorrt-rtx":

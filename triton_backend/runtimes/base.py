@@ -18,6 +18,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 
 MANIFEST_NAME = "engine.json"
+CPU, CUDA = "cpu", "cuda"
 Tensors = Mapping[str, NDArray[np.generic]]
 # BF16 is not here: numpy has no such type.
 NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
@@ -41,7 +42,8 @@ class Artifact:
     """What a runtime needs to load one stage for one GPU class.
 
     Attributes:
-        runtime: `onnxruntime`, `tensorrt` or `emulated`.
+        runtime: name of a module of this package, as `registry` finds it.
+        device: `cpu` or `cuda`: what its worker must be given.
         files: role (for instance `model`) to file name inside the folder.
         options: what the runtime was built with; for a CPU class `cores`, `threads`, `stretch`.
     """
@@ -51,14 +53,20 @@ class Artifact:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int
+    device: str = CPU
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.device not in {CPU, CUDA}:
+            raise InputError(f"artifact of {self.runtime!r}", f"device {self.device!r}")
 
     def write(self, folder: Path) -> None:
         """Write the manifest into an existing folder."""
         data = {
             "runtime": self.runtime,
             "gpu_class": self.gpu_class,
+            "device": self.device,
             "inputs": [spec.to_dict() for spec in self.inputs],
             "outputs": [spec.to_dict() for spec in self.outputs],
             "max_batch": self.max_batch,
@@ -83,11 +91,19 @@ class Artifact:
                 inputs=tuple(map(TensorSpec.from_dict, data["inputs"])),
                 outputs=tuple(map(TensorSpec.from_dict, data["outputs"])),
                 max_batch=data["max_batch"],
+                device=data.get("device") or _device_before(data),
                 files=data["files"],
                 options=data["options"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(str(path), f"not an artifact manifest: {error}") from error
+
+
+def _device_before(data: Mapping[str, Any]) -> str:
+    """The device of an artifact whose manifest is from before they stated it."""
+    if data["runtime"] == "tensorrt":
+        return CUDA
+    return str(data["options"].get("device", CPU))
 
 
 class Runtime(Protocol):

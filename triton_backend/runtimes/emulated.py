@@ -6,12 +6,13 @@ depends on the sample's input bytes, so a mix-up of samples on the way can be se
 
 import math
 import zlib
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.runtimes.base import Artifact, Tensors
+from triton_backend.runtimes.base import Artifact, Runtime, Tensors
 from triton_backend.runtimes.clock import Clock
 
 LATENCY_OPTION = "latency_us_by_batch"
@@ -66,6 +67,12 @@ class EmulatedRuntime:
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
+    """Load an emulated stage; its latencies are those of its vGPU size already."""
+    del folder, vgpu_divisor
+    return EmulatedRuntime(artifact, clock=clock)
 
 
 def _marks(samples: NDArray[np.generic]) -> list[int]:

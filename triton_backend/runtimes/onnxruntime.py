@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Tensors
+from triton_backend.runtimes.base import CUDA, NUMPY_DTYPES, Artifact, Runtime, Tensors
 from triton_backend.runtimes.clock import Clock
 
 ERRORS_ONLY = 3
 MODEL_FILE = "model"
-DEVICE_OPTION, CUDA = "device", "cuda"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
@@ -36,7 +35,7 @@ class OnnxRuntime:
         self.outputs = artifact.outputs
         self._clock = clock
         self._threads = int(artifact.options.get("threads", 1))
-        on_gpu = artifact.options.get(DEVICE_OPTION) == CUDA
+        on_gpu = artifact.device == CUDA
         # A part of a GPU is made by CUDA MPS, and is as slow as it really is.
         share = 1 if on_gpu else vgpu_divisor
         self._factor = float(artifact.options.get("stretch", 1.0)) * share
@@ -106,6 +105,15 @@ class OnnxRuntime:
             np.copyto(_checked(out, spec, batch), inputs[spec.name])
 
 
+def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
+    """Load a stage's ONNX file.
+
+    Raises:
+        InputError: the file, the cores or the GPU cannot be used.
+    """
+    return OnnxRuntime(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock)
+
+
 def _checked(arrays: Tensors, spec: TensorSpec, batch: int) -> NDArray[Any]:
     """The array of that name, if it is what the stage declares; its address is handed to C."""
     array = arrays.get(spec.name)
@@ -145,7 +153,7 @@ def _open(folder: Path, artifact: Artifact, threads: int) -> onnxruntime.Inferen
     if not path.is_file():
         raise InputError(str(folder), f"its model file {path.name!r} is missing")
     providers: list[Any] = ["CPUExecutionProvider"]
-    if artifact.options.get(DEVICE_OPTION) == CUDA:
+    if artifact.device == CUDA:
         _require_cuda(path)
         providers.insert(0, (CUDA_PROVIDER, {"use_tf32": "0"}))
     try:

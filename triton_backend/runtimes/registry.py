@@ -1,16 +1,24 @@
-"""Opening an artifact with the runtime it names.
+"""The runtimes by name: the runtime `N` is the module `triton_backend/runtimes/N` with `open_stage`.
 
-A runtime's package is imported when an artifact needs it, so that a machine carries only what it
-serves with.
+    def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime
+
+Adding a runtime is adding such a module (or package), and a test. It is imported when an artifact
+names it, so that a machine carries only what it serves with.
 """
 
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import triton_backend.runtimes
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact, Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
 
-RUNTIMES = ("onnxruntime", "tensorrt", "emulated")
+OPEN = "open_stage"
 
 
 def load_runtime(folder: Path, *, vgpu_divisor: int = 1, clock: Clock | None = None) -> Runtime:
@@ -25,28 +33,31 @@ def load_runtime(folder: Path, *, vgpu_divisor: int = 1, clock: Clock | None = N
         InputError: the manifest or its files cannot be used, or the runtime is not installed.
     """
     artifact = Artifact.read(folder)
-    clock = clock or SystemClock()
-    if artifact.runtime not in RUNTIMES:
-        raise InputError(
-            str(folder), f"unknown runtime {artifact.runtime!r}, known: {', '.join(RUNTIMES)}"
-        )
     try:
-        return _open(folder, artifact, vgpu_divisor, clock)
+        open_stage = _find(artifact.runtime)
+        if open_stage is None:
+            known = ", ".join(runtime_names())
+            raise InputError(str(folder), f"unknown runtime {artifact.runtime!r}, known: {known}")
+        return open_stage(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock or SystemClock())
     except ImportError as error:
         raise InputError(
             str(folder), f"runtime {artifact.runtime!r} is not installed here: {error}"
         ) from error
 
 
-def _open(folder: Path, artifact: Artifact, vgpu_divisor: int, clock: Clock) -> Runtime:
-    if artifact.runtime == "onnxruntime":
-        from triton_backend.runtimes.onnxruntime import OnnxRuntime  # noqa: PLC0415 - see the charter
+def runtime_names() -> tuple[str, ...]:
+    """The runtimes whose packages are installed here."""
+    names: list[str] = []
+    for module in pkgutil.iter_modules(triton_backend.runtimes.__path__):
+        with suppress(ImportError):
+            if _find(module.name) is not None:
+                names.append(module.name)
+    return tuple(sorted(names))
 
-        return OnnxRuntime(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock)
-    if artifact.runtime == "tensorrt":
-        from triton_backend.runtimes.tensorrt.runtime import open_tensorrt  # noqa: PLC0415 - see the charter
 
-        return open_tensorrt(folder, artifact)
-    from triton_backend.runtimes.emulated import EmulatedRuntime  # noqa: PLC0415 - see the charter
-
-    return EmulatedRuntime(artifact, clock=clock)
+def _find(name: str) -> Callable[..., Runtime] | None:
+    """How a runtime opens a stage; None where no module of that name is a runtime."""
+    module = f"{triton_backend.runtimes.__name__}.{name}"
+    if not name.isidentifier() or importlib.util.find_spec(module) is None:
+        return None
+    return getattr(importlib.import_module(module), OPEN, None)

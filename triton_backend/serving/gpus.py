@@ -4,11 +4,9 @@ Stages on CPU classes and emulated stages need nothing of this. The daemon of a 
 the generations that live side by side during a rollout, so whoever leaves last stops it.
 """
 
-from triton_backend.runtimes.base import Artifact
+from triton_backend.runtimes.base import CUDA, Artifact
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 from triton_backend.serving.deployment import Deployment
-
-GPU_RUNTIMES = frozenset({"tensorrt"})
 
 
 class NodeGpus:
@@ -53,5 +51,4 @@ class NodeGpus:
         )
         if artifact is None or root is None:
             return False
-        read = Artifact.read(root / artifact)
-        return read.runtime in GPU_RUNTIMES or read.options.get("device") == "cuda"
+        return Artifact.read(root / artifact).device == CUDA

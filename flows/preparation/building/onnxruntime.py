@@ -20,8 +20,7 @@ from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.base import Artifact
-from triton_backend.runtimes.onnxruntime import CUDA, DEVICE_OPTION
+from triton_backend.runtimes.base import CPU, CUDA, Artifact
 from warehouse.profiles import add_artifact
 
 RUNTIME = "onnxruntime"
@@ -84,8 +83,8 @@ def build_cuda_stage(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         max_batch=max_batch,
+        device=CUDA,
         files={"model": stage.name},
-        options={DEVICE_OPTION: CUDA},
     )
     return _publish(stage, artifact, root)
 
@@ -95,13 +94,14 @@ def _publish(stage: Path, artifact: Artifact, root: Path) -> BuiltArtifact:
         raise InputError(str(stage), "no such stage file")
     data = stage.with_name(stage.name + DATA_SUFFIX)
     files = [file for file in (stage, data) if file.is_file()]
+    on = {} if artifact.device == CPU else {"device": artifact.device}
     key = artifact_key(
         {
             "recipe": RECIPE,
             "stage": [file_digest(file) for file in files],
             "runtime": RUNTIME,
             "version": onnxruntime.__version__,
-            "class": [artifact.gpu_class, dict(artifact.options)],
+            "class": [artifact.gpu_class, dict(artifact.options) | on],
             "tensors": [spec.to_dict() for spec in (*artifact.inputs, *artifact.outputs)],
             "max_batch": artifact.max_batch,
         }

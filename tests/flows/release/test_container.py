@@ -32,6 +32,7 @@ def write_engine(root: Path, name: str, ends: tuple[str, str], **options: Any) -
     (root / name / "engine.plan").write_bytes(ENGINE)
     Artifact(
         runtime="tensorrt",
+        device="cuda",
         gpu_class="FAST",
         inputs=(tensor(ends[0], 3), tensor("passed", 7, dtype="FP16")),
         outputs=(tensor(ends[1], 3), tensor("count"), tensor("passed", 7, dtype="FP16")),

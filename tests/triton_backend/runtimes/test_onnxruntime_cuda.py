@@ -22,7 +22,7 @@ def test_artifact_for_a_gpu_is_another_than_for_a_cpu(tmp_path: Path) -> None:
     on_cpu = build_stage(stage, (X,), (Y,), device_class=cpu, max_batch=2, root=tmp_path)
     on_gpu = build_cuda_stage(stage, (X,), (Y,), gpu_class="card", max_batch=2, root=tmp_path)
     assert on_cpu.key != on_gpu.key
-    assert Artifact.read(on_gpu.folder).options == {"device": "cuda"}
+    assert Artifact.read(on_gpu.folder).device == "cuda"
     again = build_cuda_stage(stage, (X,), (Y,), gpu_class="card", max_batch=2, root=tmp_path)
     assert again.reused
 

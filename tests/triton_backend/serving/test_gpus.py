@@ -22,7 +22,12 @@ def deployment(folder: Path, *, divisor: int) -> Deployment:
     x = plans.tensor("x", 3)
     (folder / "artifacts" / "engine").mkdir(parents=True)
     Artifact(
-        runtime="tensorrt", gpu_class="FAST", inputs=(x,), outputs=(x,), max_batch=plans.BATCH
+        runtime="tensorrt",
+        gpu_class="FAST",
+        inputs=(x,),
+        outputs=(x,),
+        max_batch=plans.BATCH,
+        device="cuda",
     ).write(folder / "artifacts" / "engine")
     first = replace(
         plans.stage((0, 1), "FAST", 0, artifact="engine", boundary=(x,)),

@@ -1,1 +1,22 @@
-"""TensorRT: the library, engines on the GPU, the runtime of a stage."""
+"""Runtime `tensorrt`: the library, engines on the GPU, the runtime of a stage."""
+
+from pathlib import Path
+
+from triton_backend.runtimes.base import Artifact, Runtime
+from triton_backend.runtimes.clock import Clock
+
+
+def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
+    """Load a stage's engine onto the first GPU that this process sees.
+
+    A part of a GPU is made by CUDA MPS and is as slow as it really is, so divisor and clock do not
+    matter here.
+
+    Raises:
+        InputError: no GPU, no TensorRT, or an engine of another library or card.
+    """
+    # Imported here, because whoever builds engines imports this package and needs no CUDA.
+    from triton_backend.runtimes.tensorrt.runtime import open_tensorrt  # noqa: PLC0415
+
+    del vgpu_divisor, clock
+    return open_tensorrt(folder, artifact)

@@ -24,7 +24,7 @@ from flows.preparation.building.tensorrt.network import (
     build_engine,
 )
 from triton_backend.contract.errors import InputError
-from triton_backend.runtimes.base import Artifact
+from triton_backend.runtimes.base import CUDA, Artifact
 from triton_backend.runtimes.tensorrt.library import Library, LogKeeper, load_library
 
 PLAN_FILE = "engine.plan"
@@ -101,6 +101,7 @@ def _artifact(
         inputs=built.inputs,
         outputs=built.outputs,
         max_batch=max(item["batches"]),
+        device=CUDA,
         files={"engine": PLAN_FILE, "layers": DESCRIPTION_FILE, "log": LOG_FILE},
         options={
             "library": library.name,

@@ -15,9 +15,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.client import Answer, Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient
-from triton_backend.serving.loadgen.client_http import HttpClient
+from triton_backend.serving.loadgen.client_http import MAX_CONNECTIONS, HttpClient
 from triton_backend.serving.loadgen.drive import Drive, ModelLoad, run_precisely
-from triton_backend.serving.loadgen.http_pool import MAX_CONNECTIONS
 from triton_backend.serving.loadgen.payload import Request
 from triton_backend.serving.loadgen.record import LoadRun
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule
