@@ -3,7 +3,6 @@
 Thin: it names the steps and their order. Call `prepare_prefect` before importing it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,17 @@ from flows.progress import Say, StepLog
 from flows.quickstart.example_project import (
     BLOCKS,
     MAX_BATCH,
-    DemoModel,
-    demo_classes,
-    demo_cluster,
-    demo_workload,
+    OfferedModel,
+    example_classes,
+    example_cluster,
     example_models,
     offered_share,
-    own_model,
     with_slo,
+    workload_of,
 )
-from flows.quickstart.load_process import LoadRequest, run_load
+from flows.quickstart.load_process import LoadRequest, LoadResult, run_load
+from flows.quickstart.outcome import QuickstartOutcome, keep_outcome
 from flows.quickstart.reference_outputs import write_answers
-from flows.quickstart.report import Shown, write_showcase
 from flows.release.artifacts import attach_artifacts
 from flows.release.server.admin import ServerPorts, start, stop
 from flows.release.server.running import ServerState
@@ -55,13 +53,12 @@ class QuickstartOptions:
     """What to run.
 
     Attributes:
-        model, slo_ms: the user's own model and its SLO; both None for the two examples.
+        models: the user's own models with their SLOs; none for the two examples.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
         http_seconds: length of the sample over HTTP.
     """
 
-    model: Path | None = None
-    slo_ms: float | None = None
+    models: tuple[OfferedModel, ...] = ()
     keep_serving: bool = False
     load_factor: float | None = None
     load_seconds: float = 20.0
@@ -70,23 +67,49 @@ class QuickstartOptions:
     ports: ServerPorts = field(default_factory=ServerPorts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that came to its end: what it gave, and the page about it.
+
+    Attributes:
+        serving: the system that was left running, if it was.
+    """
+
+    run_id: str
+    report: Path
+    outcome: QuickstartOutcome
+    serving: ServerState | None
+    wall_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `quickstart --json` prints."""
+        state = self.serving
+        return {
+            "run_id": self.run_id,
+            "report": str(self.report),
+            **self.outcome.to_dict(),
+            "serving": None if state is None else {"http": state.http_url, "grpc": state.grpc_url},
+            "wall_seconds": self.wall_seconds,
+        }
+
+
 @task(name="split", cache_policy=NO_CACHE)
-def _split(work: Workspace, model: DemoModel) -> SplitModel:
+def _split(work: Workspace, model: OfferedModel) -> SplitModel:
     return split_step(work, model.path, model.name, blocks=BLOCKS, max_batch=MAX_BATCH)
 
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)
 def _profile(work: Workspace, split: SplitModel, say: Say) -> Prepared:
-    classes = list(demo_classes().values())
+    classes = list(example_classes().values())
     return profile_step(work, split, classes, limits=LIMITS, progress=cell_progress(say))
 
 
 @task(name="plan", cache_policy=NO_CACHE)
-def _plan(work: Workspace, models: tuple[DemoModel, ...]) -> Plan:
-    cluster = demo_cluster()
-    profiles, _ = load_profiles(work, cluster, demo_workload(models))
+def _plan(work: Workspace, models: tuple[OfferedModel, ...]) -> Plan:
+    cluster = example_cluster()
+    profiles, _ = load_profiles(work, cluster, workload_of(models))
     chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
-    planned = plan_step(work, cluster, demo_workload(chosen), PlanOptions())
+    planned = plan_step(work, cluster, workload_of(chosen), PlanOptions())
     return attach_artifacts(work, planned.plan, _devices())
 
 
@@ -109,18 +132,18 @@ def _roll_out(work: Workspace, plan: Plan, ports: ServerPorts, say: Say) -> Serv
 
 
 @task(name="load", cache_policy=NO_CACHE)
-def _load(request: LoadRequest) -> dict[str, Any]:
-    return run_load(request)
+def _load(request: LoadRequest) -> LoadResult:
+    return LoadResult.from_document(run_load(request))
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def _report(work: Workspace, shown: Shown) -> dict[str, Any]:
-    return write_showcase(work, shown)
+def _report(work: Workspace, found: QuickstartOutcome) -> tuple[str, Path]:
+    return keep_outcome(work, found)
 
 
 @flow(name="quickstart", validate_parameters=False)
-def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> dict[str, Any]:
-    """The whole run; the object that `quickstart --json` prints.
+def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finished:
+    """The whole run.
 
     Raises:
         InputError: the model cannot be split or planned, or a port is in use.
@@ -141,7 +164,7 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> dict[st
     finally:
         if not options.keep_serving:
             stop(work.state.serve)
-    shown = Shown(
+    outcome = QuickstartOutcome(
         plan=plan,
         splits=splits,
         simulated=simulated,
@@ -151,18 +174,20 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> dict[st
         events=work.state.serve / "events",
         steps=tuple(log.steps),
     )
-    result = _report(work, shown)
-    serving = {"http": state.http_url, "grpc": state.grpc_url} if options.keep_serving else None
-    return result | {"serving": serving, "wall_seconds": watch.seconds()}
+    run_id, page = _report(work, outcome)
+    return Finished(
+        run_id=run_id,
+        report=page,
+        outcome=outcome,
+        serving=state if options.keep_serving else None,
+        wall_seconds=watch.seconds(),
+    )
 
 
 def _prepare(
     work: Workspace, options: QuickstartOptions, log: StepLog
-) -> tuple[tuple[DemoModel, ...], tuple[SplitModel, ...]]:
-    if options.model is not None and options.slo_ms is not None:
-        models: tuple[DemoModel, ...] = (own_model(options.model, options.slo_ms),)
-    else:
-        models = example_models(work.state.models / "examples")
+) -> tuple[tuple[OfferedModel, ...], tuple[SplitModel, ...]]:
+    models = options.models or example_models(work.state.models / "examples")
     splits: list[SplitModel] = []
     for model in models:
         with log.step(f"split {model.name}") as note:
@@ -181,14 +206,14 @@ def _drive(
     state: ServerState,
     options: QuickstartOptions,
     log: StepLog,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[LoadResult, LoadResult]:
     """Load over gRPC and then a sample over HTTP, every response checked."""
     plan, splits = served
     folder = work.state.reports
     folder.mkdir(parents=True, exist_ok=True)
     share = offered_share(plan, options.load_factor)
     rate_rps = share * sum(model.throughput_rps for model in plan.models)
-    shared: Mapping[str, Any] = {
+    shared: dict[str, Any] = {
         "plan": _plan_file(work, plan),
         "load_factor": share,
         "seed": options.seed,
@@ -221,7 +246,7 @@ def _plan_file(work: Workspace, plan: Plan) -> Path:
 
 
 def _devices() -> dict[str, DeviceClass]:
-    return {name: c.device for name, c in demo_classes().items()}
+    return {name: c.device for name, c in example_classes().items()}
 
 
 def _plan_in_words(plan: Plan) -> str:
@@ -229,7 +254,7 @@ def _plan_in_words(plan: Plan) -> str:
     return f"{rates}; gap {plan.objective.gap:.2%} of the bound"
 
 
-def _load_in_words(result: Mapping[str, Any]) -> str:
-    rows = result["models"].values()
-    offered, served = (sum(row[key] for row in rows) for key in ("offered", "served"))
+def _load_in_words(result: LoadResult) -> str:
+    offered = sum(model.offered for model in result.models.values())
+    served = sum(model.served for model in result.models.values())
     return f"{served} of {offered} requests answered in time"

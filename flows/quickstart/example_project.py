@@ -7,6 +7,7 @@ server and the load fit two cores.
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ MOST_RPS = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoModel:
+class OfferedModel:
     """One model to be served; `slo_us` None: chosen from its profile."""
 
     name: str
@@ -44,26 +45,38 @@ class DemoModel:
     slo_us: int | None = None
 
 
-def example_models(folder: Path) -> tuple[DemoModel, ...]:
+def example_models(folder: Path) -> tuple[OfferedModel, ...]:
     """The two example models, written into `folder`."""
     return tuple(
-        DemoModel(name=name, path=write_example(name, folder / f"{name}.onnx")) for name in EXAMPLES
+        OfferedModel(name=name, path=write_example(name, folder / f"{name}.onnx"))
+        for name in EXAMPLES
     )
 
 
-def own_model(path: Path, slo_ms: float) -> DemoModel:
-    """A user's model under a name that Triton accepts.
+def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[OfferedModel, ...]:
+    """A user's models under names that Triton accepts; one SLO is that of all of them.
 
     Raises:
-        InputError: the SLO is not positive.
+        InputError: models and SLOs do not go together, or two models have one name.
     """
-    if not slo_ms > 0:
-        raise InputError("--slo-ms", f"{slo_ms} is not positive")
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "model"
-    return DemoModel(name=name, path=path, slo_us=ms_to_us(slo_ms))
+    if bool(paths) != bool(slos_ms):
+        raise InputError("quickstart", "--model and --slo-ms go together")
+    if len(slos_ms) not in {1, len(paths)}:
+        raise InputError(
+            "--slo-ms", f"{len(slos_ms)} for {len(paths)} models; give one for all, or one each"
+        )
+    found: dict[str, OfferedModel] = {}
+    for path, slo_ms in zip(paths, [*slos_ms] * (len(paths) // len(slos_ms)), strict=True):
+        if not slo_ms > 0:
+            raise InputError("--slo-ms", f"{slo_ms} is not positive")
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "model"
+        if name in found:
+            raise InputError(f"--model {path}", f"{found[name].path} is called {name!r} too")
+        found[name] = OfferedModel(name=name, path=path, slo_us=ms_to_us(slo_ms))
+    return tuple(found.values())
 
 
-def demo_classes() -> dict[str, CpuClass]:
+def example_classes() -> dict[str, CpuClass]:
     """The two CPU classes: the first and the last core this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
@@ -74,9 +87,9 @@ def demo_classes() -> dict[str, CpuClass]:
     }
 
 
-def demo_cluster() -> Cluster:
+def example_cluster() -> Cluster:
     """One node with two fast GPUs, two nodes with three slow ones each."""
-    classes = demo_classes()
+    classes = example_classes()
     return Cluster(
         name="quickstart",
         gpu_classes=tuple(
@@ -89,7 +102,7 @@ def demo_cluster() -> Cluster:
     )
 
 
-def with_slo(model: DemoModel, profile: ModelProfile) -> DemoModel:
+def with_slo(model: OfferedModel, profile: ModelProfile) -> OfferedModel:
     """The model with an SLO: its own, else 5 times the fast class's latency at batch 1."""
     if model.slo_us is not None:
         return model
@@ -105,7 +118,7 @@ def offered_share(plan: Plan, asked: float | None) -> float:
     return min(LOAD_FACTOR, MOST_RPS / planned_rps) if planned_rps > 0 else LOAD_FACTOR
 
 
-def demo_workload(models: tuple[DemoModel, ...]) -> Workload:
+def workload_of(models: tuple[OfferedModel, ...]) -> Workload:
     """Equal weights."""
     return Workload(
         models=tuple(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flows.reporting.data import ModelOutcome, Outcomes
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 STOP_SECONDS = 20.0
@@ -57,6 +58,28 @@ class LoadRequest:
             command.append(f"--records={self.records}")
         command += [f"--check={name}={path}" for name, path in self.checks.items()]
         return command + list(self.more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What a load gave, by model, and the whole object that `load --json` prints.
+
+    Attributes:
+        send_lag_p99_ms: how late the generator itself sent; None where nothing was sent.
+    """
+
+    models: Mapping[str, ModelOutcome]
+    send_lag_p99_ms: float | None
+    document: Mapping[str, Any]
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "LoadResult":
+        """From the object of `load --json`."""
+        return cls(
+            models=Outcomes.from_load(document).models,
+            send_lag_p99_ms=document["send_lag_ms"]["p99"],
+            document=document,
+        )
 
 
 def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """`quickstart`: the main job from end to end."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +9,14 @@ from flows.cli import shared_options
 from flows.cli.console import note, print_json, say, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
-from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.errors import PoolPipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.deployments.quickstart import Finished
+    from flows.quickstart.example_project import OfferedModel
+    from flows.quickstart.outcome import QuickstartOutcome
     from flows.workspace import Workspace
 
 
@@ -26,14 +30,29 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
     return work
 
 
-@command("quickstart", "poolpipe quickstart", "poolpipe quickstart --model net.onnx --slo-ms 80")
+@command(
+    "quickstart",
+    "poolpipe quickstart",
+    "poolpipe quickstart --model net.onnx --slo-ms 80",
+    "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
+)
 def quickstart(
     *,
     model: Annotated[
-        Path | None, typer.Option(help="Your own ONNX model instead of the two examples.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own ONNX model instead of the two examples; several are served together.",
+        ),
     ] = None,
     slo_ms: Annotated[
-        float | None, typer.Option(min=0.001, max=1e9, help="Its latency objective.")
+        list[float] | None,
+        typer.Option(
+            metavar="X",
+            min=0.001,
+            max=1e9,
+            help="Its latency objective; one for all models, or one each, in their order.",
+        ),
     ] = None,
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
@@ -70,7 +89,7 @@ def quickstart(
     work = _flow_workspace(warehouse)
     ports = ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
     # Said at once, not after the minutes that profiling takes.
-    _check_model(model, slo_ms)
+    models = _own_models(model or (), slo_ms or ())
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
     from flows.deployments.orchestration.server import start_prefect_server
@@ -78,8 +97,7 @@ def quickstart(
     from flows.deployments.quickstart import quickstart as run
 
     asked = QuickstartOptions(
-        model=model,
-        slo_ms=slo_ms,
+        models=models,
         keep_serving=keep_serving,
         load_factor=load_factor,
         load_seconds=duration,
@@ -90,23 +108,26 @@ def quickstart(
         work = taking_turns(work)
     found = run(work, asked, say(quiet=as_json))
     if as_json:
-        print_json(found)
+        print_json(found.to_dict())
     else:
         _print(found)
-    _judge(found, attainment_target)
+    _judge(found.outcome, attainment_target)
 
 
-def _check_model(model: Path | None, slo_ms: float | None) -> None:
-    if (model is None) != (slo_ms is None):
-        raise InputError("quickstart", "--model and --slo-ms go together")
-    if model is not None:
-        from flows.preparation.splitting.loading import load_skeleton
+def _own_models(paths: "Sequence[Path]", slos_ms: "Sequence[float]") -> "tuple[OfferedModel, ...]":
+    if not paths and not slos_ms:
+        return ()
+    from flows.preparation.splitting.loading import load_skeleton
+    from flows.quickstart.example_project import own_models
 
-        load_skeleton(model)
+    found = own_models(paths, slos_ms)
+    for model in found:
+        load_skeleton(model.path)
+    return found
 
 
-def _judge(found: Mapping[str, Any], attainment_target: float) -> None:
-    from flows.quickstart.acceptance import overloaded, shortcomings
+def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:
+    from flows.quickstart.outcome import overloaded, shortcomings
 
     reason, missed = overloaded(found), shortcomings(found, attainment_target)
     if reason is not None:
@@ -115,27 +136,30 @@ def _judge(found: Mapping[str, Any], attainment_target: float) -> None:
         raise PoolPipeError(f"quickstart: {'; '.join(missed)}")
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: "Finished") -> None:
     from flows.reporting import words
+    from triton_backend.contract.units import us_to_ms
 
-    counts = ("offered", "served", "late", "dropped", "failed")
+    outcome = found.outcome
+    simulated = {model.name: model for model in outcome.simulated.models}
     rows = [
         (
             name,
-            *(row[count] for count in counts),
-            words.percent(row["attainment"], 2),
-            words.percent(row["simulated"]["attainment"], 2),
-            words.milliseconds(row["latency_ms"]["p50"]),
-            words.milliseconds(row["latency_ms"]["p99"]),
-            words.milliseconds(row["simulated"]["latency_ms"]["p99"]),
-            words.milliseconds(row["slo_ms"]),
-            words.rate(row["planned_rps"]),
+            *(row.offered, row.served, row.late, row.dropped, row.failed),
+            words.percent(row.attainment, 2),
+            words.percent(simulated[name].attainment, 2),
+            words.milliseconds(row.p50_ms),
+            words.milliseconds(row.p99_ms),
+            words.milliseconds(simulated[name].p99_ms),
+            words.milliseconds(us_to_ms(outcome.plan.model(name).slo_us)),
+            words.rate(outcome.plan.model(name).throughput_rps),
         )
-        for name, row in found["models"].items()
+        for name, row in outcome.measured.models.items()
     ]
+    counts = ("offered", "served", "late", "dropped", "failed")
     head = ("model", *counts, "attained", "simulated", "p50", "p99", "simulated", "SLO", "planned")
     show(table(head, rows))
-    show(f"report: {found['report']}")
-    if found["serving"]:
-        show(f"serving on HTTP {found['serving']['http']} and gRPC {found['serving']['grpc']};")
+    show(f"report: {found.report}")
+    if found.serving is not None:
+        show(f"serving on HTTP {found.serving.http_url} and gRPC {found.serving.grpc_url};")
         show("`poolpipe stop` ends it")

@@ -1,12 +1,20 @@
 """What the quickstart offers by itself, and when asked."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flows.planning import make_plan
-from flows.quickstart.example_project import LOAD_FACTOR, MOST_RPS, offered_share
+from flows.quickstart.example_project import (
+    LOAD_FACTOR,
+    MOST_RPS,
+    OfferedModel,
+    offered_share,
+    own_models,
+)
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
 
 
 def test_a_plan_beyond_what_one_machine_offers_is_loaded_with_that_at_most() -> None:
@@ -17,3 +25,30 @@ def test_a_plan_beyond_what_one_machine_offers_is_loaded_with_that_at_most() -> 
     assert offered_share(slow, None) == LOAD_FACTOR
     assert offered_share(fast, None) == pytest.approx(MOST_RPS / 10_000)
     assert offered_share(fast, 0.9) == 0.9
+
+
+def test_several_models_are_served_with_one_slo_or_one_each() -> None:
+    paths = [Path("a.onnx"), Path("in/b c.onnx")]
+    assert own_models(paths, [80.0]) == (
+        OfferedModel(name="a", path=paths[0], slo_us=80_000),
+        OfferedModel(name="b_c", path=paths[1], slo_us=80_000),
+    )
+    assert [model.slo_us for model in own_models(paths, [80.0, 0.5])] == [80_000, 500]
+
+
+@pytest.mark.parametrize(
+    ("paths", "slos_ms", "reason"),
+    [
+        ([], [5.0], "--model and --slo-ms go together"),
+        (["a.onnx"], [], "--model and --slo-ms go together"),
+        (["a.onnx"], [1.0, 2.0], "2 for 1 models; give one for all, or one each"),
+        (["a.onnx", "b.onnx", "c.onnx"], [1.0, 2.0], "2 for 3 models"),
+        (["x/a.onnx", "y/a.onnx"], [1.0], "y/a.onnx: x/a.onnx is called 'a' too"),
+        (["a.onnx"], [0.0], "0.0 is not positive"),
+    ],
+)
+def test_models_and_slos_that_do_not_go_together_are_refused(
+    paths: list[str], slos_ms: list[float], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        own_models([Path(path) for path in paths], slos_ms)

@@ -1,0 +1,77 @@
+"""When a quickstart has failed, and when its machine has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.quickstart.load_process import LoadResult
+from flows.quickstart.outcome import QuickstartOutcome, overloaded, shortcomings
+from tests.fakes.plans import two_stages
+from triton_backend.simulator.run import SimOptions, simulate
+
+PLAN = two_stages()
+NAME = PLAN.models[0].name
+
+
+def load(*, lag_ms: float | None = 5.0, **changes: Any) -> LoadResult:
+    row = {
+        "offered": 100,
+        "served": 96,
+        "late": 1,
+        "dropped": 3,
+        "failed": 0,
+        "checked": {"responses": 97, "wrong": 0},
+    }
+    return LoadResult.from_document(
+        {"models": {NAME: row | changes}, "send_lag_ms": {"p99": lag_ms}, "duration_s": 20.0}
+    )
+
+
+def outcome(measured: LoadResult, sampled: LoadResult | None = None) -> QuickstartOutcome:
+    return QuickstartOutcome(
+        plan=PLAN,
+        splits=(),
+        simulated=simulate(PLAN, SimOptions(duration_s=0.1)),
+        measured=measured,
+        sampled=sampled or load(),
+        records=Path("records.npz"),
+        events=Path("events"),
+        steps=(),
+    )
+
+
+def test_all_is_well() -> None:
+    assert shortcomings(outcome(load()), 0.95) == []
+    assert overloaded(outcome(load())) is None
+    assert overloaded(outcome(load(lag_ms=None))) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"served": 90, "dropped": 9},
+            [f"{NAME} attains 90.00% of 100 requests, under the target of 95.00%"],
+        ),
+        ({"checked": {"responses": 97, "wrong": 2}}, [f"{NAME} gave 2 wrong answers of 97"]),
+        ({"offered": 0, "served": 0}, []),
+    ],
+)
+def test_what_is_not_good_enough_is_said_in_a_line(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    assert shortcomings(outcome(load(**changes)), 0.95) == words
+
+
+def test_wrong_answers_over_http_count_too() -> None:
+    wrong = load(checked={"responses": 10, "wrong": 1})
+    assert shortcomings(outcome(load(), wrong), 0.0) == [
+        f"{NAME} gave 1 wrong answers of 10 over HTTP"
+    ]
+
+
+def test_a_load_that_could_not_be_sent_in_time_is_the_machines_fault() -> None:
+    slo_ms = min(model.slo_us for model in PLAN.models) / 1e3
+    said = str(overloaded(outcome(load(lag_ms=0.2 * slo_ms))))
+    assert f"sent up to {0.2 * slo_ms:.0f} ms late" in said
