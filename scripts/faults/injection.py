@@ -17,7 +17,7 @@ import psutil
 from scripts.benchmarks.served import SHARED_FOLDER, Served
 from scripts.faults.places import LINK, Shifted, run_as_root
 from triton_backend.serve_folder.repository import CONTROL_MODEL
-from triton_backend.serving.gateway.addresses import Worker
+from triton_backend.serving.gateway.state import WorkerAddress
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
 LASTING_S = 3.0
@@ -59,7 +59,7 @@ def stub(served: Served, model: str) -> psutil.Process:
 def worker(served: Served, vgpu: int) -> psutil.Process:
     """The process of a vGPU of the generation served."""
     generation = served.state.control("status")["generation"]
-    wanted = Worker(generation, vgpu)
+    wanted = WorkerAddress(generation, vgpu)
     for process in served.processes():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

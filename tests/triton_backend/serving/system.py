@@ -16,7 +16,7 @@ from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
-from triton_backend.serving.liveness.health import HealthBoard
+from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker
 from triton_backend.serving.worker.stage import open_runtime

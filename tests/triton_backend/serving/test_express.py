@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.gateway.gateways import HeldGateway, Letter
+from tests.triton_backend.serving.gateway.gateways import HeldGateway, SentFrame
 from tests.triton_backend.serving.plans import SLO_US, plan, tensor, two_stage
 from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
 from triton_backend.contract.plan import ModelPlan
@@ -20,7 +20,7 @@ from triton_backend.serving.front import express as front_express
 from triton_backend.serving.front.express import REST_US, ExpressSlots
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.gateway.addresses import Front, Worker
+from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, remove_segments
@@ -40,7 +40,7 @@ from triton_backend.serving.transport.wire import (
 PATIENT_US = 2_000_000
 MANY = 50
 CHECKSUM = 77
-PAIR = Front("pair")
+PAIR = FrontAddress("pair")
 
 
 def alone(model: ModelPlan) -> ModelPlan:
@@ -79,31 +79,35 @@ def test_slots_are_for_models_that_are_quick_small_and_run_alone(deployment: Dep
 def gateway(deployment: Deployment) -> HeldGateway:
     made = HeldGateway(deployment)
     for vgpu in range(3):
-        made.worker_up(Worker(1, vgpu), 0)
-    made.letters()
+        made.worker_up(WorkerAddress(1, vgpu), 0)
+    made.frames()
     return made
 
 
 def arrive(gateway: HeldGateway, number: int, slot: int, tag: int) -> None:
-    gateway.intake.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, slot, CHECKSUM), 10, tag)
+    gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, slot, CHECKSUM), 10, tag)
 
 
 def first_slot(gateway: HeldGateway) -> int:
     return gateway.deployment.express_slots(0).start
 
 
-def only(letters: list[Letter]) -> tuple[Letter, Header]:
-    (letter,) = letters
-    return letter, parse_header(letter.data)
+def only(frames: list[SentFrame]) -> tuple[SentFrame, Header]:
+    (sent,) = frames
+    return sent, parse_header(sent.data)
 
 
 def test_a_batch_of_one_goes_to_its_worker_and_names_slot_and_request(gateway: HeldGateway) -> None:
     deployment = gateway.deployment
     slot = deployment.express_slots(0).start
     arrive(gateway, 5, slot, deployment.tag)
-    letter, header = only(gateway.letters())
-    batch = unpack_batch(letter.data[HEADER_BYTES:])
-    assert (letter.to, header.kind, header.plan_tag) == (Worker(1, 0), Kind.BATCH, deployment.tag)
+    sent, header = only(gateway.frames())
+    batch = unpack_batch(sent.data[HEADER_BYTES:])
+    assert (sent.to, header.kind, header.plan_tag) == (
+        WorkerAddress(1, 0),
+        Kind.BATCH,
+        deployment.tag,
+    )
     assert header.payload_bytes == deployment.worker_layout(0).payload_bytes(1)
     assert (batch.express, batch.answer_slot, batch.payload_checksum) == (5, slot, CHECKSUM)
     assert [hop.vgpu for hop in batch.hops] == [0, 1]
@@ -111,23 +115,23 @@ def test_a_batch_of_one_goes_to_its_worker_and_names_slot_and_request(gateway: H
 
 def test_a_slot_of_another_plan_is_not_used(gateway: HeldGateway) -> None:
     arrive(gateway, 5, first_slot(gateway), gateway.deployment.tag + 1)
-    letter, header = only(gateway.letters())
-    assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
+    sent, header = only(gateway.frames())
+    assert (sent.to, header.kind) == (PAIR, Kind.DISPATCH)
 
 
 @pytest.mark.parametrize("beside", [-7, -1, 10**6])
 def test_a_slot_that_a_front_does_not_have_is_not_used(gateway: HeldGateway, beside: int) -> None:
     arrive(gateway, 5, first_slot(gateway) + beside, gateway.deployment.tag)
-    letter, header = only(gateway.letters())
-    assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
+    sent, header = only(gateway.frames())
+    assert (sent.to, header.kind) == (PAIR, Kind.DISPATCH)
 
 
 def test_a_batch_that_runs_again_is_gathered_by_its_front(gateway: HeldGateway) -> None:
     arrive(gateway, 5, first_slot(gateway), gateway.deployment.tag)
-    gateway.letters()
-    gateway.worker_lost(Worker(1, 1), 20)
-    kinds = [(letter.to, parse_header(letter.data).kind) for letter in gateway.letters()]
-    assert (Worker(1, 0), Kind.ABORT) in kinds
+    gateway.frames()
+    gateway.worker_lost(WorkerAddress(1, 1), 20)
+    kinds = [(sent.to, parse_header(sent.data).kind) for sent in gateway.frames()]
+    assert (WorkerAddress(1, 0), Kind.ABORT) in kinds
     assert kinds[-1] == (PAIR, Kind.DISPATCH)
 
 
@@ -136,12 +140,12 @@ def test_a_worker_on_another_host_cannot_take_from_the_slot(tmp_path: Path) -> N
     deployment = deploy(tmp_path, plan(alone(two_stage())), options)
     gateway = HeldGateway(deployment)
     for vgpu in range(3):
-        gateway.worker_up(Worker(1, vgpu), 0)
-    gateway.letters()
+        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+    gateway.frames()
     assert not deployment.express_slots(0)
     arrive(gateway, 5, deployment.front_slots(0), deployment.tag)
-    letter, header = only(gateway.letters())
-    assert (letter.to, header.kind) == (PAIR, Kind.DISPATCH)
+    sent, header = only(gateway.frames())
+    assert (sent.to, header.kind) == (PAIR, Kind.DISPATCH)
 
 
 # The front's slots

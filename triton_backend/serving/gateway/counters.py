@@ -1,19 +1,10 @@
-"""What the gateway counts, and where it stands; published elsewhere, a few times a second."""
+"""What the gateway counts; published elsewhere, a few times a second."""
 
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from triton_backend.serving.deployment import Deployment
-
-
-class State(StrEnum):
-    """Where a rollout stands."""
-
-    SERVING = "serving"
-    FLUSHING = "flushing"
-    FLUSHED = "flushed"
 
 
 class Pool(NamedTuple):
@@ -43,15 +34,17 @@ class GatewayCounters:
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
     batches_failed: int = 0
+    batches_lost: int = 0
     workers_lost: int = 0
     workers_drained: int = 0
     frames_refused: int = 0
+    internal_errors: int = 0
     decisions: int = 0
     decision_us: int = 0
     _vgpus: list[_VGpuUse] = field(default_factory=list[_VGpuUse])
     _former_vgpus: list[_VGpuUse] = field(default_factory=list[_VGpuUse])
 
-    def use(self, deployment: Deployment) -> None:
+    def serve(self, deployment: Deployment) -> None:
         """From now on vGPUs are those of this generation."""
         stages, busy_us = self.stages, self.busy_us
         self._former_vgpus = [_VGpuUse(pool, n, busy_us[pool]) for pool, n in stages.items()]
@@ -72,7 +65,7 @@ class GatewayCounters:
         self.batches[model] += 1
         self.samples[model] += samples
 
-    def busy(self, vgpu: int, stage_us: int) -> None:
+    def stage_ran(self, vgpu: int, stage_us: int) -> None:
         """A vGPU was busy for `stage_us` with a stage."""
         use = self._vgpus[vgpu]
         use.stages += 1
@@ -105,9 +98,11 @@ class GatewayCounters:
             "stage_runs": {"/".join(map(str, pool)): n for pool, n in self.stages.items()},
             "stage_busy_us": {"/".join(map(str, pool)): n for pool, n in self.busy_us.items()},
             "batches_failed": self.batches_failed,
+            "batches_lost": self.batches_lost,
             "workers_lost": self.workers_lost,
             "workers_drained": self.workers_drained,
             "frames_refused": self.frames_refused,
+            "internal_errors": self.internal_errors,
             "decisions": self.decisions,
             "decision_mean_us": self.decision_us / max(self.decisions, 1),
         }

@@ -1,7 +1,7 @@
-"""The scheduler's shell: one thread that owns the gateway driver, its sockets and its timer.
+"""The scheduler's shell: one thread that owns the `Gateway`, its sockets and its timer.
 
 Fronts and workers connect and say HELLO; from then on their frames become calls of `Gateway`, and
-what it posts is sent. A connection that ends is a worker or front lost. Control
+what it sends goes over their connections. A connection that ends is a worker or front lost. Control
 requests come from another thread and are run in this one.
 
 Here: threads, sockets, the real clock. Not here: any decision.
@@ -19,10 +19,10 @@ from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.addresses import Front, Worker
 from triton_backend.serving.gateway.event_log import EventLog
-from triton_backend.serving.gateway.gateway import Gateway
+from triton_backend.serving.gateway.state import Address, FrontAddress, Gateway, WorkerAddress
 from triton_backend.serving.gateway.warm_up import warm_up
+from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
@@ -37,14 +37,18 @@ from triton_backend.serving.transport.wire import (
     unpack_times,
 )
 
-BEAT_US = 250_000
+HEARTBEAT_US = 250_000
 LOOK_US = 50_000
 COMMANDS = ("prepare", "flush", "swap", "abort", "status")
 _LOG = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """Runs in its own thread between `start` and `stop`; `alive_us` is when that thread last ran."""
+    """Runs in its own thread between `start` and `stop`.
+
+    Attributes:
+        alive_us: when that thread last went round its loop without an error.
+    """
 
     def __init__(self, settings: ServeSettings, deployment: Deployment, clock: Clock) -> None:
         self._settings = settings
@@ -53,23 +57,24 @@ class SchedulerService:
         now_us = clock.now_us()
         self._log = EventLog(settings.folder / "events", clock)
         self._log.begin(deployment, now_us)
-        self._peers: dict[Front | Worker, Connection] = {}
-        self._names: dict[Connection, Front | Worker] = {}
+        self._peers: dict[Address, Connection] = {}
+        self._names: dict[Connection, Address] = {}
         self.gateway = Gateway(
             deployment,
             epoch=now_us // 1_000_000,
             now_us=now_us,
-            watch=self._log.write,
-            post=self._post,
+            observe=self._log.write,
+            send=self._send,
         )
         self._loop = EventLoop(self)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        self._next_beat_us = now_us
+        self._next_heartbeat_us = now_us
         self._next_look_us = now_us
         self._heard = 0  # frames of this round, the first of them at
         self._heard_us = now_us
-        self.alive_us = now_us
-        self._stopping = False
+        self._polled_us = self.alive_us = now_us
+        self._backoff = Backoff()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -83,7 +88,7 @@ class SchedulerService:
     def stop(self) -> None:
         """End the thread and close everything."""
         if self._thread.is_alive():
-            self._stopping = True
+            self._stopping.set()
             self._loop.wake()
             self._thread.join(timeout=5)
 
@@ -126,18 +131,25 @@ class SchedulerService:
     # The scheduler's thread
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             try:
                 self._round()
             except Exception:  # noqa: BLE001  # one bad frame or batch must not end all others
-                _LOG.exception("the scheduler goes on")
+                self.gateway.counters.internal_errors += 1
+                pause_seconds = self._backoff.failed()
+                _LOG.exception("the scheduler goes on in %.2f s", pause_seconds)
+                self._stopping.wait(pause_seconds)
+            else:
+                # A thread that only ever fails is not alive, and its process is started anew.
+                self.alive_us = self._polled_us
+                self._backoff.succeeded()
         self._loop.close()
         self._log.close()
 
     def _round(self) -> None:
         gateway, timer = self.gateway, self._loop.timer
-        expired = self._loop.poll(max(self._next_beat_us - self.alive_us, 0) / 1e6)
-        self.alive_us = now_us = self._clock.now_us()
+        expired = self._loop.poll(max(self._next_heartbeat_us - self._polled_us, 0) / 1e6)
+        self._polled_us = now_us = self._clock.now_us()
         if self._heard:
             gateway.counters.decisions += self._heard
             gateway.counters.decision_us += now_us - self._heard_us
@@ -155,9 +167,9 @@ class SchedulerService:
         if timer_us is not None and (timer.at_us is None or timer_us < timer.at_us):
             timer.set(timer_us)
         self._log.settle_some()
-        if now_us >= self._next_beat_us:
-            self._next_beat_us = now_us + BEAT_US
-            self._beat()
+        if now_us >= self._next_heartbeat_us:
+            self._next_heartbeat_us = now_us + HEARTBEAT_US
+            self._send_heartbeats()
 
     def _answer_call(self) -> None:
         function, future = self._calls.get()
@@ -166,12 +178,12 @@ class SchedulerService:
         except Exception as error:  # noqa: BLE001  # handed to the thread that asked
             future.set_exception(error)
 
-    def _post(self, to: Front | Worker, data: bytes) -> None:
+    def _send(self, to: Address, data: bytes) -> None:
         peer = self._peers.get(to)
         if peer is not None:
             peer.send(data)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         self._log.flush()
         data = frame(Kind.HEARTBEAT, pack_json({"now_us": self._clock.now_us()}))
         for connection in self._loop.connections:
@@ -193,9 +205,9 @@ class SchedulerService:
             self._heard_us = now_us
         peer = self._names.get(connection)
         try:
-            if isinstance(peer, Front):
+            if isinstance(peer, FrontAddress):
                 self._from_front(peer, header, body, now_us)
-            elif isinstance(peer, Worker):
+            elif isinstance(peer, WorkerAddress):
                 self._from_worker(peer, header, body, now_us)
             else:
                 raise FrameError(f"{header.kind.name} before HELLO")
@@ -203,29 +215,36 @@ class SchedulerService:
             raise FrameError(str(error)) from error
         self._heard += 1
 
-    def _from_front(self, front: Front, header: Header, body: bytes, now_us: int) -> None:
+    def _from_front(self, front: FrontAddress, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:
-            self.gateway.intake.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
+            self.gateway.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
         elif header.kind is Kind.CANCEL:
-            self.gateway.intake.cancel(front, unpack_request(body), now_us)
+            self.gateway.cancel(front, unpack_request(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
-            self.gateway.reports.batch_failed(header.batch_id, 0, now_us)
+            self.gateway.batch_failed(header.batch_id, 0, now_us)
+        elif header.kind is Kind.BATCH_LOST:
+            reason = unpack_json(body).get("reason")
+            _LOG.warning("batch %d is lost: %s", header.batch_id, reason)
+            self.gateway.batch_lost(header.batch_id, now_us)
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
 
-    def _from_worker(self, worker: Worker, header: Header, body: bytes, now_us: int) -> None:
+    def _from_worker(self, worker: WorkerAddress, header: Header, body: bytes, now_us: int) -> None:
         if worker.generation != self.gateway.deployment.generation:
             return
-        reports, batch, stage = self.gateway.reports, header.batch_id, header.stage
+        gateway, batch, stage = self.gateway, header.batch_id, header.stage
         if header.kind is Kind.STAGE_DONE:
-            reports.stage_done(batch, stage, unpack_times(body), now_us)
+            gateway.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
-            reports.transfer_done(batch, stage, unpack_times(body), now_us)
+            gateway.transfer_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.PACE_RESULT:
-            self.gateway.trial_done(worker, unpack_times(body), now_us)
+            gateway.pace_result(worker, unpack_times(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
             _LOG.error("batch %d failed: %s", batch, unpack_json(body).get("reason"))
-            reports.batch_failed(batch, stage, now_us)
+            gateway.batch_failed(batch, stage, now_us)
+        elif header.kind is Kind.BATCH_LOST:
+            _LOG.warning("batch %d is lost: %s", batch, unpack_json(body).get("reason"))
+            gateway.batch_lost(batch, now_us)
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
@@ -235,9 +254,9 @@ class SchedulerService:
         connection.trusted = True
         try:
             peer = (
-                Front(str(data["model"]))
+                FrontAddress(str(data["model"]))
                 if data["role"] == "front"
-                else Worker(int(data["generation"]), int(data["vgpu"]))
+                else WorkerAddress(int(data["generation"]), int(data["vgpu"]))
             )
         except (KeyError, ValueError, TypeError) as error:
             raise FrameError(f"not a HELLO: {error}") from error
@@ -246,7 +265,7 @@ class SchedulerService:
             self._loop.drop(old, CloseReason.REPLACED)
         connection.name = str(peer)
         self._peers[peer], self._names[connection] = connection, peer
-        if isinstance(peer, Front):
+        if isinstance(peer, FrontAddress):
             for plan_frame in self.gateway.plan_frames():
                 connection.send(plan_frame)
         else:
@@ -257,13 +276,15 @@ class SchedulerService:
         if reason is CloseReason.REFUSED:
             self.gateway.counters.frames_refused += 1
             _LOG.warning("%s: %s: %s", connection.name, reason, detail)
+        elif reason is CloseReason.INTERNAL_ERROR:
+            self.gateway.counters.internal_errors += 1
         peer = self._names.pop(connection, None)
         if peer is None or self._peers.get(peer) is not connection:
             return
         del self._peers[peer]
         now_us = self._clock.now_us()
-        if isinstance(peer, Front):
-            self.gateway.intake.front_lost(peer, now_us)
+        if isinstance(peer, FrontAddress):
+            self.gateway.front_lost(peer, now_us)
         else:
             _LOG.warning("worker lost: %s (%s)", peer, reason)
             self.gateway.worker_lost(peer, now_us)

@@ -1,123 +1,344 @@
-"""The books of the gateway: which requests and batches the core's numbers stand for.
+"""The gateway without sockets: what fronts and workers say goes in, frames for them come out.
 
-Every event goes to the core through `Books.tell`, which turns the decisions into frames: a batch
-dispatched waits here for its slots, a request dropped is told to its front, a batch aborted to
-its front and workers. Not here: what frames and workers' reports mean (`driver`).
+`Gateway` owns the state around the shared scheduler core: whom a request or batch belongs to, the
+slots of shared memory granted to batches, which workers are up, and where a rollout stands. It is
+given the time with every call and sends through a function it is given, so it is tested without a
+socket. Every event of the core passes `Gateway._apply`, which carries out what the core decides.
+
+Not here: sockets and timers (`service`), which batch runs when and where (`scheduler`), which worker
+is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Hop, SetTimer
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.events import Event
+from triton_backend.contract.events import (
+    Arrival,
+    BatchLost,
+    Cancel,
+    Event,
+    Pause,
+    PlanChanged,
+    Resume,
+    StageDone,
+    Timer,
+    TransferDone,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.addresses import (
-    Front,
-    Post,
-    Worker,
-    dispatch_frame,
-    drop_frame,
-)
-from triton_backend.serving.gateway.admission import Refused
+from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters
-from triton_backend.serving.gateway.express import ExpressOffers
-from triton_backend.serving.gateway.slots import WorkerSlots
-from triton_backend.serving.transport.wire import LOCAL_BITS, LOCALS, Kind, TimesBody, frame
+from triton_backend.serving.gateway.rollout import Rollout, State
+from triton_backend.serving.liveness.supervisor import (
+    Action,
+    Awaited,
+    GiveUpBatch,
+    Order,
+    Readmit,
+    TakeOut,
+    WorkerSupervisor,
+)
+from triton_backend.serving.transport.shared_memory import SlotPool
+from triton_backend.serving.transport.wire import (
+    LOCAL_BITS,
+    LOCALS,
+    NONE,
+    ArrivalBody,
+    DropBody,
+    Kind,
+    TimesBody,
+    frame,
+    pack_batch_path,
+    pack_drop,
+    pack_json,
+    pack_path,
+)
 
+# A new scheduler dispatches when all workers have reported, at the latest after this.
+RESUME_AFTER_US = 1_000_000
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2
 
-Watcher = Callable[[Event | Refused, Sequence[Decision]], None]
-"""Told every event and what the core decided on it."""
+
+class FrontAddress(NamedTuple):
+    """The front of a model."""
+
+    model: str
+
+
+class WorkerAddress(NamedTuple):
+    """The worker of a vGPU of a generation."""
+
+    generation: int
+    vgpu: int
+
+
+Address = FrontAddress | WorkerAddress
+
+Send = Callable[[Address, bytes], None]
+"""Sends somebody a frame; who is not there gets none."""
+
+Observer = Callable[[Event | Refused, Sequence[Decision]], None]
+"""Is shown every event and what the core decided on it, in order (the event log)."""
 
 
 @dataclass(slots=True)
-class Batch:
-    """A batch in flight.
+class BatchInFlight:
+    """A batch that was sent.
 
     Attributes:
         slots: granted at every stage.
+        heard_us: when it was sent, or last reported of.
+        reported: stages that have reported their end.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
-        done: stages that have reported.
     """
 
     dispatch: Dispatch
     slots: list[int]
-    early: dict[int, TimesBody | None]
-    done: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether all stages have reported."""
-        return self.done == len(self.slots)
+    heard_us: int
+    reported: int = 0
+    early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
 
     def expects(self, stage: int) -> bool:
         """Whether a stage exists and has not reported."""
-        return self.done <= stage < len(self.slots)
+        return self.reported <= stage < len(self.slots)
+
+    def keep(self, stage: int, times: TimesBody, now_us: int) -> None:
+        """Keep a report that is not the next, where it is from the worker of a later stage.
+
+        Two workers' sockets are read in any order where this process was kept waiting.
+        """
+        later = self.reported < stage < len(self.slots)
+        if later and self.dispatch.hops[stage].vgpu == times.vgpu:
+            self.early[stage] = times
+            self.heard_us = now_us
 
 
-class Books:
-    """Requests, batches and slots around the core.
+class WorkerSlots:
+    """Which slots of the workers of one generation are granted to batches."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._pools = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
+        # (until when, (vGPU, slot)s): a sender may still be writing there
+        self._held_back: deque[tuple[int, list[tuple[int, int]]]] = deque()
+
+    def grant(self, hops: Sequence[Hop]) -> list[int] | None:
+        """A slot of every vGPU of a path, or None where one has none free."""
+        slots: list[int] = []
+        for hop in hops:
+            slot = self._pools[hop.vgpu].take()
+            if slot is None:
+                for taken, other in zip(hops, slots, strict=False):
+                    self._pools[taken.vgpu].give(other)
+                return None
+            slots.append(slot)
+        return slots
+
+    def give(self, vgpu: int, slot: int) -> None:
+        """A slot is free again."""
+        self._pools[vgpu].give(slot)
+
+    def hold_back(self, slots: list[tuple[int, int]], until_us: int) -> None:
+        """(vGPU, slot)s that are free from `until_us` on."""
+        self._held_back.append((until_us, slots))
+
+    def release(self, now_us: int) -> bool:
+        """Free what has been held back long enough; whether there was any."""
+        before = len(self._held_back)
+        while self._held_back and self._held_back[0][0] <= now_us:
+            for vgpu, slot in self._held_back.popleft()[1]:
+                self.give(vgpu, slot)
+        return len(self._held_back) < before
+
+
+class ExpressArrivals:
+    """Requests whose tensors lie in express slots of their fronts, by the core's number.
+
+    A batch of just one of them goes to its first worker at once, who takes the tensors from there;
+    everything else goes by way of the front.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        models = range(len(deployment.plan.models))
+        self._tag = deployment.tag
+        self._arrivals: dict[int, ArrivalBody] = {}
+        self._bytes_per_sample = [
+            deployment.express_layout(model).bytes_per_sample for model in deployment.plan.models
+        ]
+        self._slots = [deployment.express_slots(model) for model in models]
+        self._here = frozenset(v.index for v in deployment.vgpus if deployment.at_gateway(v.index))
+
+    def add(self, number: int, model: int, arrival: ArrivalBody, plan_tag: int) -> None:
+        """A request came in an express slot of the plan of `plan_tag`."""
+        if plan_tag == self._tag and arrival.express_slot in self._slots[model]:
+            self._arrivals[number] = arrival
+
+    def forget(self, number: int) -> None:
+        """A request was dropped."""
+        self._arrivals.pop(number, None)
+
+    def batch_frame(
+        self, dispatch: Dispatch, slots: Sequence[int], batch_number: int, now_us: int
+    ) -> bytes | None:
+        """BATCH to the first worker of a path, or None where the front has to gather.
+
+        A slot is good once: a batch that runs again must not share it with the first run.
+        """
+        if not self._arrivals:
+            return None
+        arrivals = [self._arrivals.pop(number, None) for number in dispatch.request_ids]
+        arrival = arrivals[0]
+        if arrival is None or len(arrivals) > 1 or dispatch.hops[0].vgpu not in self._here:
+            return None
+        model, samples = dispatch.model, dispatch.samples
+        body = pack_batch_path(
+            (
+                model,
+                dispatch.pipeline,
+                samples,
+                arrival.express_slot,
+                arrival.payload_checksum,
+                now_us,
+                now_us,
+                arrival.request,
+            ),
+            _path(dispatch, slots),
+        )
+        return frame(
+            Kind.BATCH,
+            body,
+            batch_id=batch_number,
+            plan_tag=self._tag,
+            payload_bytes=samples * self._bytes_per_sample[model],
+        )
+
+
+class _Generation:
+    """What the gateway keeps of the generation served; a swap replaces all of it."""
+
+    def __init__(self, deployment: Deployment, now_us: int) -> None:
+        models = deployment.plan.models
+        self.deployment = deployment
+        self.models = {model.name: number for number, model in enumerate(models)}
+        self.admissions = [Admission(model) for model in models]
+        self.slots = WorkerSlots(deployment)
+        self.express = ExpressArrivals(deployment)
+        self.supervisor = WorkerSupervisor(deployment, now_us)
+        self.timer_lead_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
+
+
+class Gateway:
+    """The state of one gateway.
 
     Attributes:
-        batches: sent and not ended, by the core's number.
-        requests: the core's numbers of those it has, queued or in flight.
-        timer_us: when the core wants to be told `Timer`, a little before `expiry_us`.
+        timer_us: when `timer` wants to be called; None where the core wants none.
 
     Args:
-        epoch: added to batch numbers, so that those of two lives of the scheduler never meet.
+        deployment: the generation served first; its workers count as lost until they report.
+        epoch: number of this life of the scheduler; batch numbers of different lives never meet.
     """
 
     def __init__(
-        self,
-        deployment: Deployment,
-        *,
-        epoch: int,
-        watch: Watcher,
-        post: Post,
-        counters: GatewayCounters,
+        self, deployment: Deployment, *, epoch: int, now_us: int, observe: Observer, send: Send
     ) -> None:
+        self.counters = GatewayCounters()
+        self.counters.serve(deployment)
         self.timer_us: int | None = None
-        self.expiry_us = 0
-        self.watch = watch
-        self.post = post
-        self.batches: dict[int, Batch] = {}
-        self.requests: set[int] = set()
-        self._epoch = epoch
-        self._counters = counters
+        self._expiry_us = 0  # what the core asked for; `timer_us` lies a little before
+        self._observe = observe
+        self._send = send
+        self._first_batch = epoch << 32
         self._last_us = 0
         settings = deployment.settings
         self._core = Scheduler(deployment.plan, policy=settings.policy, nic=settings.nic)
-        self._fronts: list[Front] = []  # of every plan of this life
-        self._held: deque[Dispatch] = deque()
-        self.use(deployment)
-
-    def use(self, deployment: Deployment) -> None:
-        """From now on batches are of this generation; nothing is in flight."""
-        self._deployment = deployment
-        self.slots = WorkerSlots(deployment)
-        self.express = ExpressOffers(deployment)
-        models = deployment.plan.models
-        self._slack_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
-        planned = dict.fromkeys(Front(model.name) for model in models)
-        self._fronts += [front for front in planned if front not in self._fronts]
-        self._first_numbers = {front: n << LOCAL_BITS for n, front in enumerate(self._fronts)}
+        self._rollout = Rollout(deployment)
+        self._served = _Generation(deployment, now_us)
+        self._fronts: list[FrontAddress] = []  # of every plan of this life
+        self._first_requests: dict[FrontAddress, int] = {}
+        self._number_fronts()
+        self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
+        self._waiting_for_slots: deque[Dispatch] = deque()
+        self._may_send = False  # whether any of these might have its slots now
+        self._up: dict[int, set[int]] = {}  # vGPUs by generation
+        for vgpu in deployment.vgpus:
+            self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
+        # The workers of an earlier life are about to report; what fronts announce again waits for them.
+        self._resume_us: int | None = now_us + RESUME_AFTER_US
+        self._apply(Pause(now_us=self._at(now_us)))
 
     # What is known
 
     @property
+    def deployment(self) -> Deployment:
+        """The generation served."""
+        return self._served.deployment
+
+    @property
+    def state(self) -> State:
+        """Where a rollout stands."""
+        return self._rollout.state(self.in_flight)
+
+    @property
     def in_flight(self) -> int:
         """Batches dispatched and not ended, those that wait for a slot included."""
-        return len(self.batches) + len(self._held)
+        return self._core.in_flight()
 
-    def queue_lengths(self) -> tuple[int, ...]:
-        """Requests waiting, by model."""
-        return self._core.queue_lengths()
+    def waiting(self) -> Iterator[tuple[str, int]]:
+        """Queue length of every model of the plan."""
+        return zip(self._served.models, self._core.queue_lengths(), strict=True)
 
-    def number_of(self, front: Front, local: int) -> int:
+    def status(self) -> dict[str, Any]:
+        """State for people and flows."""
+        prepared = self._rollout.prepared
+        return {
+            "state": str(self.state),
+            "plan_id": self.deployment.plan.plan_id,
+            "generation": self.deployment.generation,
+            "workers": self._readiness(self.deployment),
+            "prepared": None if prepared is None else self._readiness(prepared),
+            "queued": dict(self.waiting()),
+            "in_flight": self.in_flight,
+            "counters": self.counters.to_dict(),
+        }
+
+    def _readiness(self, deployment: Deployment) -> dict[str, Any]:
+        return {
+            "plan_id": deployment.plan.plan_id,
+            "generation": deployment.generation,
+            "up": len(self._up_of(deployment)),
+            "total": len(deployment.vgpus),
+        }
+
+    def _up_of(self, deployment: Deployment) -> set[int]:
+        """The vGPUs of a generation whose workers are up."""
+        return self._up.get(deployment.generation, set())
+
+    def plan_frames(self) -> list[bytes]:
+        """What a front must know: the generation served, and the one prepared."""
+        frames = [_plan_frame(self.deployment, prepared=False)]
+        if self._rollout.prepared is not None:
+            frames.append(_plan_frame(self._rollout.prepared, prepared=True))
+        return frames
+
+    def _number_fronts(self) -> None:
+        """Give the fronts of the plan served numbers; those of earlier plans keep theirs.
+
+        The core's number of a request is the front's own, with the number of the front above it.
+        """
+        for model in self._served.models:
+            front = FrontAddress(model)
+            if front not in self._first_requests:
+                self._first_requests[front] = len(self._fronts) << LOCAL_BITS
+                self._fronts.append(front)
+
+    def _number_of(self, front: FrontAddress, local: int) -> int:
         """The core's number of a front's request; negative for a front that no plan has had.
 
         Raises:
@@ -125,90 +346,440 @@ class Books:
         """
         if not 0 <= local < LOCALS:
             raise InputError(f"request {local}", f"fronts count from 0 to {LOCALS - 1}")
-        return self._first_numbers.get(front, -LOCALS) + local
+        return self._first_requests.get(front, -LOCALS) + local
 
-    def numbers_of(self, front: Front) -> list[int]:
-        """The core's numbers of all that a front has."""
-        return sorted(n for n in self.requests if self._fronts[n >> LOCAL_BITS] == front)
+    def _front_of(self, request: int) -> FrontAddress:
+        return self._fronts[request >> LOCAL_BITS]
 
-    def at(self, now_us: int) -> int:
+    def _at(self, now_us: int) -> int:
         """The instant as the core may be told it: instants never go back."""
         self._last_us = max(self._last_us, now_us)
         return self._last_us
 
-    # What happens
+    # Fronts
 
-    def tell(self, event: Event) -> None:
+    def arrival(
+        self, front: FrontAddress, arrival: ArrivalBody, now_us: int, plan_tag: int = 0
+    ) -> None:
+        """A request, its express slot of the plan of `plan_tag`; dropped where no plan has its model.
+
+        Raises:
+            InputError: its number is none that a front counts to.
+        """
+        served = self._served
+        local, deadline_us, samples, express_slot, _ = arrival
+        number = self._number_of(front, local)
+        if self._core.has_request(number):
+            return  # announced again after a reconnection
+        self.counters.offered[front.model] += 1
+        model = served.models.get(front.model)
+        if model is None:
+            self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
+            return
+        now_us = self._at(now_us)
+        if not served.admissions[model].admits(samples, deadline_us, now_us):
+            self._refuse(front, arrival, model, now_us)
+            return
+        if express_slot != NONE:
+            served.express.add(number, model, arrival, plan_tag)
+        self._apply(
+            Arrival(
+                now_us=now_us,
+                request_id=number,
+                model=model,
+                deadline_us=deadline_us,
+                samples=samples,
+            )
+        )
+
+    def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
+        """Overload: the core is not told of what not even an ideal server could answer in time."""
+        self.counters.dropped[front.model, DropReason.OVERLOAD.text] += 1
+        local, deadline_us, samples, *_ = arrival
+        refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
+        self._observe(refused, ())
+        dropped = _drop_frame(
+            local,
+            DropReason.OVERLOAD,
+            deadline_us,
+            best_finish_us=self._served.admissions[model].best_finish_us(now_us),
+            queue_position=self._core.queue_lengths()[model],
+        )
+        self._send(front, dropped)
+
+    def cancel(self, front: FrontAddress, local: int, now_us: int) -> None:
+        """The client of a request gave up.
+
+        Raises:
+            InputError: its number is none that a front counts to.
+        """
+        number = self._number_of(front, local)
+        if self._core.has_request(number):
+            self._apply(Cancel(now_us=self._at(now_us), request_id=number))
+
+    def front_lost(self, front: FrontAddress, now_us: int) -> None:
+        """A front is gone: nobody waits for its requests any more."""
+        for number in self._core.request_ids():
+            if self._front_of(number) == front and self._core.has_request(number):
+                self._apply(Cancel(now_us=self._at(now_us), request_id=number))
+
+    # Workers that come and go
+
+    def worker_up(self, worker: WorkerAddress, now_us: int) -> None:
+        """A worker is ready and idle."""
+        up = self._up.setdefault(worker.generation, set())
+        if worker.vgpu in up:
+            return
+        up.add(worker.vgpu)
+        if worker.generation == self.deployment.generation:
+            self._served.supervisor.worker_up(worker.vgpu, now_us)
+            self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
+            if len(up) == len(self.deployment.vgpus):
+                self._resume(now_us)
+
+    def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
+        """A worker's process is gone, with what it held."""
+        if worker.generation == self.deployment.generation:
+            self._served.supervisor.process_ended(worker.vgpu)
+        self._take_out(worker, now_us)
+
+    def _take_out(self, worker: WorkerAddress, now_us: int) -> None:
+        """Count a worker as lost, where it was up."""
+        up = self._up.get(worker.generation, set())
+        if worker.vgpu not in up:
+            return
+        up.remove(worker.vgpu)
+        if not up:
+            del self._up[worker.generation]
+        self.counters.workers_lost += 1
+        if worker.generation == self.deployment.generation:
+            self._apply(WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu))
+
+    # What workers and fronts report of batches, by the batch's number on the wire
+
+    def transfer_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
+        """A boundary arrived at a worker."""
+        number = batch - self._first_batch
+        known = self._batches.get(number)
+        if known is None or stage <= 0 or not known.expects(stage):
+            return
+        known.heard_us = now_us = self._at(now_us)
+        start_us, end_us = _past(times, now_us)
+        dispatch = known.dispatch
+        sender, receiver = dispatch.hops[stage - 1].vgpu, dispatch.hops[stage].vgpu
+        self._served.supervisor.transfer_done(sender, receiver, dispatch.samples, start_us, end_us)
+        self._apply(
+            TransferDone(
+                now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us
+            )
+        )
+
+    def stage_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
+        """A batch left a stage: its slot there is free again."""
+        number = batch - self._first_batch
+        known = self._batches.get(number)
+        if known is None:
+            return  # aborted, or of another life of the scheduler
+        hops = known.dispatch.hops
+        if stage != known.reported or hops[stage].vgpu != times.vgpu:
+            known.keep(stage, times, self._at(now_us))
+            return
+        known.heard_us = now_us = self._at(now_us)
+        start_us, end_us = _past(times, now_us)
+        self.counters.stage_ran(times.vgpu, times.end_us - times.start_us)
+        self._end_stage(number, known, start_us, end_us)
+        actions = self._served.supervisor.stage_done(
+            hops[stage], known.dispatch.samples, end_us - start_us, now_us, self._up_served()
+        )
+        self._take(actions)
+        if known.early:
+            self._catch_up(batch, known, now_us)
+
+    def _end_stage(self, number: int, known: BatchInFlight, start_us: int, end_us: int) -> None:
+        """The next stage of a batch is over, and with the last one the batch."""
+        stage = known.reported
+        known.reported = stage + 1
+        self._served.slots.give(known.dispatch.hops[stage].vgpu, known.slots[stage])
+        self._may_send = True
+        if known.reported == len(known.slots):
+            del self._batches[number]
+        self._apply(
+            StageDone(
+                now_us=self._last_us,
+                batch_id=number,
+                stage=stage,
+                start_us=start_us,
+                end_us=end_us,
+            )
+        )
+
+    def _catch_up(self, batch: int, known: BatchInFlight, now_us: int) -> None:
+        """Take in what the next stage reported before its turn."""
+        if known.reported not in known.early:
+            return
+        times = known.early.pop(known.reported)
+        if times is None:
+            self.batch_failed(batch, known.reported, now_us)
+        else:
+            self.stage_done(batch, known.reported, times, now_us)
+
+    def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
+        """A batch could not be run at a stage: its requests are answered by the front as failed."""
+        number = batch - self._first_batch
+        known = self._batches.get(number)
+        if known is None or not known.expects(stage):
+            return
+        if stage > known.reported:
+            known.early[stage] = None
+            return
+        known.early.clear()
+        self.counters.batches_failed += 1
+        now_us = self._at(now_us)
+        for later in range(stage, len(known.slots)):
+            # As if every stage that is left had taken no time: all that was reserved is free.
+            if later:
+                self._apply(
+                    TransferDone(
+                        now_us=now_us, batch_id=number, stage=later, start_us=now_us, end_us=now_us
+                    )
+                )
+            self._end_stage(number, known, now_us, now_us)
+
+    def batch_lost(self, batch: int, now_us: int) -> None:
+        """A batch did not reach its next worker, or nobody will report of it: it runs again."""
+        number = batch - self._first_batch
+        if number in self._batches:
+            self.counters.batches_lost += 1
+            self._apply(BatchLost(now_us=self._at(now_us), batch_id=number))
+
+    def pace_result(self, worker: WorkerAddress, times: TimesBody, now_us: int) -> None:
+        """A worker ran its stage on zeros."""
+        self._at(now_us)
+        took_us = times.end_us - times.start_us
+        self._take(self._served.supervisor.pace_result(worker.vgpu, took_us, self._up_served()))
+
+    # Time
+
+    def timer(self, now_us: int) -> None:
+        """The instant of `timer_us` has come.
+
+        It comes a little before the last moment, and the core is told the last moment itself: so
+        the dispatch is decided early, for an instant that lies ahead, and a late wake-up of this
+        process does not cost the requests that waited for it.
+        """
+        self.timer_us = None
+        self._apply(Timer(now_us=self._at(max(now_us, self._expiry_us))))
+
+    def look(self, now_us: int) -> None:
+        """Do what has to be done by the clock, whatever happens; some twenty times a second."""
+        if self._resume_us is not None and now_us >= self._resume_us:
+            self._resume(now_us)
+        now_us = self._at(now_us)
+        self._may_send |= self._served.slots.release(now_us)
+        self._send_waiting()
+        awaited = [
+            Awaited(self._first_batch + number, b.dispatch.hops[b.reported], b.heard_us)
+            for number, b in self._batches.items()
+        ]
+        self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))
+        if self._rollout.lease_ended(self.in_flight, now_us):
+            self.abort(now_us)
+
+    def _resume(self, now_us: int) -> None:
+        """Dispatch from now on: all workers have reported, or had the time to."""
+        if self._resume_us is not None:
+            self._resume_us = None
+            if not self._rollout.paused:
+                self._apply(Resume(now_us=self._at(now_us)))
+
+    # What the supervisor of workers decides
+
+    def _up_served(self) -> set[int]:
+        return self._up_of(self.deployment)
+
+    def _take(self, actions: Iterator[Action] | Sequence[Action]) -> None:
+        """Take the supervisor's actions at the instant that the core was told last."""
+        deployment = self.deployment
+        for action in actions:
+            match action:
+                case TakeOut(vgpu):
+                    self.counters.workers_drained += 1
+                    self._take_out(WorkerAddress(deployment.generation, vgpu), self._last_us)
+                case Readmit(vgpu):
+                    self.worker_up(WorkerAddress(deployment.generation, vgpu), self._last_us)
+                case Order(vgpu, kind):
+                    worker = WorkerAddress(deployment.generation, vgpu)
+                    self._send(worker, frame(kind, plan_tag=deployment.tag))
+                case GiveUpBatch(batch):
+                    self.batch_lost(batch, self._last_us)
+                case _:
+                    self._apply(action)
+
+    # Rollout
+
+    def prepare(self, deployment: Deployment) -> None:
+        """Accept a second generation beside the one served."""
+        if self._rollout.prepare(deployment):
+            self._announce(deployment, prepared=True)
+
+    def flush(self, now_us: int) -> None:
+        """Dispatch nothing more; the state becomes *flushed* when nothing is in flight."""
+        if self._rollout.flush():
+            self._apply(Pause(now_us=self._at(now_us)))
+
+    def swap(self, now_us: int) -> None:
+        """Go on under the prepared generation.
+
+        Raises:
+            InputError: nothing is prepared, its workers are not all up, or batches are in flight.
+        """
+        prepared = self._rollout.prepared
+        workers_up = 0 if prepared is None else len(self._up_of(prepared))
+        deployment = self._rollout.swap(workers_up, self.in_flight)
+        self._served = _Generation(deployment, now_us)
+        self._number_fronts()
+        self.counters.serve(deployment)
+        self._announce(deployment, prepared=False)
+        self._apply(PlanChanged(now_us=self._at(now_us), plan=deployment.plan))
+
+    def abort(self, now_us: int) -> None:
+        """Forget what is prepared and go on under the plan served."""
+        if self._rollout.abort():
+            self._apply(Resume(now_us=self._at(now_us)))
+
+    def _announce(self, deployment: Deployment, *, prepared: bool) -> None:
+        data = _plan_frame(deployment, prepared=prepared)
+        for model in deployment.plan.models:
+            self._send(FrontAddress(model.name), data)
+
+    # What the core decides
+
+    def _apply(self, event: Event) -> None:
         """Tell the core, and carry out what it decides."""
         decisions = self._core.handle(event)
-        self.watch(event, decisions)
+        self._observe(event, decisions)
+        served = self._served
         for decision in decisions:
             match decision:
                 case Dispatch():
-                    self._held.append(decision)
+                    self._waiting_for_slots.append(decision)
+                    self._may_send = True
                 case SetTimer():
-                    self.expiry_us = decision.at_us
-                    self.timer_us = decision.at_us - self._slack_us
+                    self._expiry_us = decision.at_us
+                    self.timer_us = decision.at_us - served.timer_lead_us
                 case Drop():
                     self._drop(decision)
                 case Abort():
-                    self._abort(decision.batch_id, event.now_us)
-        if self._held:
-            self._send_held()
+                    self._abort(decision.batch_id)
+        if self._may_send:
+            self._send_waiting()
 
-    def _send_held(self) -> None:
-        """Send what was dispatched, first come first served, to whom slots are free.
+    def _send_waiting(self) -> None:
+        """Send what was dispatched, in this order, where slots are free at all of its stages.
 
-        Who waits for a slot keeps nobody else waiting: its worker may be cut off, with all of its own.
+        A batch that waits for a slot holds up later ones that share a vGPU with it, so that none of
+        them runs there before it. It holds up no others, because its worker may be cut off.
         """
-        for _ in range(len(self._held)):
-            dispatch = self._held.popleft()
-            slots = self.slots.grant(dispatch.hops, self._last_us)
+        if not self._may_send:
+            return
+        self._may_send = False
+        held_up: set[int] = set()  # vGPUs
+        for _ in range(len(self._waiting_for_slots)):
+            dispatch = self._waiting_for_slots.popleft()
+            free = not held_up or held_up.isdisjoint([hop.vgpu for hop in dispatch.hops])
+            slots = self._served.slots.grant(dispatch.hops) if free else None
             if slots is None:
-                self._held.append(dispatch)
+                held_up.update(hop.vgpu for hop in dispatch.hops)
+                self._waiting_for_slots.append(dispatch)
             else:
-                self._send(dispatch, slots)
+                self._send_batch(dispatch, slots)
 
-    def _send(self, dispatch: Dispatch, slots: list[int]) -> None:
+    def _send_batch(self, dispatch: Dispatch, slots: list[int]) -> None:
         """To the front that gathers it, or, an express request, to its first worker."""
-        self.batches[dispatch.batch_id] = Batch(dispatch, slots, {})
-        front = self._fronts[dispatch.request_ids[0] >> LOCAL_BITS]
-        self._counters.dispatched(front.model, dispatch.samples)
-        express = self.express.batch_frame(dispatch, slots, self._epoch, self._last_us)
-        if express is None:
-            self.post(front, dispatch_frame(dispatch, slots, self._deployment.tag, self._epoch))
-        else:
-            self.post(Worker(self._deployment.generation, dispatch.hops[0].vgpu), express)
-
-    def end(self, number: int) -> None:
-        """A batch has left its last stage; its front answers its requests."""
-        self.requests.difference_update(self.batches.pop(number).dispatch.request_ids)
+        served, number = self._served, dispatch.batch_id
+        self._batches[number] = BatchInFlight(dispatch, slots, self._last_us)
+        front = self._front_of(dispatch.request_ids[0])
+        self.counters.dispatched(front.model, dispatch.samples)
+        number += self._first_batch
+        express = served.express.batch_frame(dispatch, slots, number, self._last_us)
+        if express is not None:
+            worker = WorkerAddress(served.deployment.generation, dispatch.hops[0].vgpu)
+            self._send(worker, express)
+            return
+        requests = tuple([request % LOCALS for request in dispatch.request_ids])
+        body = pack_path(dispatch.pipeline, dispatch.samples, _path(dispatch, slots), requests)
+        tag = served.deployment.tag
+        self._send(front, frame(Kind.DISPATCH, body, batch_id=number, plan_tag=tag))
 
     def _drop(self, decision: Drop) -> None:
         number = decision.request_id
-        self.requests.discard(number)
-        self.express.forget(number)
-        front = self._fronts[number >> LOCAL_BITS]
-        self._counters.dropped[front.model, decision.reason.text] += 1
-        dropped = drop_frame(
+        self._served.express.forget(number)
+        front = self._front_of(number)
+        self.counters.dropped[front.model, decision.reason.text] += 1
+        dropped = _drop_frame(
             number % LOCALS,
             decision.reason,
             decision.deadline_us,
             best_finish_us=decision.best_finish_us or 0,
             queue_position=decision.queue_position,
         )
-        self.post(front, dropped)
+        self._send(front, dropped)
 
-    def _abort(self, batch_id: int, now_us: int) -> None:
-        known = self.batches.pop(batch_id, None)
+    def _abort(self, batch_id: int) -> None:
+        """Have front and workers forget a batch; its slots rest until nobody can write there."""
+        known = self._batches.pop(batch_id, None)
         if known is None:
-            self._held = deque(d for d in self._held if d.batch_id != batch_id)
+            kept = [d for d in self._waiting_for_slots if d.batch_id != batch_id]
+            self._waiting_for_slots = deque(kept)
+            self._may_send = True  # those it held up
             return
-        deployment, hops = self._deployment, known.dispatch.hops[known.done :]
-        notice = frame(Kind.ABORT, batch_id=self._epoch + batch_id, plan_tag=deployment.tag)
-        self.post(self._fronts[known.dispatch.request_ids[0] >> LOCAL_BITS], notice)
+        deployment, dispatch = self.deployment, known.dispatch
+        hops = dispatch.hops[known.reported :]
+        number = self._first_batch + batch_id
+        notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
+        self._send(self._front_of(dispatch.request_ids[0]), notice)
         for hop in hops:
-            self.post(Worker(deployment.generation, hop.vgpu), notice)
-        left = [(hop.vgpu, slot) for hop, slot in zip(hops, known.slots[known.done :], strict=True)]
-        slo_us = deployment.plan.models[known.dispatch.model].slo_us
-        self.slots.hold_back(left, now_us + HELD_BACK_SLOS * slo_us)
+            self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
+        slots = known.slots[known.reported :]
+        slo_us = deployment.plan.models[dispatch.model].slo_us
+        self._served.slots.hold_back(
+            [(hop.vgpu, slot) for hop, slot in zip(hops, slots, strict=True)],
+            self._last_us + HELD_BACK_SLOS * slo_us,
+        )
+
+
+def _past(times: TimesBody, now_us: int) -> tuple[int, int]:
+    """Times of another host may be a little ahead of ours; nothing ended after it was reported."""
+    end_us = min(times.end_us, now_us)
+    return min(times.start_us, end_us), end_us
+
+
+def _path(dispatch: Dispatch, slots: Sequence[int]) -> list[int]:
+    """The fields of a batch's `HopGrant`s one after the other."""
+    path: list[int] = []
+    for stage, hop in enumerate(dispatch.hops):
+        path += (hop.vgpu, slots[stage], hop.transfer_start_us, hop.start_us, hop.end_us)
+    return path
+
+
+def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:
+    """PLAN: what a front must know of the generation served, or of the one prepared."""
+    body = {
+        "generation": deployment.generation,
+        "plan_id": deployment.plan.plan_id,
+        "prepared": prepared,
+    }
+    return frame(Kind.PLAN, pack_json(body), plan_tag=deployment.tag)
+
+
+def _drop_frame(
+    request: int,
+    reason: DropReason,
+    deadline_us: int,
+    *,
+    best_finish_us: int = 0,
+    queue_position: int = 0,
+) -> bytes:
+    """DROP of a request by its front's number; `best_finish_us` is 0 where nothing was probed."""
+    body = DropBody(request, reason, deadline_us, best_finish_us, queue_position)
+    return frame(Kind.DROP, pack_drop(body))

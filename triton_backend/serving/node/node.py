@@ -19,7 +19,7 @@ from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.liveness.health import HealthBoard, HealthWatch
+from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch
 from triton_backend.serving.node.remote_files import (
     missing_artifacts,
     put_artifact,
@@ -171,7 +171,7 @@ class Node:
         self._board.remove()
 
     def _is_loading(self, worker: _Process) -> bool:
-        return worker.process is not None and not self._board.has_beaten(worker.vgpu)
+        return worker.process is not None and not self._board.has_loaded(worker.vgpu)
 
     def _watch(self, worker: _Process, now_us: int) -> None:
         assert worker.process is not None

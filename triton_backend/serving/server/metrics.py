@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from triton_backend.serving.front.counters import FrontCounters
-from triton_backend.serving.gateway.counters import Pool, State
+from triton_backend.serving.gateway.counters import Pool
+from triton_backend.serving.gateway.rollout import State
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
-    from triton_backend.serving.gateway.gateway import Gateway
+    from triton_backend.serving.gateway.state import Gateway
 
 Labels = tuple[tuple[str, str], ...]
 Values = dict[tuple[str, Labels], float]
@@ -32,6 +33,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_batches": ("counter", "Batches dispatched"),
     "poolpipe_batch_samples": ("counter", "Samples in dispatched batches"),
     "poolpipe_batches_failed": ("counter", "Batches a runtime could not run"),
+    "poolpipe_batches_lost": ("counter", "Batches lost on their way, whose requests ran again"),
+    "poolpipe_internal_errors": ("counter", "Errors of ours that a loop survived, by loop"),
     "poolpipe_stage_runs": ("counter", "Batches run by a pool"),
     "poolpipe_stage_busy_us": ("counter", "Time the vGPUs of a pool were busy (µs)"),
     "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
@@ -114,6 +117,8 @@ def gateway_values(gateway: "Gateway") -> Values:
     values: Values = {
         ("poolpipe_in_flight_batches", ()): gateway.in_flight,
         ("poolpipe_batches_failed", ()): counters.batches_failed,
+        ("poolpipe_batches_lost", ()): counters.batches_lost,
+        ("poolpipe_internal_errors", (("loop", "scheduler"),)): counters.internal_errors,
         ("poolpipe_workers_lost", ()): counters.workers_lost,
         ("poolpipe_workers_drained", ()): counters.workers_drained,
         ("poolpipe_workers_up", ()): status["workers"]["up"],

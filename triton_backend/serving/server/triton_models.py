@@ -28,7 +28,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import Request, allowed_us
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
-from triton_backend.serving.liveness.stub_heartbeat import Pulse
+from triton_backend.serving.liveness.processes import StubHeartbeat
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import (
     Publisher,
@@ -53,7 +53,7 @@ def _parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Model(ABC):
-    """What the three models share: settings, a pulse for the supervisor, published metrics."""
+    """What the three models share: settings, a heartbeat for the supervisor, published metrics."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the settings and start the service."""
@@ -71,12 +71,12 @@ class _Model(ABC):
         generation = int(self.parameters["generation"])
         self.deployment = Deployment.read(self.settings, generation)
         self.name = args["model_name"]
-        self._pulse = Pulse(self.settings.folder / "pids" / self.name, self.alive_us)
+        self._heartbeat = StubHeartbeat(self.settings.folder / "pids" / self.name, self.alive_us)
         self.begin()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
         gc.freeze()
-        self._pulse.start()
+        self._heartbeat.start()
         self._stopping = threading.Event()
         self._publishing = threading.Thread(target=self._publish, daemon=True)
         self._publishing.start()
@@ -92,7 +92,7 @@ class _Model(ABC):
         self._stopping.set()
         self._publishing.join(timeout=2)
         self.end()
-        self._pulse.stop()
+        self._heartbeat.stop()
 
     @abstractmethod
     def begin(self) -> None:

@@ -31,8 +31,7 @@ from typing import Any
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
-from triton_backend.serving.liveness.process_exit import DeathWatch
-from triton_backend.serving.liveness.stub_heartbeat import PulseReader
+from triton_backend.serving.liveness.processes import ExitWatch, StubWatch
 from triton_backend.serving.server.access import TOKEN_HEADER, Access, reached_at
 from triton_backend.serving.server.command import (
     EXIT_TIMEOUT_SECONDS,
@@ -63,8 +62,8 @@ class Supervisor:
         self._restarts = 0
         self._clock = SystemClock()
         self._started_us = 0
-        self._deaths = DeathWatch()
-        self._pulses = PulseReader(self._clock)
+        self._exits = ExitWatch()
+        self._stubs = StubWatch(self._clock)
         self._stopping = threading.Event()
         self._state_path = settings.folder / STATE_NAME
 
@@ -75,7 +74,7 @@ class Supervisor:
         try:
             self._start()
             while not self._stopping.is_set():
-                self._deaths.wait(WATCH_SECONDS)
+                self._exits.wait(WATCH_SECONDS)
                 self._watch()
         finally:
             self._clean()
@@ -147,10 +146,10 @@ class Supervisor:
             return
         pids = self._settings.folder / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
-            seen = self._pulses.look(file)
+            seen = self._stubs.look(file)
             if seen is None:
                 continue
-            self._deaths.watch(seen.pid)
+            self._exits.watch(seen.pid)
             if seen.complaint is None:
                 continue
             _LOG.warning("the process of %s: %s", file.name, seen.complaint)

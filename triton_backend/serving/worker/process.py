@@ -20,8 +20,7 @@ from triton_backend.runtimes.base import Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.health import HealthBoard
-from triton_backend.serving.liveness.process_exit import end_with_parent
+from triton_backend.serving.liveness.processes import HealthBoard, end_with_parent
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices

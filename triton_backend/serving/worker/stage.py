@@ -19,7 +19,7 @@ from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.serving.deployment import MIN_SLOTS, Deployment
-from triton_backend.serving.liveness.health import HealthBoard
+from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.worker.scheduler_link import GatewayTime
 

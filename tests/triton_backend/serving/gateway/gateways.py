@@ -1,12 +1,17 @@
-"""A gateway that keeps what it posts, for tests that tell it things by hand."""
+"""A gateway that keeps what it sends, for tests that call it by hand."""
 
 from typing import NamedTuple
 
 from tests.triton_backend.serving.plans import BATCH, SLO_US
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.addresses import Front, Worker
-from triton_backend.serving.gateway.gateway import Gateway
-from triton_backend.serving.gateway.state import Watcher
+from triton_backend.serving.gateway.state import (
+    Address,
+    FrontAddress,
+    Gateway,
+    Observer,
+    WorkerAddress,
+)
+from triton_backend.serving.liveness.supervisor import STALL_US
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     ArrivalBody,
@@ -19,74 +24,81 @@ from triton_backend.serving.transport.wire import (
     unpack_drop,
 )
 
-PAIR = Front("pair")
+PAIR = FrontAddress("pair")
 EPOCH = 7
 
 
-class Letter(NamedTuple):
+class SentFrame(NamedTuple):
     """A frame for somebody."""
 
-    to: Front | Worker
+    to: Address
     data: bytes
 
 
 class HeldGateway(Gateway):
-    """Its letters lie here until they are taken."""
+    """Its frames lie here until they are taken."""
 
     def __init__(
         self,
         deployment: Deployment,
         *,
         epoch: int = 1,
-        watch: Watcher = lambda _event, _decisions: None,
+        observe: Observer = lambda _event, _decisions: None,
     ) -> None:
-        self._letters: list[Letter] = []
-        super().__init__(deployment, epoch=epoch, now_us=0, watch=watch, post=self._keep)
+        self._frames: list[SentFrame] = []
+        super().__init__(deployment, epoch=epoch, now_us=0, observe=observe, send=self._keep)
 
-    def _keep(self, to: Front | Worker, data: bytes) -> None:
-        self._letters.append(Letter(to, data))
+    def _keep(self, to: Address, data: bytes) -> None:
+        self._frames.append(SentFrame(to, data))
 
-    def letters(self) -> list[Letter]:
-        """Take what was posted."""
-        letters, self._letters = self._letters, []
-        return letters
+    def frames(self) -> list[SentFrame]:
+        """Take what was sent."""
+        frames, self._frames = self._frames, []
+        return frames
 
 
 def serving(deployment: Deployment) -> HeldGateway:
     """A gateway whose workers are all up."""
     made = HeldGateway(deployment, epoch=EPOCH)
     for vgpu in deployment.vgpus:
-        made.worker_up(Worker(deployment.generation, vgpu.index), 0)
-    made.letters()
+        made.worker_up(WorkerAddress(deployment.generation, vgpu.index), 0)
+    made.frames()
     return made
+
+
+def look_until(gateway: HeldGateway, from_us: int, till_us: int) -> list[SentFrame]:
+    """Look now and then from the first instant on, and at the last; what was sent."""
+    for now_us in (*range(from_us, till_us, STALL_US // 5), till_us):
+        gateway.look(now_us)
+    return gateway.frames()
 
 
 def arrive(gateway: HeldGateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
     """Requests of the model `pair`, with its SLO."""
     for number in numbers:
-        gateway.intake.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
+        gateway.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
 
 
-def kinds(letters: list[Letter]) -> list[Kind]:
-    """What was posted."""
-    return [parse_header(letter.data).kind for letter in letters]
+def kinds(frames: list[SentFrame]) -> list[Kind]:
+    """What was sent."""
+    return [parse_header(sent.data).kind for sent in frames]
 
 
-def dispatches(letters: list[Letter]) -> list[tuple[int, DispatchBody]]:
+def dispatches(frames: list[SentFrame]) -> list[tuple[int, DispatchBody]]:
     """Batches sent to fronts: number and body."""
     return [
-        (parse_header(letter.data).batch_id, unpack_dispatch(letter.data[HEADER_BYTES:]))
-        for letter in letters
-        if parse_header(letter.data).kind is Kind.DISPATCH
+        (parse_header(sent.data).batch_id, unpack_dispatch(sent.data[HEADER_BYTES:]))
+        for sent in frames
+        if parse_header(sent.data).kind is Kind.DISPATCH
     ]
 
 
-def drops(letters: list[Letter]) -> list[DropBody]:
+def drops(frames: list[SentFrame]) -> list[DropBody]:
     """Requests whose fronts were told that they are dropped."""
     return [
-        unpack_drop(letter.data[HEADER_BYTES:])
-        for letter in letters
-        if parse_header(letter.data).kind is Kind.DROP
+        unpack_drop(sent.data[HEADER_BYTES:])
+        for sent in frames
+        if parse_header(sent.data).kind is Kind.DROP
     ]
 
 
@@ -94,31 +106,29 @@ def finish(gateway: HeldGateway, batch: int, body: DispatchBody, now_us: int) ->
     """Report every move and stage of a batch, all at one instant."""
     for stage, hop in enumerate(body.hops):
         if stage:
-            gateway.reports.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
-        gateway.reports.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+            gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+        gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
 
 
-def run_full_batch(gateway: HeldGateway, first: int, slow_vgpu: int, factor: int) -> list[Letter]:
-    """Serve a batch and answer trials; a stage takes 5 ms, on one vGPU `factor` times as long."""
+def run_full_batch(
+    gateway: HeldGateway, first: int, slow_vgpu: int, factor: int
+) -> list[SentFrame]:
+    """Serve a batch and answer pace probes; a stage takes 5 ms, on one vGPU `factor` times as long."""
     now_us = first * 10**6
     arrive(gateway, *range(first, first + BATCH), now_us=now_us)
-    letters = gateway.letters()
-    for batch, body in dispatches(letters):
+    frames = gateway.frames()
+    for batch, body in dispatches(frames):
         for stage, hop in enumerate(body.hops):
             took_us = 5_000 * (factor if hop.vgpu == slow_vgpu else 1)
             if stage:
-                gateway.reports.transfer_done(
-                    batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us
-                )
+                gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
             now_us += took_us
-            gateway.reports.stage_done(
-                batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us
-            )
+            gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us)
     gateway.look(now_us)
-    letters = gateway.letters()
-    for letter in letters:
-        if parse_header(letter.data).kind is Kind.PACE_PROBE and isinstance(letter.to, Worker):
-            took_us = 5_000 * (factor if letter.to.vgpu == slow_vgpu else 1)
-            times = TimesBody(letter.to.vgpu, now_us - took_us, now_us)
-            gateway.trial_done(letter.to, times, now_us)
-    return letters
+    frames = gateway.frames()
+    for sent in frames:
+        if parse_header(sent.data).kind is Kind.PACE_PROBE and isinstance(sent.to, WorkerAddress):
+            took_us = 5_000 * (factor if sent.to.vgpu == slow_vgpu else 1)
+            times = TimesBody(sent.to.vgpu, now_us - took_us, now_us)
+            gateway.pace_result(sent.to, times, now_us)
+    return frames

@@ -32,7 +32,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
 from triton_backend.serving.gateway.event_log import EventLog, read_events, to_line
-from triton_backend.serving.liveness.process_exit import DeathWatch
+from triton_backend.serving.liveness.processes import ExitWatch
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server import command as server_command
 from triton_backend.serving.server import tritonserver as server
@@ -229,7 +229,7 @@ def test_the_command_line_of_the_server_says_what_is_wrong(
 
 
 def test_the_end_of_a_process_wakes_its_watcher() -> None:
-    watch = DeathWatch()
+    watch = ExitWatch()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         watch.watch(process.pid)
         watch.watch(process.pid)
@@ -265,7 +265,7 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     deployment = deploy(tmp_path, plan(twice, gpus=2), ServeOptions())
     gateway = HeldGateway(deployment)
     for vgpu in (0, 3):
-        gateway.counters.busy(vgpu, 1_000 * (vgpu + 1))
+        gateway.counters.stage_ran(vgpu, 1_000 * (vgpu + 1))
     values = gateway_values(gateway)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value

@@ -14,7 +14,7 @@ from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.health import HealthBoard
+from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.worker.process import StageWorker
 
 X, Y = tensor("x", 3), tensor("y", 3)

@@ -20,9 +20,8 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.addresses import Worker
-from triton_backend.serving.gateway.counters import State
-from triton_backend.serving.gateway.gateway import WAKE_US
+from triton_backend.serving.gateway.rollout import State
+from triton_backend.serving.gateway.state import RESUME_AFTER_US, WorkerAddress
 from triton_backend.serving.transport.wire import Kind
 
 
@@ -41,7 +40,7 @@ def rollout(gateway: HeldGateway, tmp_path: Path, *, up: bool = True) -> Deploym
     gateway.prepare(new)
     if up:
         for vgpu in range(3):
-            gateway.worker_up(Worker(2, vgpu), 20)
+            gateway.worker_up(WorkerAddress(2, vgpu), 20)
     return new
 
 
@@ -49,9 +48,9 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
     gateway: HeldGateway, tmp_path: Path
 ) -> None:
     arrive(gateway, 1, 2, 3, 4)
-    ((batch, body),) = dispatches(gateway.letters())
+    ((batch, body),) = dispatches(gateway.frames())
     new = rollout(gateway, tmp_path, up=False)
-    assert kinds(gateway.letters()) == [Kind.PLAN]
+    assert kinds(gateway.frames()) == [Kind.PLAN]
     for told, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
         told()
         with pytest.raises(InputError, match=refusal):
@@ -61,9 +60,9 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
     assert gateway.state is State.FLUSHING
     finish(gateway, batch, body, 50_000)
     assert gateway.state is State.FLUSHED
-    assert not dispatches(gateway.letters())
+    assert not dispatches(gateway.frames())
     gateway.swap(60_000)
-    ((_, later),) = dispatches(gateway.letters())
+    ((_, later),) = dispatches(gateway.frames())
     assert later.requests == (5, 6, 7, 8)
     assert gateway.status()["generation"] == new.generation
 
@@ -71,7 +70,7 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
 def _ups(gateway: HeldGateway) -> Callable[[], None]:
     def told() -> None:
         for vgpu in range(3):
-            gateway.worker_up(Worker(2, vgpu), 20)
+            gateway.worker_up(WorkerAddress(2, vgpu), 20)
 
     return told
 
@@ -82,9 +81,9 @@ def test_an_abort_dispatches_what_waited_under_the_old_plan(
     rollout(gateway, tmp_path)
     gateway.flush(30)
     arrive(gateway, 1, 2, 3, 4, now_us=31)
-    gateway.letters()
+    gateway.frames()
     gateway.abort(40)
-    ((_, body),) = dispatches(gateway.letters())
+    ((_, body),) = dispatches(gateway.frames())
     assert body.requests == (1, 2, 3, 4)
     assert gateway.status()["prepared"] is None
 
@@ -96,12 +95,12 @@ def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
     slo_us = gateway.deployment.plan.models[0].slo_us
     gateway.flush(30)
     arrive(gateway, 1, 2, 3, 4, now_us=31)
-    gateway.letters()
+    gateway.frames()
     gateway.look(40)
     gateway.look(40 + min(99_000, slo_us // 3 - 1))
     assert gateway.state is State.FLUSHED
     gateway.look(40 + max(100_000, slo_us // 3))
-    ((_, body),) = dispatches(gateway.letters())
+    ((_, body),) = dispatches(gateway.frames())
     assert body.requests == (1, 2, 3, 4)
     assert (gateway.state, gateway.status()["prepared"]) == (State.SERVING, None)
 
@@ -109,19 +108,19 @@ def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
 def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deployment) -> None:
     gateway = HeldGateway(deployment, epoch=EPOCH)
     arrive(gateway, 1, 2, 3, 4)
-    gateway.worker_up(Worker(1, 0), 20)
-    gateway.worker_up(Worker(1, 1), 30)
-    assert not gateway.letters()
-    gateway.worker_up(Worker(1, 2), 40)
-    assert kinds(gateway.letters()) == [Kind.DISPATCH]
+    gateway.worker_up(WorkerAddress(1, 0), 20)
+    gateway.worker_up(WorkerAddress(1, 1), 30)
+    assert not gateway.frames()
+    gateway.worker_up(WorkerAddress(1, 2), 40)
+    assert kinds(gateway.frames()) == [Kind.DISPATCH]
 
 
 def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
     gateway = HeldGateway(deployment, epoch=EPOCH)
-    gateway.worker_up(Worker(1, 0), 20)
-    gateway.worker_up(Worker(1, 1), 30)
-    arrive(gateway, 1, 2, 3, 4, now_us=WAKE_US - 100)
-    gateway.look(WAKE_US - 50)
-    assert not gateway.letters()
-    gateway.look(WAKE_US)
-    assert kinds(gateway.letters()) == [Kind.DISPATCH]
+    gateway.worker_up(WorkerAddress(1, 0), 20)
+    gateway.worker_up(WorkerAddress(1, 1), 30)
+    arrive(gateway, 1, 2, 3, 4, now_us=RESUME_AFTER_US - 100)
+    gateway.look(RESUME_AFTER_US - 50)
+    assert not gateway.frames()
+    gateway.look(RESUME_AFTER_US)
+    assert kinds(gateway.frames()) == [Kind.DISPATCH]

@@ -1,0 +1,179 @@
+"""Who is taken for dead, for hung, and for busy: workers by their node, model processes by the server."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.liveness.processes import (
+    HUNG_AT_LEAST_US,
+    SILENT_US,
+    STALL_US,
+    STUCK_LOOKS,
+    STUCK_US,
+    HealthBoard,
+    HealthWatch,
+    StubHeartbeat,
+    StubWatch,
+    thread_states,
+)
+
+NOW_US = 10**9
+BATCH_US = 5_000
+LOOK_US = STALL_US // 5
+WANTS_TO_RUN = os.getpid()  # this very thread
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[HealthBoard]:
+    made = HealthBoard.open(deploy(tmp_path, plan(two_stage()), ServeOptions()), "FAST")
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def waiting() -> Iterator[int]:
+    """A process of which no thread wants to run."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        wait_for(lambda: thread_states(process.pid) == {"S"})
+        yield process.pid
+        process.kill()
+
+
+def looked(watch: HealthWatch, from_us: int, till_us: int) -> HealthWatch:
+    """Look now and then from the first instant on, and at the last."""
+    for now_us in (*range(from_us, till_us, LOOK_US), till_us):
+        watch.look(now_us)
+    return watch
+
+
+def test_who_is_silent_is_hung_sooner_when_no_thread_wants_to_run(
+    board: HealthBoard, waiting: int
+) -> None:
+    watch = looked(HealthWatch(board), NOW_US, NOW_US + STUCK_US)
+    assert watch.complaint(0, waiting) is None  # it is loading
+    board.rows[0, 0] = NOW_US
+    assert watch.complaint(0, waiting) is None
+    watch.look(NOW_US + STUCK_US + 1)
+    assert "no heartbeat" in (watch.complaint(0, waiting) or "")
+    assert watch.complaint(0, WANTS_TO_RUN) is None
+    looked(watch, NOW_US + STUCK_US + 1, NOW_US + SILENT_US + 1)
+    assert "no heartbeat" in (watch.complaint(0, WANTS_TO_RUN) or "")
+
+
+def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard) -> None:
+    watch = looked(HealthWatch(board), NOW_US, NOW_US + BATCH_US + HUNG_AT_LEAST_US)
+    board.busy(0, NOW_US, BATCH_US)
+    assert watch.complaint(0, WANTS_TO_RUN) is None
+    watch.look(NOW_US + BATCH_US + HUNG_AT_LEAST_US + 1)
+    assert "busy for" in (watch.complaint(0, WANTS_TO_RUN) or "")
+    board.idle(0)
+    assert watch.complaint(0, WANTS_TO_RUN) is None
+
+
+def test_a_machine_that_stood_still_hangs_nobody(board: HealthBoard, waiting: int) -> None:
+    watch = looked(HealthWatch(board), NOW_US, NOW_US + LOOK_US)
+    board.rows[0, 0] = NOW_US
+    board.busy(0, NOW_US, BATCH_US)
+    again_us = NOW_US + 10 * SILENT_US
+    looked(watch, again_us, again_us + STUCK_US)
+    assert watch.complaint(0, waiting) is None
+    looked(watch, again_us + STUCK_US, again_us + STUCK_US + BATCH_US + 1)
+    assert watch.complaint(0, waiting) is not None
+
+
+# Triton's model processes
+
+
+class LaterClock(SystemClock):
+    """The clock of a watch that looks some time after the heartbeat."""
+
+    later_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.later_us
+
+
+@pytest.fixture(params=["input()", "while True: pass"])
+def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """One that waits, or one that always wants to run."""
+    code = f"print('begun', flush=True)\n{request.param}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as made:
+        assert made.stdout is not None
+        made.stdout.readline()
+        yield made
+        made.kill()
+
+
+def complaints(watch: StubWatch, file: Path, looks: int) -> list[str | None]:
+    seen = [watch.look(file) for _ in range(looks)]
+    return [one.complaint for one in seen if one is not None]
+
+
+def test_one_that_waits_is_hung_sooner_than_one_that_is_busy(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    file = tmp_path / "model"
+    clock = LaterClock()
+    busy = "while" in str(process.args)
+    wait_for(lambda: thread_states(process.pid) == {"R" if busy else "S"})
+    file.write_text(f"{process.pid} {clock.now_us()}")
+    watch = StubWatch(clock)
+    assert complaints(watch, file, STUCK_LOOKS) == [None] * STUCK_LOOKS
+    clock.later_us = 2 * STUCK_US
+    *first, last = complaints(watch, file, STUCK_LOOKS)
+    assert first == [None] * (STUCK_LOOKS - 1)
+    assert (last is None) == busy
+    clock.later_us = SILENT_US + 1
+    assert "silent" in str(complaints(watch, file, 1)[0])
+
+
+@pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
+def test_one_that_is_stopped_is_hung_and_one_that_is_killed_is_dead(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    file = tmp_path / "model"
+    clock = LaterClock()
+    file.write_text(f"{process.pid} {clock.now_us()}")
+    watch = StubWatch(clock)
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: thread_states(process.pid) == {"T"})
+    clock.later_us = 2 * STUCK_US
+    assert "silent" in str(complaints(watch, file, STUCK_LOOKS)[-1])
+    process.kill()
+    wait_for(lambda: not thread_states(process.pid))
+    seen = watch.look(file)
+    assert seen is not None
+    assert (seen.alive, seen.complaint) == (False, "its process died")
+
+
+def test_a_heartbeat_is_written_in_place_until_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "pids" / "model"
+    instants = iter(range(10, 1000))
+    heartbeat = StubHeartbeat(file, lambda: next(instants))
+    assert StubWatch(SystemClock()).look(file) is None
+    heartbeat.start()
+    size = file.stat().st_size
+    wait_for(lambda: int(file.read_text().split()[1]) > 11)
+    assert file.stat().st_size == size
+    heartbeat.stop()
+    assert not file.exists()
+
+
+def test_the_file_of_a_newer_load_is_left_alone(tmp_path: Path) -> None:
+    old, new = (StubHeartbeat(tmp_path / "pids" / "model", SystemClock().now_us) for _ in range(2))
+    old.start()
+    new.start()
+    old.stop()
+    assert StubWatch(SystemClock()).look(tmp_path / "pids" / "model") is not None
+    new.stop()

@@ -1,0 +1,352 @@
+"""What is decided about workers, pools, links and batches by what is reported, and done about it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.gateway.gateways import (
+    HeldGateway,
+    arrive,
+    dispatches,
+    finish,
+    kinds,
+    look_until,
+    run_full_batch,
+    serving,
+)
+from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
+from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.test_system import PATIENT_US, picture
+from triton_backend.contract.events import LinkPaceChanged, PaceChanged
+from triton_backend.runtimes.base import Tensors
+from triton_backend.runtimes.emulated import EmulatedRuntime
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
+from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.liveness.supervisor import (
+    FIRST_REST_US,
+    GOOD_AFTER_US,
+    JUDGE_EVERY_US,
+    LONGEST_REST_US,
+    OVERDUE_AT_LEAST_US,
+    PROBE_EVERY_US,
+    RENEW_AFTER_US,
+    Order,
+    Quarantine,
+)
+from triton_backend.serving.transport.wire import Kind, TimesBody
+from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.stage import open_runtime
+
+SLOW, PEER = 1, 2  # the vGPUs of the second pool
+PLANNED_US = 5_000
+LATER_US = 10**9
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return deploy(tmp_path, plan(two_stage()), ServeOptions())
+
+
+@pytest.fixture
+def gateway(deployment: Deployment) -> HeldGateway:
+    return serving(deployment)
+
+
+def up(gateway: HeldGateway) -> int:
+    return int(gateway.status()["workers"]["up"])
+
+
+# Slow workers, and their way back
+
+
+@pytest.mark.parametrize(("slow_vgpu", "taken_out"), [(SLOW, True), (0, False)])
+def test_a_worker_that_stays_slow_is_taken_out_where_its_pool_has_another(
+    gateway: HeldGateway, slow_vgpu: int, *, taken_out: bool
+) -> None:
+    for number in range(1, 30):
+        run_full_batch(gateway, number * BATCH, slow_vgpu, 4)
+    assert up(gateway) == 3 - taken_out
+    assert gateway.counters.workers_drained == taken_out
+
+
+@pytest.fixture
+def quarantined(gateway: HeldGateway) -> HeldGateway:
+    """One worker of the second pool has just been taken out because it stayed slow."""
+    number = 1
+    while up(gateway) == 3:
+        run_full_batch(gateway, number * BATCH, SLOW, 4)
+        number += 1
+        assert number < 50
+    return gateway
+
+
+def probe(gateway: HeldGateway, begin_us: int, probes: int, took_us: int) -> list[Kind]:
+    """Look as often as probes are due, answer each; what was sent."""
+    sent: list[Kind] = []
+    for number in range(probes):
+        now_us = begin_us + number * PROBE_EVERY_US
+        gateway.look(now_us)
+        frames = gateway.frames()
+        sent += kinds(frames)
+        if Kind.PACE_PROBE in kinds(frames):
+            times = TimesBody(SLOW, now_us, now_us + took_us)
+            gateway.pace_result(WorkerAddress(1, SLOW), times, now_us)
+    return sent
+
+
+def test_a_worker_that_has_recovered_is_back_with_the_same_process(
+    quarantined: HeldGateway,
+) -> None:
+    sent = probe(quarantined, LATER_US, FEWEST_PROBES, PLANNED_US)
+    assert sent == [Kind.PACE_PROBE] * FEWEST_PROBES
+    assert up(quarantined) == 3
+
+
+def test_a_worker_that_is_still_slow_is_probed_on_and_then_renewed(
+    quarantined: HeldGateway,
+) -> None:
+    probes = RENEW_AFTER_US // PROBE_EVERY_US + 1
+    sent = probe(quarantined, LATER_US, probes + 1, 4 * PLANNED_US)
+    assert sent == [Kind.PACE_PROBE] * probes + [Kind.RETIRE]
+    assert up(quarantined) == 2
+    quarantined.worker_lost(WorkerAddress(1, SLOW), 2 * LATER_US)
+    quarantined.worker_up(WorkerAddress(1, SLOW), 2 * LATER_US)
+    assert up(quarantined) == 3
+
+
+def test_a_quarantined_worker_is_back_when_its_pool_has_nobody_else(
+    quarantined: HeldGateway,
+) -> None:
+    quarantined.worker_lost(WorkerAddress(1, PEER), LATER_US)
+    quarantined.look(LATER_US)
+    assert up(quarantined) == 2
+
+
+def test_a_process_that_ended_is_not_probed(quarantined: HeldGateway) -> None:
+    quarantined.worker_lost(WorkerAddress(1, SLOW), LATER_US)
+    assert probe(quarantined, LATER_US, 3, PLANNED_US) == []
+
+
+def test_one_that_comes_and_goes_rests_longer_each_time() -> None:
+    quarantine, now_us, rests = Quarantine(), 0, list[int]()
+    for _ in range(8):
+        quarantine.enter(0, now_us)
+        begin_us = now_us
+        while not list(quarantine.orders(now_us)):
+            now_us += PROBE_EVERY_US
+        rests.append(now_us - begin_us)
+        quarantine.readmit(0, now_us)
+        assert list(quarantine.orders(LATER_US)) == []
+    assert rests == [min(FIRST_REST_US << n, LONGEST_REST_US) for n in range(8)]
+    now_us += GOOD_AFTER_US
+    quarantine.enter(0, now_us)
+    assert list(quarantine.orders(now_us + FIRST_REST_US)) == [Order(0, Kind.PACE_PROBE)]
+
+
+# Silent workers
+
+
+def first_stage_done(gateway: HeldGateway) -> int:
+    """A batch whose second stage is to be reported at 10,000; its number."""
+    arrive(gateway, 1, 2, 3, 4)
+    ((batch, _),) = dispatches(gateway.frames())
+    gateway.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
+    return batch
+
+
+def test_a_batch_long_overdue_runs_again_elsewhere(gateway: HeldGateway) -> None:
+    first_stage_done(gateway)
+    assert not look_until(gateway, 0, 10_000 + OVERDUE_AT_LEAST_US)
+    gateway.look(11_000 + OVERDUE_AT_LEAST_US)
+    frames = gateway.frames()
+    assert {Kind.RETIRE, Kind.ABORT, Kind.DISPATCH} <= set(kinds(frames))
+    ((_, again),) = dispatches(frames)
+    assert again.requests == (1, 2, 3, 4)
+    assert again.hops[1].vgpu == PEER
+
+
+def test_where_all_reports_are_late_more_patience_is_had(gateway: HeldGateway) -> None:
+    now_us = 0
+    for number in range(1, 40):  # each a third of a second late
+        now_us += 10**6
+        arrive(gateway, *range(number * BATCH, (number + 1) * BATCH), now_us=now_us)
+        ((batch, body),) = dispatches(gateway.frames())
+        finish(gateway, batch, body, now_us + 330_000)
+        look_until(gateway, now_us, now_us + 330_000)
+    first_us = now_us = now_us + 10**6
+    arrive(gateway, 1, 2, 3, 4, now_us=now_us)
+    gateway.frames()
+    assert not look_until(gateway, now_us, first_us + 10 * OVERDUE_AT_LEAST_US)
+    assert gateway.in_flight == 1
+
+
+def test_a_machine_that_stood_still_makes_nobody_overdue(gateway: HeldGateway) -> None:
+    batch = first_stage_done(gateway)
+    gateway.look(6_000)
+    awake_us = 10**7
+    assert not look_until(gateway, awake_us, awake_us + OVERDUE_AT_LEAST_US)
+    gateway.stage_done(batch, 1, TimesBody(SLOW, awake_us, awake_us + 5_000), awake_us + 200_000)
+    assert gateway.in_flight == 0
+    assert gateway.counters.workers_drained == 0
+
+
+# Lost batches
+
+
+def test_a_batch_that_nobody_will_end_is_given_up_though_its_worker_goes_on_reporting(
+    gateway: HeldGateway,
+) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((lost, lost_body),) = dispatches(gateway.frames())
+    now_us, aborted = 10, False
+    for number in range(2, 60):
+        now_us += 20_000
+        arrive(gateway, *range(number * BATCH, (number + 1) * BATCH), now_us=now_us)
+        frames = gateway.frames()
+        for batch, body in dispatches(frames):
+            finish(gateway, batch, body, now_us + 10_000)
+        gateway.look(now_us + 10_000)
+        aborted = aborted or Kind.ABORT in kinds(gateway.frames())
+        if aborted:
+            break
+    assert aborted
+    assert now_us <= 2 * SLO_US + 10 + lost_body.hops[-1].end_us
+    assert (gateway.in_flight, gateway.counters.batches_lost) == (0, 1)
+    assert up(gateway) == 3
+    finish(gateway, lost, lost_body, now_us)  # nobody listens any more
+    gateway.flush(now_us)
+    assert gateway.status()["state"] == "flushed"
+
+
+def test_the_only_worker_of_a_pool_is_kept_though_its_batch_is_given_up(
+    gateway: HeldGateway,
+) -> None:
+    arrive(gateway, 1, 2, 3, 4)
+    ((_, body),) = dispatches(gateway.frames())
+    given_up_us = body.hops[0].end_us + SLO_US
+    assert not look_until(gateway, 0, given_up_us)
+    assert gateway.in_flight == 1
+    frames = look_until(gateway, given_up_us, given_up_us + 1)
+    assert set(kinds(frames)) == {Kind.ABORT, Kind.DROP}
+    assert (gateway.in_flight, up(gateway)) == (0, 3)
+
+
+# Slow pools and links
+
+
+def test_a_slow_pool_is_planned_with_its_pace(deployment: Deployment) -> None:
+    events: list[object] = []
+    gateway = HeldGateway(deployment, observe=lambda event, _: events.append(event))
+    for vgpu in range(3):
+        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+    gateway.frames()
+    lengths: list[int] = []
+    for number in range(1, 30):
+        now_us = number * 10**6
+        arrive(gateway, *range(number * BATCH, (number + 1) * BATCH), now_us=now_us)
+        for batch, body in dispatches(gateway.frames()):
+            lengths.append(body.hops[0].end_us - body.hops[0].start_us)
+            for stage, hop in enumerate(body.hops):
+                end_us = now_us + 15_000
+                if stage:
+                    gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+                gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, end_us), end_us)
+                now_us = end_us
+        gateway.look(now_us)
+        for sent in gateway.frames():
+            # The second worker of the second pool is idle, and asked how fast it is.
+            assert sent.to == WorkerAddress(1, PEER)
+            gateway.pace_result(
+                WorkerAddress(1, PEER), TimesBody(PEER, now_us - 15_000, now_us), now_us
+            )
+    # The first stage's only worker takes three times its 5 ms.
+    assert (lengths[0], lengths[-1]) == (5_000, 15_000)
+    changes = [event for event in events if isinstance(event, PaceChanged)]
+    assert {(c.stage, c.percent) for c in changes} == {(0, 300), (1, 300)}
+    assert gateway.counters.workers_drained == 0
+    assert up(gateway) == 3
+
+
+def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
+    """10 Gbit/s from FAST to SLOW carry 4 samples of 5 MB in 16 ms; here they take four times as long."""
+    model = two_stage()
+    (pipeline,) = model.pipelines
+    first, second = pipeline.stages
+    stages = (replace(first, boundary_bytes_per_sample=5_000_000), second)
+    model = replace(model, pipelines=(replace(pipeline, stages=stages),))
+    events: list[object] = []
+    gateway = HeldGateway(
+        deploy(tmp_path, plan(model), ServeOptions()),
+        observe=lambda event, _: events.append(event),
+    )
+    for vgpu in range(3):
+        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+    gateway.frames()
+    moves: list[int] = []
+    for number in range(1, LAST_MOVES + 3):
+        now_us = number * JUDGE_EVERY_US
+        arrive(gateway, *range(number * BATCH, (number + 1) * BATCH), now_us=now_us)
+        ((batch, body),) = dispatches(gateway.frames())
+        sender, receiver = body.hops
+        moves.append(receiver.start_us - sender.end_us)
+        left_us = now_us + 5_000
+        gateway.stage_done(batch, 0, TimesBody(sender.vgpu, now_us, left_us), left_us)
+        arrived_us = left_us + 64_000
+        times = TimesBody(receiver.vgpu, left_us, arrived_us)
+        gateway.transfer_done(batch, 1, times, arrived_us)
+        times = TimesBody(receiver.vgpu, arrived_us, arrived_us + 5_000)
+        gateway.stage_done(batch, 1, times, arrived_us + 5_000)
+        look_until(gateway, now_us, now_us + 300_000)
+    assert (moves[0], moves[-1]) == (16_000, 64_000)
+    assert [
+        (event.node, event.uplink_percent, event.downlink_percent)
+        for event in events
+        if isinstance(event, LinkPaceChanged)
+    ] == [(0, 400, 100), (1, 100, 400)]
+
+
+# All together
+
+
+class Starved:
+    """A runtime that takes `factor` times as long as it should, as if it had no processor."""
+
+    def __init__(self, runtime: EmulatedRuntime) -> None:
+        self._runtime = runtime
+        self.inputs, self.outputs = runtime.inputs, runtime.outputs
+        self.register, self.close = runtime.register, runtime.close
+        self.factor = 1
+
+    def run(self, inputs: Tensors, out: Tensors) -> None:
+        for _ in range(self.factor):
+            self._runtime.run(inputs, out)
+
+
+@pytest.mark.slow
+def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
+    system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    try:
+        system.stop_worker(1, SLOW)
+        runtime = open_runtime(system.deployment, SLOW, system.clock)
+        assert isinstance(runtime, EmulatedRuntime)
+        starved = Starved(runtime)
+        board = HealthBoard.open(system.deployment, "SLOW")
+        worker = StageWorker(system.deployment, SLOW, starved, board, system.clock)
+        system.run_worker(worker, vgpu=SLOW)
+        wait_for(lambda: system.status()["workers"]["up"] == 3)
+        starved.factor = 5
+        asked = 0
+        while system.status()["workers"]["up"] == 3:
+            assert not isinstance(system.ask("pair", picture(BATCH), PATIENT_US)(), Refusal)
+            asked += 1
+            assert asked < 100
+        starved.factor = 1
+        wait_for(lambda: system.status()["workers"]["up"] == 3)
+        assert system.status()["counters"]["workers_drained"] == 1
+    finally:
+        system.stop()

@@ -1,0 +1,283 @@
+"""How fast workers, pools and links are, in times of what the plan says.
+
+`WorkerPaces` keeps the last runs of every worker and compares a worker with the others of its pool:
+where all are as slow, it is the machine or the profile. `PoolPaces` and `LinkPaces` say which
+corrections of the scheduler's tables are due: a pool that is slow as a whole, or a link, is planned
+with its true pace, so that what is promised can be kept. A correction that leaves no batch a chance
+could never be seen to be wrong, so without runs it fades.
+
+Here: measures. Not here: what is done about them (`supervisor`).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median, median_low
+
+Pool = tuple[int, int, int]
+"""Model, pipeline and stage, by their numbers in the plan."""
+
+LAST_RUNS = 15
+FEWEST_RUNS = 8
+SLOW_FACTOR = 2.0
+# Less than what counts as slow, so that a worker at the limit does not come and go.
+RECOVERED_FACTOR = 1.5
+FEWEST_PROBES = 5
+SLOW_AT_LEAST_US = 2_000
+
+AS_PLANNED = 100  # percent
+# Beyond the first a pool or link is corrected, below the second no more; between them it stays.
+CORRECTED_FROM, CORRECTED_TILL = 150, 125
+CHANGE_FROM = 0.15  # of the correction in force
+QUIET_US = 2_000_000
+
+LAST_MOVES = 16
+
+
+class WorkerPaces:
+    """The last runs of every vGPU of a plan, as ratios of what they took to what they should.
+
+    Args:
+        pools: the pool of every vGPU.
+    """
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self._pools = pools
+        self._ratios = [deque[float](maxlen=LAST_RUNS) for _ in pools]
+
+    def ran(self, vgpu: int, took_us: int, expected_us: int) -> bool:
+        """A vGPU ran a batch; whether that gives reason to ask `is_slow`."""
+        self._ratios[vgpu].append(took_us / expected_us)
+        slow = took_us > SLOW_FACTOR * expected_us and took_us - expected_us > SLOW_AT_LEAST_US
+        return slow and len(self._ratios[vgpu]) >= FEWEST_RUNS
+
+    def probed(self, vgpu: int, took_us: int, expected_us: int) -> None:
+        """A vGPU ran its stage on zeros."""
+        self._ratios[vgpu].append(took_us / expected_us)
+
+    def forget(self, vgpu: int) -> None:
+        """What a vGPU took until now says nothing any more."""
+        self._ratios[vgpu].clear()
+
+    def forget_pool(self, pool: Pool) -> None:
+        """What the workers of a pool took until now says nothing any more."""
+        for vgpu, own in enumerate(self._pools):
+            if own == pool:
+                self._ratios[vgpu].clear()
+
+    def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
+        """Whether most of a vGPU's last runs were slow, by its profile and by the others up."""
+        if len(self._ratios[vgpu]) < FEWEST_RUNS or self.unknown_peers(vgpu, up):
+            return False
+        pace = self._pace_of_others(vgpu, up)
+        return pace is not None and median(self._ratios[vgpu]) > SLOW_FACTOR * pace
+
+    def unknown_peers(self, vgpu: int, up: Iterable[int]) -> list[int]:
+        """Others of the pool of which too little is known to compare a vGPU with them."""
+        return [
+            other
+            for other in up
+            if other != vgpu
+            and self._pools[other] == self._pools[vgpu]
+            and len(self._ratios[other]) < FEWEST_PROBES
+        ]
+
+    def has_recovered(self, vgpu: int, up: Iterable[int]) -> bool:
+        """Whether the last probes of a vGPU were within bounds, or its pool has nobody else."""
+        pace = self._pace_of_others(vgpu, up)
+        if pace is None:
+            return True
+        last = list(self._ratios[vgpu])[-FEWEST_PROBES:]
+        return len(last) == FEWEST_PROBES and median(last) <= RECOVERED_FACTOR * pace
+
+    def _pace_of_others(self, vgpu: int, up: Iterable[int]) -> float | None:
+        """How long the others of the pool take, in times of their profile; at least 1."""
+        others = [
+            median(self._ratios[other]) if self._ratios[other] else 1.0
+            for other in up
+            if other != vgpu and self._pools[other] == self._pools[vgpu]
+        ]
+        return max(median(others), 1.0) if others else None
+
+    def pace_of(self, pool: Pool, up: Iterable[int]) -> float | None:
+        """How long a pool takes, in times of its profile; None where too few runs say so.
+
+        The lower middle of its workers: one of two that is slow says nothing about the pool.
+        """
+        paces = [
+            median(self._ratios[vgpu])
+            for vgpu in up
+            if self._pools[vgpu] == pool and len(self._ratios[vgpu]) >= FEWEST_RUNS
+        ]
+        return median_low(paces) if paces else None
+
+
+@dataclass(slots=True)
+class _Correction:
+    """Time that something takes in percent of the planned, as the scheduler was told last.
+
+    `heard_us`: when something was reported of it last.
+    """
+
+    heard_us: int
+    percent: int = AS_PLANNED
+
+    def is_quiet(self, now_us: int) -> bool:
+        """Whether a correction is in force and nothing has been reported for long."""
+        return self.percent != AS_PLANNED and now_us - self.heard_us > QUIET_US
+
+    def fade(self, now_us: int) -> int:
+        """Half as far from the plan as it was; what was seen long ago counts no more."""
+        self.heard_us = now_us
+        half = AS_PLANNED + (self.percent - AS_PLANNED) // 2
+        return half if half >= CORRECTED_TILL else AS_PLANNED
+
+    def follow(self, pace: float | None, planned_us: float) -> int:
+        """What it should be where what is planned to take `planned_us` takes `pace` times that."""
+        if pace is None:
+            return self.percent
+        seen = round(AS_PLANNED * pace)
+        late_us = (seen - AS_PLANNED) * planned_us / AS_PLANNED
+        if seen >= CORRECTED_FROM and late_us > SLOW_AT_LEAST_US:
+            return seen
+        return AS_PLANNED if seen < CORRECTED_TILL else self.percent
+
+    def set(self, wanted: int) -> bool:
+        """Take what it should be; False where that differs too little to tell anybody."""
+        large = abs(wanted - self.percent) > CHANGE_FROM * self.percent
+        if large or wanted == AS_PLANNED != self.percent:
+            self.percent = wanted
+            return True
+        return False
+
+
+class PoolPaces:
+    """The corrections of pools in force.
+
+    Args:
+        planned_us: planned latency of every pool's planned batch.
+    """
+
+    def __init__(self, workers: WorkerPaces, planned_us: dict[Pool, int], now_us: int) -> None:
+        self._workers = workers
+        self._planned_us = planned_us
+        self._corrections = {pool: _Correction(now_us) for pool in planned_us}
+
+    def ran(self, pool: Pool, now_us: int) -> None:
+        """A worker of the pool reported a run."""
+        self._corrections[pool].heard_us = now_us
+
+    def changes(self, now_us: int, up: Iterable[int]) -> list[tuple[Pool, int]]:
+        """Pools whose correction changes, with their latencies in percent of the planned ones."""
+        up = tuple(up)
+        found: list[tuple[Pool, int]] = []
+        for pool, correction in self._corrections.items():
+            if correction.is_quiet(now_us):
+                self._workers.forget_pool(pool)
+                wanted = correction.fade(now_us)
+            elif now_us - correction.heard_us > QUIET_US:
+                continue
+            else:
+                pace = self._workers.pace_of(pool, up)
+                wanted = correction.follow(pace, self._planned_us[pool])
+            if correction.set(wanted):
+                found.append((pool, wanted))
+        return found
+
+
+@dataclass(slots=True)
+class _Moves:
+    """The last transfers from one node to another: (took, planned) in µs."""
+
+    last: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque[tuple[int, int]](maxlen=LAST_MOVES)
+    )
+
+    def pace(self) -> float | None:
+        """Time taken by time planned; None where too little is known.
+
+        The better half counts: a link that paused once is not slow.
+        """
+        if len(self.last) < LAST_MOVES:
+            return None
+        half = LAST_MOVES // 2
+        parts = islice(self.last, half), islice(self.last, half, None)
+        sums = [[sum(column) for column in zip(*part, strict=True)] for part in parts]
+        return min(took_us / planned_us for took_us, planned_us in sums)
+
+
+class LinkPaces:
+    """The corrections of the uplinks and downlinks of nodes in force.
+
+    A transfer needs two links and shows only the slower, so a link is as fast as the fastest of
+    its transfers has shown it to be.
+
+    Args:
+        nics_gbps: rate of every node's uplink, and of its downlink, as planned.
+    """
+
+    def __init__(self, nics_gbps: Sequence[float], now_us: int) -> None:
+        self._nics_gbps = nics_gbps
+        self._moves: dict[tuple[int, int], _Moves] = {}
+        ends = range(len(nics_gbps))
+        self._up = [_Correction(now_us) for _ in ends]
+        self._down = [_Correction(now_us) for _ in ends]
+        self._up_free_us = [0 for _ in ends]
+        self._down_free_us = [0 for _ in ends]
+
+    def moved(
+        self, sender: int, receiver: int, start_us: int, end_us: int, planned_us: int
+    ) -> None:
+        """A batch moved from a node to another, which should have taken `planned_us`.
+
+        It may have waited for what left before it; that is no part of its own time.
+        """
+        if planned_us <= 0:
+            return
+        self._up[sender].heard_us = self._down[receiver].heard_us = end_us
+        free_us = max(self._up_free_us[sender], self._down_free_us[receiver])
+        if free_us <= end_us:  # else reports came in another order: nothing is known of its wait
+            start_us = max(start_us, free_us)
+        self._up_free_us[sender] = max(self._up_free_us[sender], end_us)
+        self._down_free_us[receiver] = max(self._down_free_us[receiver], end_us)
+        moves = self._moves.setdefault((sender, receiver), _Moves())
+        moves.last.append((end_us - start_us, planned_us))
+
+    def changes(self, now_us: int) -> list[tuple[int, int, int]]:
+        """Nodes whose corrections change: number, uplink and downlink in percent of planned time."""
+        paces = {pair: moves.pace() for pair, moves in self._moves.items()}
+        known = {pair: pace for pair, pace in paces.items() if pace is not None}
+        changed: set[int] = set()
+        for side, corrections in ((0, self._up), (1, self._down)):
+            for node, correction in enumerate(corrections):
+                if correction.is_quiet(now_us):
+                    self._forget(side, node)
+                    wanted = correction.fade(now_us)
+                else:
+                    own = {pair: pace for pair, pace in known.items() if pair[side] == node}
+                    wanted = correction.follow(self._pace_of(node, own), self._planned_us(own))
+                if correction.set(wanted):
+                    changed.add(node)
+        return [(n, self._up[n].percent, self._down[n].percent) for n in sorted(changed)]
+
+    def _forget(self, side: int, node: int) -> None:
+        for pair in [pair for pair in self._moves if pair[side] == node]:
+            del self._moves[pair]
+
+    def _pace_of(self, node: int, paces: dict[tuple[int, int], float]) -> float | None:
+        """How long a node's link takes, in times of what is planned; at least 1, None if unknown."""
+        if not paces:
+            return None
+        if max(paces.values()) * AS_PLANNED < CORRECTED_TILL:
+            return 1.0  # all as planned, where the other end may well be what limits them
+        fastest_gbps = max(
+            min(self._nics_gbps[end] for end in pair) / max(pace, 1.0)
+            for pair, pace in paces.items()
+        )
+        return max(self._nics_gbps[node] / fastest_gbps, 1.0)
+
+    def _planned_us(self, paces: Iterable[tuple[int, int]]) -> float:
+        """The longest of the transfers looked at, as planned."""
+        lasts = (planned for pair in paces for _, planned in self._moves[pair].last)
+        return max(lasts, default=0)

@@ -1,0 +1,278 @@
+"""Whether a process lives and gets on: its end, its heartbeat, and the batch it runs.
+
+Three watchers, each of processes of one kind (the picture is in the README of this folder):
+
+* a node watches its workers: a row of shared memory each (`HealthBoard`, judged by `HealthWatch`);
+* the supervisor of tritonserver watches Triton's model processes: a file each (`StubHeartbeat`,
+  judged by `StubWatch`);
+* both are woken at once when a process ends (`ExitWatch`).
+
+Silence alone says little on busy cores: a process is taken for hung soon only where none of its
+threads wants to run (it is stopped, or waits for what never comes); one that runs or waits for a
+disk has more time. A machine that stands still for a while hangs nobody.
+
+Not here: workers judged by their results (`supervisor`).
+"""
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.names import short_name
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
+
+# Of a process that does not even want to run.
+STUCK_US = 1_000_000
+# Of one that wants to run, or waits for a disk.
+SILENT_US = 8_000_000
+
+WORKER_HEARTBEAT_SECONDS = 0.2
+# A batch that runs so many times its profile, and so much longer at least, never ends.
+HUNG_FACTOR = 10
+HUNG_AT_LEAST_US = 1_000_000
+# A look that comes so long after the one before: the node stood still, and its workers with it.
+STALL_US = 500_000
+
+STUB_HEARTBEAT_SECONDS = 0.25
+STUCK_LOOKS = 3  # of a stub, one after the other
+
+_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _COLUMNS = 0, 1, 2, 3
+_CELL_BYTES = 8
+_LINE_BYTES = 40
+_PR_SET_PDEATHSIG = 1
+
+
+def thread_states(pid: int) -> set[str]:
+    """The states of a process's threads, as Linux writes them (R, S, D, T, …); none of a dead one."""
+    states: set[str] = set()
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return states - {"Z", "X"}
+
+
+# Workers, watched by their node
+
+
+@dataclass(frozen=True, slots=True)
+class HealthBoard:
+    """What a node sees of its workers: shared memory that each writes, rows by vGPU number.
+
+    `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
+    the batch it runs began, 0 while it is idle; how long that batch should take. No messages, so a
+    hundred workers cost nothing.
+    """
+
+    path: Path
+    rows: "memoryview[int]"  # [vGPU, column]; written faster than an array of numpy
+
+    @classmethod
+    def open(cls, deployment: Deployment, node: str) -> Self:
+        """Map the board of a node, making it where it is not there yet."""
+        prefix = deployment.settings.segment_prefix
+        path = SHARED_FOLDER / f"{prefix}g{deployment.generation}-health-{short_name(node)}"
+        shape = (len(deployment.vgpus), _COLUMNS)
+        size = math.prod(shape) * _CELL_BYTES
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        return cls(path, memoryview(memory).cast("q", shape))
+
+    def busy(self, vgpu: int, since_us: int, expected_us: int) -> None:
+        """The worker begins a batch."""
+        self.rows[vgpu, _EXPECTED] = expected_us
+        self.rows[vgpu, _BUSY_SINCE] = since_us
+
+    def idle(self, vgpu: int) -> None:
+        """The worker ended its batch."""
+        self.rows[vgpu, _BUSY_SINCE] = 0
+
+    def has_loaded(self, vgpu: int) -> bool:
+        """Whether the worker has finished loading: its heart beats from then on."""
+        return bool(self.rows[vgpu, _HEARTBEAT])
+
+    def reset(self, vgpu: int) -> None:
+        """A new process takes the row."""
+        for column in range(_COLUMNS):
+            self.rows[vgpu, column] = 0
+
+    def remove(self) -> None:
+        """Delete the file; those who map it keep it till then."""
+        self.path.unlink(missing_ok=True)
+
+    def keep_beating(self, vgpu: int, clock: Clock, stop: threading.Event) -> None:
+        """Show that this process runs; for a thread of its own."""
+        while True:
+            self.rows[vgpu, _HEARTBEAT] = clock.now_us()
+            if stop.wait(WORKER_HEARTBEAT_SECONDS):
+                return
+
+
+class HealthWatch:
+    """Judges the workers on a board, in looks much less than `STALL_US` apart."""
+
+    def __init__(self, board: HealthBoard) -> None:
+        self._board = board
+        self._looked_us = 0
+        self._awake_us = 0  # nobody can have done anything between two looks far apart
+
+    def look(self, now_us: int) -> None:
+        """Begin a look."""
+        if now_us - self._looked_us > STALL_US:
+            self._awake_us = now_us
+        self._looked_us = now_us
+
+    def complaint(self, vgpu: int, pid: int) -> str | None:
+        """Why a worker must be taken for hung, or None. One that never beat is still loading."""
+        beat, since, expected = (self._board.rows[vgpu, column] for column in range(_COLUMNS))
+        silent_us = self._looked_us - max(beat, self._awake_us)
+        if beat and silent_us > STUCK_US and (silent_us > SILENT_US or not _wants_to_run(pid)):
+            return f"no heartbeat for {silent_us / 1e6:.1f} s"
+        busy_us = self._looked_us - max(since, self._awake_us)
+        if since and busy_us > max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US):
+            return f"busy for {busy_us / 1e6:.1f} s, expected {expected / 1e6:.3f} s"
+        return None
+
+
+def _wants_to_run(pid: int) -> bool:
+    """Whether a thread waits for a processor or a disk: that of the heartbeat may be one of them."""
+    return bool(thread_states(pid) & set("RD"))
+
+
+# Triton's model processes (stubs), watched by the supervisor of tritonserver
+
+
+class StubHeartbeat:
+    """Keeps a model's file up to date between `start` and `stop`: its process id and heartbeat.
+
+    Args:
+        alive_us: the last instant at which all that requests depend on was seen to run.
+    """
+
+    def __init__(self, path: Path, alive_us: Callable[[], int]) -> None:
+        self._path = path
+        self._alive_us = alive_us
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._fd: int | None = None
+
+    def start(self) -> None:
+        """Write the file and go on writing it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path.parent.mkdir(exist_ok=True)
+        # A new file, because a dead process may have left its own.
+        self._path.unlink(missing_ok=True)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._write()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and remove the file unless a newer load of the model has written its own."""
+        self._stopping.set()
+        self._thread.join(timeout=2)
+        assert self._fd is not None
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_ino == os.fstat(self._fd).st_ino:
+                self._path.unlink()
+        os.close(self._fd)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(STUB_HEARTBEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        """In place and of one length: a full disk does not stop it, and no reader sees half."""
+        assert self._fd is not None
+        line = f"{os.getpid()} {self._alive_us()}".ljust(_LINE_BYTES - 1) + "\n"
+        os.pwrite(self._fd, line.encode(), 0)
+
+
+class StubLook(NamedTuple):
+    """What a look at a model's file showed: its process, and why it must be loaded anew, if so."""
+
+    pid: int
+    alive: bool
+    complaint: str | None
+
+
+class StubWatch:
+    """Judges the files of a folder; to be asked a few times a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stuck_looks: dict[tuple[str, int], int] = {}
+
+    def look(self, file: Path) -> StubLook | None:
+        """One look at one file; None where there is nothing to read yet."""
+        try:
+            pid, alive_us = map(int, file.read_text().split())
+        except (OSError, ValueError):
+            return None
+        key, silent_us = (file.name, pid), self._clock.now_us() - alive_us
+        states = thread_states(pid)
+        if not states:
+            self._stuck_looks.pop(key, None)
+            return StubLook(pid, alive=False, complaint="its process died")
+        looks = self._stuck_looks.pop(key, 0)
+        if silent_us > STUCK_US and not states & set("RD"):
+            looks += 1
+            self._stuck_looks[key] = looks
+        if looks >= STUCK_LOOKS or silent_us > SILENT_US:
+            self._stuck_looks.pop(key, None)
+            return StubLook(pid, alive=True, complaint=f"silent for {silent_us / 1e6:.1f} s")
+        return StubLook(pid, alive=True, complaint=None)
+
+
+# Ends of processes
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+class ExitWatch:
+    """Is woken when a watched process ends; those that are gone are forgotten by themselves."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._watched: dict[int, int] = {}  # process id by file descriptor
+
+    def watch(self, pid: int) -> None:
+        """Wake up when this process ends; harmless when it is watched or gone already."""
+        if pid not in self._watched.values():
+            with contextlib.suppress(OSError):
+                fd = os.pidfd_open(pid)
+                self._watched[fd] = pid
+                self._poll.register(fd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """The processes that ended, as soon as one has; none after the time-out."""
+        ended: list[int] = []
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            ended.append(self._watched.pop(fd))
+            self._poll.unregister(fd)
+            os.close(fd)
+        return ended

@@ -1,0 +1,290 @@
+"""Judges the workers, pools and links of one generation by what is reported of their batches.
+
+It is told every report and asked now and then (`look`), and answers with actions for the gateway to
+take; it takes none. Which detector acts when, and on what evidence, is drawn in the README here.
+
+Not here: processes that are dead or hung (`processes`), the measures (`pace`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triton_backend.contract.decisions import Hop
+from triton_backend.contract.events import LinkPaceChanged, PaceChanged
+from triton_backend.contract.units import transfer_us
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.liveness.pace import LinkPaces, PoolPaces, WorkerPaces
+from triton_backend.serving.transport.wire import Kind
+
+# One worker at a time is taken out, lest a machine that is busy loses them all.
+TAKE_OUT_EVERY_US = 1_000_000
+# Looking at every run of a hundred workers takes half a millisecond.
+JUDGE_EVERY_US = 500_000
+# A look that comes so long after the one before: this machine stood still, and reports with it.
+STALL_US = 500_000
+
+# A worker is overdue when it should have reported long ago, by how late reports are just now.
+OVERDUE_FACTOR = 4
+OVERDUE_AT_LEAST_US = 150_000
+OVERDUE_LATENESS_FACTOR = 10
+_WEIGHT_OF_NEWEST = 0.05
+
+PROBE_EVERY_US = 200_000
+FIRST_REST_US = 1_000_000
+LONGEST_REST_US = 32_000_000
+# Back for so long, a worker's former cases are forgotten.
+GOOD_AFTER_US = 60_000_000
+RENEW_AFTER_US = 10_000_000
+
+
+class TakeOut(NamedTuple):
+    """Count a worker as lost from now on; its process is kept."""
+
+    vgpu: int
+
+
+class Readmit(NamedTuple):
+    """Count a worker that was taken out as back."""
+
+    vgpu: int
+
+
+class Order(NamedTuple):
+    """Send a worker an order: PACE_PROBE or RETIRE."""
+
+    vgpu: int
+    kind: Kind
+
+
+class GiveUpBatch(NamedTuple):
+    """Count a batch as lost: nobody will ever report of it."""
+
+    batch_id: int
+
+
+Action = TakeOut | Readmit | Order | GiveUpBatch | PaceChanged | LinkPaceChanged
+
+
+class Awaited(NamedTuple):
+    """A batch in flight: the stage it is to report next, and when it was last heard of."""
+
+    batch_id: int
+    hop: Hop
+    heard_us: int
+
+
+class WorkerSupervisor:
+    """Of one generation. Instants never go back; `up` are the vGPUs that take batches."""
+
+    def __init__(self, deployment: Deployment, now_us: int) -> None:
+        self._deployment = deployment
+        stretch = deployment.settings.time_stretch
+        self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
+        by_pool = {
+            pool: [max(round(us * stretch), 1) for us in deployment.stage_of(v).latency_us_by_batch]
+            for v, pool in enumerate(self._pools)
+        }
+        # What the profile says of batches of 1 .. samples, by vGPU.
+        self._expected_us = [by_pool[pool] for pool in self._pools]
+        planned_us = {pool: self._planned_us(v) for v, pool in enumerate(self._pools)}
+        self._workers = WorkerPaces(self._pools)
+        self._pool_paces = PoolPaces(self._workers, planned_us, now_us)
+        groups = deployment.plan.cluster.nodes
+        self._nics_gbps = [group.nic_gbps for group in groups for _ in range(group.count)]
+        self._link_paces = LinkPaces(self._nics_gbps, now_us)
+        self._quarantine = Quarantine()
+        self._to_probe: set[int] = set()
+        self._heard_us = [0] * len(self._pools)
+        self._lateness_us = 0.0  # of reports, a moving mean
+        self._looked_us = self._awake_us = now_us
+        self._judge_us = now_us
+        self._taken_out_us = now_us - TAKE_OUT_EVERY_US
+
+    def _planned_us(self, vgpu: int) -> int:
+        """What the profile says of the planned batch."""
+        return self._expected_us[vgpu][self._deployment.pipeline_of(vgpu).batch - 1]
+
+    # What is reported
+
+    def worker_up(self, vgpu: int, now_us: int) -> None:
+        """A vGPU takes batches: a new process stands for it, or it was readmitted."""
+        self._workers.forget(vgpu)
+        self._quarantine.readmit(vgpu, now_us)
+        self._heard_us[vgpu] = now_us
+
+    def process_ended(self, vgpu: int) -> None:
+        """The process of a vGPU ended: whatever was, it is not in quarantine."""
+        self._quarantine.forget(vgpu)
+
+    def stage_done(
+        self, hop: Hop, samples: int, took_us: int, now_us: int, up: AbstractSet[int]
+    ) -> Sequence[Action]:
+        """A vGPU has just reported the end of a stage; `hop` is what was reserved for it."""
+        vgpu = hop.vgpu
+        self._heard_us[vgpu] = now_us
+        self._pool_paces.ran(self._pools[vgpu], now_us)
+        late_us = max(now_us - hop.end_us, 0)
+        self._lateness_us += _WEIGHT_OF_NEWEST * (late_us - self._lateness_us)
+        if not self._workers.ran(vgpu, took_us, self._expected_us[vgpu][samples - 1]):
+            return ()
+        # An idle worker of the pool shows its pace when it is asked to.
+        self._to_probe.update(self._workers.unknown_peers(vgpu, up))
+        if self._workers.is_slow(vgpu, up) and self._may_take_out(now_us):
+            self._workers.forget(vgpu)
+            self._quarantine.enter(vgpu, now_us)
+            return (TakeOut(vgpu),)
+        return ()
+
+    def transfer_done(
+        self, sender: int, receiver: int, samples: int, start_us: int, end_us: int
+    ) -> None:
+        """The boundary of a batch moved from the worker of a stage to that of the next."""
+        here, there = (self._deployment.vgpus[vgpu].slot.node for vgpu in (sender, receiver))
+        size = samples * self._deployment.stage_of(sender).boundary_bytes_per_sample
+        rate_gbps = min(self._nics_gbps[here], self._nics_gbps[there])
+        planned_us = round(transfer_us(size, rate_gbps) * self._deployment.settings.time_stretch)
+        self._link_paces.moved(here, there, start_us, end_us, planned_us)
+
+    def pace_result(self, vgpu: int, took_us: int, up: AbstractSet[int]) -> Sequence[Action]:
+        """A vGPU ran its planned batch on zeros."""
+        self._workers.probed(vgpu, took_us, self._planned_us(vgpu))
+        return self._recovered(up)
+
+    # What has to be looked at now and then
+
+    def look(
+        self, awaited: Sequence[Awaited], now_us: int, up: AbstractSet[int]
+    ) -> Iterator[Action]:
+        """What is to be done by the clock; each action is taken before the next is asked for."""
+        if now_us - self._looked_us > STALL_US:
+            self._awake_us = now_us
+        self._looked_us = now_us
+        yield from self._overdue_workers(awaited, now_us, up)
+        yield from self._lost_batches(awaited, now_us)
+        yield from self._quarantine.orders(now_us)
+        to_probe, self._to_probe = sorted(self._to_probe), set()
+        yield from (Order(vgpu, Kind.PACE_PROBE) for vgpu in to_probe)
+        yield from self._recovered(up)
+        if now_us >= self._judge_us:
+            self._judge_us = now_us + JUDGE_EVERY_US
+            yield from self._paces(now_us, up)
+
+    def _overdue_workers(
+        self, awaited: Iterable[Awaited], now_us: int, up: AbstractSet[int]
+    ) -> Iterator[Action]:
+        """Workers that should have ended a batch long ago and have said nothing since.
+
+        Only where the pool has another worker: alone, it is left to its node, which sees whether its
+        process hangs.
+        """
+        overdue = {one.hop.vgpu for one in awaited if self._is_overdue(one, now_us)}
+        timely_pools = {self._pools[vgpu] for vgpu in up - overdue}
+        for vgpu in sorted(overdue & up):
+            if self._pools[vgpu] in timely_pools and self._may_take_out(now_us):
+                yield TakeOut(vgpu)
+                yield Order(vgpu, Kind.RETIRE)
+
+    def _is_overdue(self, one: Awaited, now_us: int) -> bool:
+        vgpu = one.hop.vgpu
+        last_us = max(one.hop.end_us, one.heard_us, self._heard_us[vgpu], self._awake_us)
+        return now_us - last_us > self._patience_us(vgpu)
+
+    def _lost_batches(self, awaited: Iterable[Awaited], now_us: int) -> Iterator[Action]:
+        """Batches of which nothing was reported for an SLO beyond what was reserved.
+
+        Whatever else their workers report: a frame of theirs got lost, and nobody will end them.
+        """
+        for one in awaited:
+            vgpu = one.hop.vgpu
+            last_us = max(one.hop.end_us, one.heard_us, self._awake_us)
+            slo_us = self._deployment.model_of(vgpu).slo_us
+            if now_us - last_us > max(self._patience_us(vgpu), slo_us):
+                yield GiveUpBatch(one.batch_id)
+
+    def _patience_us(self, vgpu: int) -> float:
+        """How long after its reserved end a report of a vGPU is waited for."""
+        return max(
+            OVERDUE_FACTOR * self._planned_us(vgpu),
+            OVERDUE_AT_LEAST_US,
+            OVERDUE_LATENESS_FACTOR * self._lateness_us,
+        )
+
+    def _may_take_out(self, now_us: int) -> bool:
+        """Whether a worker may be taken out; it is taken out then."""
+        if now_us - self._taken_out_us < TAKE_OUT_EVERY_US:
+            return False
+        self._taken_out_us = now_us
+        return True
+
+    def _recovered(self, up: AbstractSet[int]) -> list[Action]:
+        """Quarantined workers that are as fast as the others again, or whose pool has nobody else."""
+        return [Readmit(v) for v in self._quarantine if self._workers.has_recovered(v, up)]
+
+    def _paces(self, now_us: int, up: AbstractSet[int]) -> Iterator[Action]:
+        """Pools and links that are slower than planned, or no more."""
+        for (model, pipeline, stage), percent in self._pool_paces.changes(now_us, up):
+            yield PaceChanged(
+                now_us=now_us, model=model, pipeline=pipeline, stage=stage, percent=percent
+            )
+        for node, up_percent, down_percent in self._link_paces.changes(now_us):
+            yield LinkPaceChanged(
+                now_us=now_us, node=node, uplink_percent=up_percent, downlink_percent=down_percent
+            )
+
+
+@dataclass(slots=True)
+class _Case:
+    rest_us: int
+    next_us: int
+    first_probe_us: int | None = None
+    readmitted_us: int | None = None
+
+
+class Quarantine:
+    """Workers that were taken out because they stayed slow: probed now and then, let back in time.
+
+    Such a worker keeps its process: often it is well, and was only kept from its processor. After a
+    rest it is told to run its stage on zeros, five times a second. While its probes stay slow its
+    process is renewed in the end, because then the fault may lie there. One that comes and goes
+    rests twice as long each time.
+    """
+
+    def __init__(self) -> None:
+        self._cases: dict[int, _Case] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        """The vGPUs in quarantine."""
+        return iter([v for v, case in self._cases.items() if case.readmitted_us is None])
+
+    def enter(self, vgpu: int, now_us: int) -> None:
+        """No more batches for this one."""
+        former = self._cases.get(vgpu)
+        rest_us = FIRST_REST_US
+        if former is not None and former.readmitted_us is not None:
+            recent = now_us - former.readmitted_us < GOOD_AFTER_US
+            rest_us = min(2 * former.rest_us, LONGEST_REST_US) if recent else FIRST_REST_US
+        self._cases[vgpu] = _Case(rest_us, now_us + rest_us)
+
+    def readmit(self, vgpu: int, now_us: int) -> None:
+        """It takes batches again; harmless where it was not in quarantine."""
+        case = self._cases.get(vgpu)
+        if case is not None and case.readmitted_us is None:
+            case.readmitted_us = now_us
+
+    def forget(self, vgpu: int) -> None:
+        """Its process is gone, and its case with it."""
+        self._cases.pop(vgpu, None)
+
+    def orders(self, now_us: int) -> Iterator[Order]:
+        """What is to be sent now."""
+        for vgpu in self:
+            case = self._cases[vgpu]
+            if now_us < case.next_us:
+                continue
+            case.next_us = now_us + PROBE_EVERY_US
+            if case.first_probe_us is None:
+                case.first_probe_us = now_us
+            renew = now_us - case.first_probe_us > RENEW_AFTER_US
+            yield Order(vgpu, Kind.RETIRE if renew else Kind.PACE_PROBE)
