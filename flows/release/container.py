@@ -32,6 +32,8 @@ from triton_backend.runtimes.stage_tensors import complete_tensors, stage_inputs
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
+    FIRST_WORKER_PORT,
+    front_ports,
     render_control,
     render_front,
     render_generation,
@@ -311,9 +313,11 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     _check_hosts(options, containers)
     _clear(folder)
     _copy_artifacts(folder, options.serve.artifacts, artifacts)
-    stage_models = _write_repositories(folder, plan, containers, options)
-    names = (GATEWAY, *(container.name for container in containers))
-    for name, settings in _settings(plan, containers, options).items():
+    by_container = _settings(plan, containers, options)
+    ports = front_ports(plan, by_container[GATEWAY])
+    stage_models = _write_repositories(folder, plan, containers, options, ports)
+    names = tuple(by_container)
+    for name, settings in by_container.items():
         settings.write(folder / "nodes" / name / SETTINGS_NAME)
     _write_texts(folder, _variables(plan, containers, options, artifacts))
     return Bundle(
@@ -402,7 +406,7 @@ def _variables(
         "gateway_memory_mib": gateway_memory_mib(plan),
         "containers": containers,
         "groups": [_group(name, members, options) for name, members in groups.items()],
-        "last_worker_port": options.serve.base_port + 1000 + 2 * len(plan.vgpus()) - 1,
+        "last_worker_port": options.serve.base_port + FIRST_WORKER_PORT + 2 * len(plan.vgpus()) - 1,
         "version": version("poolpipe"),
         "packages": _packages(artifacts),
         "libraries": _libraries(artifacts),
@@ -489,20 +493,25 @@ def _write_texts(folder: Path, variables: dict[str, Any]) -> None:
 
 
 def _write_repositories(
-    folder: Path, plan: Plan, containers: tuple[NodeContainer, ...], options: ContainerOptions
+    folder: Path,
+    plan: Plan,
+    containers: tuple[NodeContainer, ...],
+    options: ContainerOptions,
+    ports: Mapping[str, int],
 ) -> tuple[str, ...]:
     """Write `nodes/*/{repository,generations}`; returns the names of the stage models."""
     settings = options.serve_folder / SETTINGS_NAME
     gateway = folder / "nodes" / GATEWAY
-    render_generation(gateway, plan, FIRST_GENERATION, nodes=())
+    render_generation(gateway, plan, FIRST_GENERATION, nodes=(), ports=ports)
     render_control(gateway, FIRST_GENERATION, settings)
     for model in plan.models:
         render_front(gateway, model, FIRST_GENERATION, settings)
     stage_models: list[str] = []
     for container in containers:
         place = folder / "nodes" / container.name
-        nodes = (container.node,)
-        render_generation(place, plan, FIRST_GENERATION, nodes=nodes, settings=settings)
+        render_generation(
+            place, plan, FIRST_GENERATION, nodes=(container.node,), ports=ports, settings=settings
+        )
         stage_models += [
             _stage_model(folder, place, plan, here, here.artifact)
             for here in container.stages

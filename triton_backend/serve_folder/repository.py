@@ -9,7 +9,7 @@ Every template variable is explained in `model_repo_templates/README.md`.
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,12 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, Se
 
 CONTROL_MODEL = "poolpipe_control"
 FIRST_GENERATION = 1
+FRONT_PORTS_NAME = "front_ports.json"
+# TCP ports above `base_port`, used where there are several hosts: the scheduler has the first, then
+# come the fronts', then two for every worker.
+MOST_FRONTS = 900
+FIRST_WORKER_PORT = 1000
+LAST_PORT = 65_535
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
@@ -48,9 +54,10 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
     """
     for model in plan.models:
         check_name(model.name)
-    render_settings(folder, plan, options)
+    settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
-    plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here)
+    ports = front_ports(plan, settings)
+    plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, ports=ports)
     render_control(folder, FIRST_GENERATION)
     for model in plan.models:
         render_front(folder, model, FIRST_GENERATION)
@@ -78,8 +85,9 @@ def render_host(
     if not nodes:
         where = f"no node of plan {plan.plan_id} runs there: {dict(gateway.hosts)}"
         raise InputError(f"host {host!r}", where)
-    _begin(gateway.for_host(folder, artifacts))
-    render_generation(folder, plan, FIRST_GENERATION, nodes=nodes)
+    settings = _begin(gateway.for_host(folder, artifacts))
+    ports = front_ports(plan, settings)
+    render_generation(folder, plan, FIRST_GENERATION, nodes=nodes, ports=ports)
     return [node_model(node, FIRST_GENERATION) for node in nodes]
 
 
@@ -89,28 +97,82 @@ def render_generation(
     generation: int,
     *,
     nodes: Iterable[str],
+    ports: Mapping[str, int],
     settings: Path | None = None,
 ) -> Plan:
-    """Plan file and node models of a generation.
+    """Plan file, ports of the fronts, and node models of a generation.
 
     Args:
         folder: the serve folder.
         plan: of the generation.
         generation: its number.
         nodes: those of the plan's nodes that run on this host.
+        ports: of the fronts, as `front_ports` gave them.
         settings: the settings file, where it is not the folder's own (inside a container, say).
 
     Returns:
         the plan with all tensors named, as it was written.
+
+    Raises:
+        InputError: two nodes would have one Triton model.
     """
+    _check_node_models(plan)
     plan = complete_tensors(plan)
     place = folder / "generations" / str(generation)
     place.mkdir(parents=True, exist_ok=True)
     write_whole(place / "plan.json", json.dumps(plan.to_dict()) + "\n")
+    write_whole(place / FRONT_PORTS_NAME, json.dumps(dict(ports)) + "\n")
     for node in nodes:
         name = node_model(node, generation)
         _model(folder, "node", name, settings, generation=generation, node=node)
     return plan
+
+
+def front_ports(
+    plan: Plan, settings: ServeSettings, former: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """A TCP port for the front of every model, each another one.
+
+    Args:
+        plan: of the new generation.
+        settings: of the system.
+        former: the ports of the generation before. A model that stays keeps its port, because its
+            front goes on listening; one that goes still has its own until it is unloaded.
+
+    Raises:
+        InputError: there are not as many ports as the plan needs.
+    """
+    kept = dict(former or {})
+    first = settings.base_port + 1
+    free = iter(sorted({*range(first, first + MOST_FRONTS)} - {*kept.values()}))
+    ports = {model.name: kept.get(model.name) or next(free, 0) for model in plan.models}
+    last = settings.base_port + FIRST_WORKER_PORT + 2 * len(plan.vgpus()) - 1
+    if 0 in ports.values():
+        raise InputError(f"plan {plan.plan_id}", f"more than {MOST_FRONTS} models")
+    if settings.hosts and last > LAST_PORT:
+        raise InputError(f"base port {settings.base_port}", f"workers would need ports to {last}")
+    return ports
+
+
+def read_front_ports(folder: Path, generation: int) -> dict[str, int]:
+    """The ports of a generation's fronts.
+
+    Raises:
+        InputError: they are not there.
+    """
+    path = folder / "generations" / str(generation) / FRONT_PORTS_NAME
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(str(path), f"not the ports of fronts: {error}") from error
+
+
+def _check_node_models(plan: Plan) -> None:
+    names: dict[str, str] = {}
+    for node in used_nodes(plan):
+        other = names.setdefault(node_model(node, FIRST_GENERATION), node)
+        if other != node:
+            raise InputError(f"nodes {other!r} and {node!r}", "would be one Triton model")
 
 
 def render_control(folder: Path, generation: int, settings: Path | None = None) -> None:

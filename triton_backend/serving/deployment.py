@@ -9,7 +9,8 @@ two files, so nobody has to be told.
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -18,6 +19,7 @@ from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.stage_tensors import stage_inputs, stage_outputs
 from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.repository import FIRST_WORKER_PORT, read_front_ports
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
 
@@ -35,6 +37,7 @@ class Deployment:
     settings: ServeSettings
     generation: int
     plan: Plan
+    front_ports: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def read(cls, settings: ServeSettings, generation: int) -> Self:
@@ -48,7 +51,8 @@ class Deployment:
             data = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise InputError(str(path), f"not a plan: {error}") from error
-        return cls(settings, generation, check_complete(Plan.from_dict(data), str(path)))
+        plan = check_complete(Plan.from_dict(data), str(path))
+        return cls(settings, generation, plan, read_front_ports(settings.folder, generation))
 
     @cached_property
     def tag(self) -> int:
@@ -118,7 +122,7 @@ class Deployment:
 
     def worker_port(self, vgpu: int) -> int:
         """TCP port of a worker; two generations live side by side."""
-        return self.settings.base_port + 1000 + 2 * vgpu + self.generation % 2
+        return self.settings.base_port + FIRST_WORKER_PORT + 2 * vgpu + self.generation % 2
 
     def front_layout(self, model: ModelPlan) -> SlotLayout:
         """How an answer lies in a slot of a front."""
@@ -161,7 +165,7 @@ class Deployment:
 
     def front_port(self, model: str) -> int:
         """TCP port of a front, the same in every generation."""
-        return self.settings.base_port + 1 + int(short_name(model), 16) % 900
+        return self.front_ports[model]
 
     def same_host(self, node: str, other: str | None) -> bool:
         """Whether two nodes (None: the gateway) share memory."""

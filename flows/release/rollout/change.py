@@ -17,7 +17,7 @@ after it the new one, and what belongs to another generation goes. Doing it twic
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -32,14 +32,17 @@ from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
+    front_ports,
     node_generation,
     node_model,
+    read_front_ports,
     remove_model,
     render_control,
     render_front,
     render_generation,
     used_nodes,
 )
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 
 READY_SECONDS = 120.0
 READY_POLL_SECONDS = 0.1
@@ -99,6 +102,7 @@ class _Change:
     old_generation: int
     new: Plan
     generation: int
+    ports: Mapping[str, int]
     hosts: OtherHosts
 
     @property
@@ -192,7 +196,9 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     hosts.check(old, new)
     hosts.missing_artifacts(old, old_generation, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
-    return _Change(state, old, old_generation, new, max(used) + 1, hosts)
+    settings = ServeSettings.read(state.folder / SETTINGS_NAME)
+    ports = front_ports(new, settings, read_front_ports(state.folder, old_generation))
+    return _Change(state, old, old_generation, new, max(used) + 1, ports, hosts)
 
 
 def _check_tensors(model: ModelPlan, new: Plan) -> None:
@@ -209,10 +215,13 @@ def _check_tensors(model: ModelPlan, new: Plan) -> None:
 
 
 def _render(change: _Change) -> None:
-    render_generation(change.folder, change.new, change.generation, nodes=change.nodes(change.new))
+    nodes, ports = change.nodes(change.new), change.ports
+    render_generation(change.folder, change.new, change.generation, nodes=nodes, ports=ports)
     for model in change.added():
         render_front(change.folder, model, change.generation)
-    change.hosts.put_generation(change.old, change.old_generation, change.new, change.generation)
+    change.hosts.put_generation(
+        change.old, change.old_generation, change.new, change.generation, ports
+    )
 
 
 def _preload(change: _Change) -> None:

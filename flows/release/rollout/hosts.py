@@ -118,7 +118,14 @@ class OtherHosts:
         )
         return [missing for missing in found if missing is not None]
 
-    def put_generation(self, old: Plan, old_generation: int, new: Plan, generation: int) -> None:
+    def put_generation(
+        self,
+        old: Plan,
+        old_generation: int,
+        new: Plan,
+        generation: int,
+        ports: Mapping[str, int],
+    ) -> None:
         """Send what hosts lack, and write the new generation's files on all that have a part in it.
 
         Raises:
@@ -137,6 +144,7 @@ class OtherHosts:
                     "generation": generation,
                     "plan": new.to_dict(),
                     "nodes": nodes,
+                    "front_ports": dict(ports),
                 },
             )
 

@@ -18,6 +18,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
+    front_ports,
     node_model,
     remove_model,
     render_control,
@@ -78,6 +79,45 @@ def test_two_starts_never_share_a_name_or_a_token(tmp_path: Path) -> None:
         data = json.loads((tmp_path / "settings.json").read_text())
         seen |= {data["instance"], data["token"]}
     assert len(seen) == 4
+
+
+def served(*names: str) -> Plan:
+    return plan(*(two_stage(name) for name in names))
+
+
+def test_every_front_has_a_port_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    """Two of eighteen names would get one port by chance, and one of their fronts could not listen."""
+    names = [f"model-{number}" for number in range(200)]
+    settings = ServeSettings.begin(tmp_path, served(*names), ServeOptions(base_port=20_000))
+    first = front_ports(served(*names), settings)
+    assert sorted(first.values()) == list(range(20_001, 20_201))
+    # 0 to 99 go, and still listen while the new ones begin to.
+    second = front_ports(served(*names[100:], "added", "another"), settings, first)
+    assert second == {name: first[name] for name in names[100:]} | {
+        "added": 20_201,
+        "another": 20_202,
+    }
+    third = front_ports(served("added", "again"), settings, second)
+    assert third == {"added": 20_201, "again": 20_001}
+
+
+def test_ports_that_are_not_there_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    far = ServeOptions(base_port=64_533, hosts={"SLOW": "10.0.0.2"})
+    with pytest.raises(InputError, match=r"base port 64533: workers would need ports to 65538"):
+        render_repository(tmp_path, plan(two_stage()), far)
+    many = served(*(f"m{number}" for number in range(901)))
+    with pytest.raises(InputError, match="more than 900 models"):
+        render_repository(tmp_path, many, ServeOptions())
+
+
+def test_two_nodes_are_never_one_model(tmp_path: Path) -> None:
+    twins = plan(two_stage())
+    groups = (
+        replace(g, name=name) for g, name in zip(twins.cluster.nodes, ("a b", "a_b"), strict=True)
+    )
+    twins = replace(twins, cluster=replace(twins.cluster, nodes=tuple(groups)))
+    with pytest.raises(InputError, match="nodes 'a b' and 'a_b': would be one Triton model"):
+        render_repository(tmp_path, twins, ServeOptions())
 
 
 @pytest.mark.parametrize("name", ["poolpipe_control", "a/b", "", "..", "a b"])

@@ -9,7 +9,13 @@ from typing import Any
 
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
-from triton_backend.serve_folder.repository import render_generation, render_settings, used_nodes
+from triton_backend.serve_folder.repository import (
+    front_ports,
+    read_front_ports,
+    render_generation,
+    render_settings,
+    used_nodes,
+)
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import Request
@@ -31,8 +37,11 @@ def deploy(
     """A generation on disk, as a rollout leaves it, read back."""
     if generation == 1:
         render_settings(folder, plan, options or ServeOptions())
-    render_generation(folder, plan, generation, nodes=used_nodes(plan))
-    return Deployment.read(ServeSettings.read(folder / "settings.json"), generation)
+    settings = ServeSettings.read(folder / "settings.json")
+    former = read_front_ports(folder, generation - 1) if generation > 1 else None
+    ports = front_ports(plan, settings, former)
+    render_generation(folder, plan, generation, nodes=used_nodes(plan), ports=ports)
+    return Deployment.read(settings, generation)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -96,7 +96,8 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
 
     Args:
         settings: of this host.
-        request: `generation`, `plan`, and `nodes`: those of the plan that run on this host.
+        request: `generation`, `plan`, `nodes`: those of the plan that run on this host, and
+            `front_ports` by model.
 
     Returns:
         `nodes`.
@@ -106,13 +107,14 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
     """
     try:
         generation, nodes = int(request["generation"]), [str(node) for node in request["nodes"]]
+        ports = {str(model): int(port) for model, port in dict(request["front_ports"]).items()}
         plan = check_complete(Plan.from_dict(request["plan"]), "put_generation, plan")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("put_generation", f"not a generation: {error!r}") from error
     deployment = Deployment(settings, generation, plan)
     for node in nodes:
         _check_artifacts(deployment, node)
-    render_generation(settings.folder, plan, generation, nodes=nodes)
+    render_generation(settings.folder, plan, generation, nodes=nodes, ports=ports)
     return {"nodes": nodes}
 
 

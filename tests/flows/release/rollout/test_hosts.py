@@ -135,7 +135,7 @@ def test_a_rollout_cut_off_is_cleared_up_on_every_host(hosts: TwoHosts, artifact
     folder = hosts.gateway / "generations" / str(served["generation"])
     old = Plan.from_dict(json.loads((folder / "plan.json").read_text()))
     elsewhere = OtherHosts.of(state)
-    elsewhere.put_generation(old, served["generation"], following, 77)
+    elsewhere.put_generation(old, served["generation"], following, 77, {"affine": 1})
     elsewhere.load(following, 77)
     assert hosts.loaded_there() == {*before, node_model("SLOW", 77)}
     assert finish_or_undo_change(hosts.gateway).plan_id == served["plan_id"]
