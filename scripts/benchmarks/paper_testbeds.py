@@ -31,7 +31,8 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.served import Load, Served, stretched
 from scripts.paper.cells import PaperData
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import POLICIES, SERVING_POLICY
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions

@@ -26,9 +26,10 @@ from scripts.paper.cells import OVERFLOW, PLANNERS, Cell, PaperData, ideal_load
 from scripts.paper.runs import Run, Runner, attainment, highest_load
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.registry import REACTIVE
 from triton_backend.simulator.offered import POISSON, Arrivals, Gamma, TraceFormat, read_arrivals
 from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import REACTIVE, SimOptions
+from triton_backend.simulator.scenario import SimOptions
 
 PLAIN, BEST = "reservation", "reservation-ahead"
 SPEED_MODEL = "efficientnet-b8_3rdparty_8xb32-aa-advprop_in1k"

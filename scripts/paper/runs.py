@@ -12,10 +12,11 @@ from typing import NamedTuple, Self, TypeVar
 
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S, us_to_s
+from triton_backend.scheduler.policies.registry import REACTIVE
 from triton_backend.simulator.goodput import ATTAINMENT, GRID
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import REACTIVE, SimOptions, rates_of
+from triton_backend.simulator.scenario import SimOptions, rates_of
 
 Answer = TypeVar("Answer")
 

@@ -18,12 +18,20 @@ from numba.np.arrayobj import populate_array
 
 from triton_backend.scheduler.compiled import Integers, inlined
 from triton_backend.scheduler.tables import Tables, new_tables
-from triton_backend.scheduler.topology import Topology
-
-_SHAPES = {"latency_us": (1, 1), "move_us": (1, 1, 1), "answer_us": (1, 1, 1), "path_us": (1, 1)}
+from triton_backend.scheduler.topology import MODEL, PIPELINE, STAGE, VGPU, Topology
 
 EXAMPLE = new_tables(
-    Topology(**{n: np.zeros(_SHAPES.get(n, 1), dtype=np.int64) for n in Topology._fields}), 0
+    Topology(
+        models=np.zeros(1, dtype=MODEL),
+        pipelines=np.zeros(1, dtype=PIPELINE),
+        stages=np.zeros(1, dtype=STAGE),
+        vgpus=np.zeros(1, dtype=VGPU),
+        latency_us=np.zeros((1, 1), dtype=np.int64),
+        move_us=np.zeros((1, 1, 1), dtype=np.int64),
+        answer_us=np.zeros((1, 1, 1), dtype=np.int64),
+        path_us=np.zeros((1, 1), dtype=np.int64),
+    ),
+    0,
 )
 TABLES: Any = typeof(EXAMPLE)
 """The type of all tables, as kernels know it."""

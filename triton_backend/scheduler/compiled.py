@@ -1,8 +1,12 @@
-"""How the core's kernels are compiled: by the decorators here, every one of them.
+"""How kernels are compiled: by the decorators here, every one of them.
 
 A kernel is a plain function over integers and numpy arrays that makes no array. With
 `NUMBA_DISABLE_JIT=1` it runs as written, with the same results; compiled, it is cached on disk
-beside its source.
+next to its source.
+
+    entry     Python calls it            one per event of the scheduler, one per simulated run
+    kernel    other kernels call it      compiled once, called
+    inlined   other kernels call it      becomes part of each caller: short, or called once
 """
 
 from collections.abc import Callable
@@ -73,8 +77,11 @@ def _compiled(
 ) -> Callable[Parameters, Result]:
     # Without numba's runtime arrays are not reference-counted, which is sixteen times as fast:
     # kernels get all their arrays from the caller and hand them on from call to call.
+    # What a closure closes over is in no cache key that survives the process, so only the kernel
+    # that it becomes part of is cached.
+    cached = cast("FunctionType", function).__closure__ is None
     compile_lazily = cast("Any", numba.njit)(
-        cache=True,
+        cache=cached,
         error_model="numpy",
         _nrt=False,
         forceinline=inline,
@@ -86,7 +93,7 @@ def _compiled(
         compiled.__class__ = _Kernel if entry else _Inner
     sources = _imported(cast("FunctionType", function).__globals__)
     cache = getattr(compiled, "_cache", None)
-    if cache is not None:
+    if cached and cache is not None:
         # numba looks only at the file of the kernel itself; kernels and constants from other
         # files end up in the compiled form too.
         cache_file = cache._cache_file  # noqa: SLF001 - numba offers no public way
@@ -98,10 +105,14 @@ def _compiled(
 
 
 def _imported(names: dict[str, Any]) -> frozenset[str]:
-    """What the kernels, constants and types that a module has imported depend on."""
+    """What the kernels, constants and types among a module's globals depend on."""
     found: set[str] = set()
     for name, value in names.items():
-        values = list(vars(value).values()) if isinstance(value, ModuleType) else [value]
+        values: list[object] = [value]
+        if isinstance(value, ModuleType):
+            values = list(vars(value).values())
+        elif isinstance(value, dict):  # the kernels of a registry
+            values = list(cast("dict[object, object]", value).values())
         for used in values:
             if isinstance(used, Dispatcher):
                 found |= _sources.get(used, frozenset())

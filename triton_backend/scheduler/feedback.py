@@ -1,21 +1,33 @@
 """Corrections: what really happened enters the tables, and what must follow moves.
 
+Batch A, reserved to end at d, ends late at e; B is next on the same vGPU. Order never changes,
+starts do:
+
+                              d  e
+    reserved   vGPU    [ A run )[ B run )
+               uplink           [ A move )
+    corrected  vGPU               [ B run )       A's run is released; what began before e and must
+               uplink             [ A move )      follow it begins at e, and so on (`delay`)
+
+An early end moves nothing forward: workers hold the reserved starts. It frees the rest of the
+interval for batches to come.
+
 Here: the ends of stages and transfers, lost and returned vGPUs. Not here: what is decided then.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
 from triton_backend.scheduler.tables import (
-    ABORTED,
+    ABORT,
     DOWNLINK,
     KINDS,
-    MORE,
+    NEEDS_ROOM,
     SETTLED,
     UPLINK,
     VGPU,
     Tables,
+    add_decision,
     interval_of,
-    tell,
 )
 from triton_backend.scheduler.timeline import delay, refresh, release
 
@@ -26,12 +38,12 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     i = interval_of(tables, batch, stage, VGPU)
     deviates = _correct(tables, i, end_us)
     pipeline = tables.batches[batch]["pipeline"]
-    stages = (
-        tables.topology.pipeline_stages[pipeline + 1] - tables.topology.pipeline_stages[pipeline]
-    )
+    stages = tables.topology.pipelines[pipeline]["stages"]
+    # The three intervals of the next hop are neighbours; the batch cannot be there before it left.
     for kind in range(KINDS):
         delay(tables, i + KINDS - VGPU + kind, end_us)
     if stage == stages - 1:
+        # Where the answer's way back is reserved, its `transfer_done` is the batch's last report.
         answer = interval_of(tables, batch, stages, UPLINK)
         if tables.intervals[answer]["resource"] == NONE:
             serve_batch(tables, batch)
@@ -40,7 +52,10 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
 
 @inlined
 def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
-    """A batch's tensors arrived at a stage; True where that was not the reserved instant."""
+    """A batch's tensors arrived at a stage; True where that was not the reserved instant.
+
+    One past the last stage it is the answer that arrived.
+    """
     deviates = False
     for kind in (UPLINK, DOWNLINK):
         i = interval_of(tables, batch, stage, kind)
@@ -48,8 +63,7 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
             deviates = _correct(tables, i, end_us)
     delay(tables, interval_of(tables, batch, stage, VGPU), end_us)
     pipeline = tables.batches[batch]["pipeline"]
-    first = tables.topology.pipeline_stages[pipeline]
-    if stage == tables.topology.pipeline_stages[pipeline + 1] - first:
+    if stage == tables.topology.pipelines[pipeline]["stages"]:
         serve_batch(tables, batch)
     return deviates
 
@@ -72,7 +86,7 @@ def _correct(tables: Tables, i: int, end_us: int) -> bool:
 def worker_lost(tables: Tables, vgpu: int) -> int:
     """Abort every batch that still needs a vGPU or its memory; their requests are queued again.
 
-    Returns `MORE` where there was no room to tell of all of them; call again then.
+    Returns `NEEDS_ROOM` where `out` has no row for all of them; empty it and call again then.
     """
     tables.resources[vgpu]["lost"] = 1
     refresh(tables, vgpu)
@@ -80,14 +94,18 @@ def worker_lost(tables: Tables, vgpu: int) -> int:
         if tables.batches[batch]["number"] == NONE or not _needs(tables, batch, vgpu):
             continue
         if tables.counts[0]["out"] == len(tables.out):
-            return MORE
+            return NEEDS_ROOM
         abort(tables, batch)
     return SETTLED
 
 
 @kernel
 def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
-    """Whether a batch has yet to run on a vGPU, or what it made there has yet to leave."""
+    """Whether a batch has yet to run on a vGPU, or its output there has yet to leave.
+
+    Both are over when the interval is released: the run at `stage_done`, the transfer out of it
+    (the next hop's uplink) at `transfer_done`.
+    """
     for hop in range(tables.offers.shape[1] - 1):
         if tables.paths[batch, hop] == vgpu:
             run = tables.intervals[interval_of(tables, batch, hop, VGPU)]["resource"]
@@ -105,7 +123,7 @@ def abort(tables: Tables, batch: int) -> None:
         tables.requests[request]["retried"] = 1
         enqueue(tables, request)
         request = following
-    tell(tables, ABORTED, tables.batches[batch]["number"], batch, FAR, 0)
+    add_decision(tables, ABORT, tables.batches[batch]["number"], batch, FAR, 0)
     free_batch(tables, batch)
 
 

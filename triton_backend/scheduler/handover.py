@@ -1,21 +1,23 @@
 """From one plan's tables to the next: requests that wait keep their place, deadline and number.
 
-Nothing may be in flight. Not here: when a plan changes, who is told.
+Nothing may be in flight. Not here: when a plan changes, what is dropped because of it.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.queues import enqueue, new_request
-from triton_backend.scheduler.tables import MODEL_REMOVED, TOO_LARGE, Tables, with_room
+from triton_backend.scheduler.tables import Tables, with_room
+from triton_backend.scheduler.topology import pipelines_of
 
 
 class LeftOut(NamedTuple):
     """A request the new plan cannot serve: its slot in the old tables, and why."""
 
     slot: int
-    reason: int
+    reason: DropReason
 
 
 def hand_over(
@@ -41,16 +43,16 @@ def hand_over(
     new = with_room(
         new, batches=len(new.batches), requests=max(len(new.requests), 2 * len(waiting))
     )
-    for name in ("batches", "told_us"):
+    for name in ("batches", "armed_timer_us"):
         new.counts[0][name] = old.counts[0][name]
     left_out: list[LeftOut] = []
     for slot in waiting:
         request = old.requests[slot]
         model = models[int(request["model"])]
         if model is None:
-            left_out.append(LeftOut(slot, MODEL_REMOVED))
+            left_out.append(LeftOut(slot, DropReason.MODEL_REMOVED))
         elif request["samples"] > largest_batch(new, model):
-            left_out.append(LeftOut(slot, TOO_LARGE))
+            left_out.append(LeftOut(slot, DropReason.TOO_LARGE))
         else:
             new.counts[0]["now_us"] = request["arrival_us"]
             copy = new_request(
@@ -64,6 +66,5 @@ def hand_over(
 
 def largest_batch(tables: Tables, model: int) -> int:
     """Most samples that any pipeline of a model takes at once; 0 where it has none."""
-    topology = tables.topology
-    first, end = topology.model_pipelines[model], topology.model_pipelines[model + 1]
-    return int(topology.pipeline_batch[first:end].max(initial=0))
+    pipelines = tables.topology.pipelines[pipelines_of(tables.topology, model)]
+    return int(pipelines["batch"].max(initial=0))

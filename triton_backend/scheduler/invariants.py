@@ -70,17 +70,18 @@ def _index(tables: Tables) -> Iterator[str]:
     """No vGPU of a pool can start a job before the index says."""
     topology = tables.topology
     now = int(tables.counts[0]["now_us"])
-    for stage in range(len(topology.stage_last)):
-        first, end = int(topology.stage_vgpus[stage]), int(topology.stage_vgpus[stage + 1])
-        at = now + int(topology.stage_ahead_us[stage])
+    for stage in range(len(topology.stages)):
+        row = topology.stages[stage]
+        first, end = int(row["first_vgpu"]), int(row["end_vgpu"])
+        at = now + int(row["ahead_us"])
         for vgpu in range(first, end):
             says = int(tables.free_from_us[vgpu])
             lost = bool(tables.resources[vgpu]["lost"])
-            true = _first_gap(tables, vgpu, at, int(topology.stage_least_us[stage]))
+            true = _first_gap(tables, vgpu, at, int(row["least_us"]))
             if lost != (says == FAR) or (not lost and says > true):
                 yield f"vGPU {vgpu} is free from {true} (lost: {lost}), the index says {says}"
         for k, begin in enumerate(range(first, end, BLOCK)):
-            block = int(topology.stage_blocks[stage]) + k
+            block = int(row["first_block"]) + k
             least = tables.free_from_us[begin : min(begin + BLOCK, end)].min()
             if tables.block_from_us[block] != least:
                 yield f"block {block} says {tables.block_from_us[block]}, its least is {least}"

@@ -1,10 +1,31 @@
-"""One call per event: what was told goes in as integers, what was decided comes out as integers.
+"""One compiled call per event: events become integers, integers become decisions.
 
-`act_at` takes the step of an event, settles the lines, and writes everything that Python has to know
-into one array; `answers` reads it there. It refuses nothing: whether an event can be so is checked
-before (`told`). Not here: the steps themselves, which the simulator takes too (`steps`, `feedback`).
+    Arrival(...) --check_arrival--> handle_event(memory, ARRIVAL, now_us, a, b, c, d)
+                                      1. the event enters the tables       (the steps below, `feedback`)
+                                      2. queues are settled                (`policies`)
+                                      3. decisions are written as integers
+    [Dispatch(...), Drop(...)] <--decode_dispatch, decode_drop-- answer
+
+At 500 requests/s nothing of the scheduler is left in the CPU's caches by the next event, so an event
+costs what it touches: one array (the addresses of all others, then room for the answer) and six
+integers go in, one length comes back. The simulator is compiled code itself and calls the same
+steps without the answer.
+
+Here: numbers of events, what each does, the layout of the answer, and checks of what a shell says.
+Not here: how anything is decided (`policies`), requests and batches by name (`scheduler`).
 """
 
+from triton_backend.contract.decisions import Dispatch, Drop, Hop
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    Arrival,
+    LinkPaceChanged,
+    PaceChanged,
+    StageDone,
+    TransferDone,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.array_pointers import WORDS, tables_at
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (
@@ -14,42 +35,58 @@ from triton_backend.scheduler.feedback import (
     worker_back,
     worker_lost,
 )
-from triton_backend.scheduler.queues import free_request
-from triton_backend.scheduler.steps import arrive, cancel, expire, next_timer, settle, settle_all
+from triton_backend.scheduler.policies.registry import decide
+from triton_backend.scheduler.queues import drop, enqueue, free_request, new_request
 from triton_backend.scheduler.tables import (
-    ABORTED,
-    DISPATCHED,
-    MORE,
+    ABORT,
+    BATCH_DONE,
+    CANCELLED,
+    DISPATCH,
+    DROP,
+    MAKE_ROOM,
+    NEEDS_ROOM,
     OUT_ROWS,
+    SET_TIMER,
     SETTLED,
+    TOO_LARGE,
     VGPU,
     Tables,
     interval_of,
 )
+from triton_backend.scheduler.topology import pipelines_of
 
-# Events, and what their numbers a .. d are.
-SETTLE = 0  # nothing happened: decide on
-ARRIVED = 1  # model, request id, deadline, samples
-GIVEN_UP = 2  # request id
-REPORTED = 3  # batch slot, stage, end, 1: the way into the stage, 0: the stage itself
-LOST = 4  # vGPU
-BACK = 5  # vGPU
-TIMED = 6
-PAUSED = 7  # 1: dispatch nothing more, 0: dispatch again
-LOST_BATCH = 8  # batch slot
+# Events by the names of their classes, and what their numbers a .. d are.
+SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`
+ARRIVAL = 1  # model, request id, deadline, samples
+CANCEL = 2  # request id
+STAGE_DONE = 3  # batch slot, stage, end
+TRANSFER_DONE = 4  # batch slot, stage, end
+WORKER_LOST = 5  # vGPU
+WORKER_BACK = 6  # vGPU
+BATCH_LOST = 7  # batch slot
+TIMER = 8
+PAUSE = 9
+RESUME = 10
 
-# Lines to decide for, besides that of one model and NONE.
+# Which queues to settle: one model's by its number, none of them (NONE), or
 ALL = -2
-DUE = -3
+DUE = -3  # those whose timer has come
 
-# Items of the answer besides DISPATCHED, DROPPED and ABORTED; each begins with its kind and with
-# where the next one begins.
-ENDED = 3  # batch number: its last report came
-TIMER = 4  # instant
-SHORT = 5  # make room; MORE: and let it decide on (`SETTLE`)
-
-HEAD = 8  # integers of a dispatch before the ids of its requests
-HOP = 5  # integers of a dispatch per hop
+# The answer is a row of items. An item begins with its kind and with where the next one begins:
+#
+#   +0           +1   +2      +3     +4           +5        +6         +7          HEAD
+#   DISPATCH     end  number  slot   model        pipeline  samples    requests    ids, hops
+#   DROP         end  id      model  deadline_us  reason    finish_us  position
+#   ABORT        end  number
+#   BATCH_DONE   end  number
+#   SET_TIMER    end  at_us
+#   MAKE_ROOM    end  status                        NEEDS_ROOM: and `SETTLE` again afterwards
+#
+# `ids` are as many as `requests`; then HOP integers for each stage of the path:
+#
+#   vGPU   transfer_start_us   transfer_end_us   start_us   end_us
+HEAD = 8
+HOP = 5
 
 
 def answer_length(tables: Tables) -> int:
@@ -59,110 +96,158 @@ def answer_length(tables: Tables) -> int:
 
 
 @entry
-def act_at(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0913, PLR0917 - a branch per event; numbers are handed over at less cost one by one
-    """Take one event in; `memory` is the tables' addresses and the room for the answer.
+def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912, PLR0913, PLR0917 - a branch per event; numbers are handed over at less cost one by one
+    """Take one event in, decide, and write the answer; returns how many integers it has.
 
-    Returns how many integers the answer has.
+    Args:
+        memory: `WORDS` integers that say where the tables are (`array_pointers`), then room for
+            the answer, `answer_length` integers.
+        event: one of the events above.
+        now_us: the instant of its delivery; never goes back.
+        a: the event's own numbers, as listed above; so
+        b: are the others,
+        c: 0 where
+        d: it has fewer.
     """
     tables = tables_at(memory)
     answer = memory[WORDS:]
-    tables.counts[0]["now_us"] = now_us
+    counts = tables.counts[0]
+    counts["now_us"] = now_us
     length = 0
-    lines = ALL
-    if event == ARRIVED:
+    queues = ALL
+    if event == ARRIVAL:
         arrive(tables, a, b, c, d)
-        lines = a
-    elif event == REPORTED:
+        queues = a
+    elif event in (STAGE_DONE, TRANSFER_DONE):
         number = tables.batches[a]["number"]
-        lines = _report(tables, a, b, c, d)
+        if event == STAGE_DONE:
+            deviates = stage_done(tables, a, b, c)
+        else:
+            deviates = transfer_done(tables, a, b, c)
+        # What ends as reserved frees nothing that the queues did not reckon with.
+        queues = ALL if deviates else NONE
         if tables.batches[a]["number"] == NONE:
-            length = _item(answer, length, ENDED, number)
-    elif event == TIMED:
-        tables.counts[0]["told_us"] = FAR
-        lines = DUE
-    elif event == GIVEN_UP:
-        lines = _cancel(tables, a)
-    elif event == LOST:
-        while worker_lost(tables, a) == MORE:
-            length = _decided(tables, answer, length)
-    elif event == BACK:
+            length = _item(answer, length, BATCH_DONE, number)
+    elif event == TIMER:
+        counts["armed_timer_us"] = FAR
+        queues = DUE
+    elif event == CANCEL:
+        queues = _cancel(tables, a)
+    elif event == WORKER_LOST:
+        while worker_lost(tables, a) == NEEDS_ROOM:
+            length = _write_decisions(tables, answer, length)
+    elif event == WORKER_BACK:
         worker_back(tables, a)
-    elif event == LOST_BATCH:
+    elif event == BATCH_LOST:
         abort(tables, a)
-    elif event == PAUSED:
-        tables.counts[0]["paused"] = a
-    status = _settle(tables, lines)
-    length = _decided(tables, answer, length)
-    return _close(tables, answer, length, status)
+    elif event == PAUSE:
+        counts["paused"] = 1
+    elif event == RESUME:
+        counts["paused"] = 0
+    status = _settle_some(tables, queues)
+    length = _write_decisions(tables, answer, length)
+    return _write_end(tables, answer, length, status)
+
+
+# The steps. Each changes the tables and leaves what was decided in `Tables.out`; those that decide
+# answer NEEDS_ROOM when they ran out of batch slots or rows: empty `out`, make room, settle again.
+
+
+@kernel
+def settle(tables: Tables, model: int) -> int:
+    """Decide for one model's queue; `SETTLED` or `NEEDS_ROOM`."""
+    if tables.counts[0]["paused"] == 1:
+        tables.queues[model]["timer_us"] = FAR
+        return SETTLED
+    return decide(tables, model, tables.counts[0]["policy"])
+
+
+@entry
+def settle_all(tables: Tables) -> int:
+    """Decide for every queue, in the order of models."""
+    for model in range(len(tables.queues)):
+        if settle(tables, model) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return SETTLED
+
+
+@kernel
+def settle_due(tables: Tables) -> int:
+    """A timer fired: decide for the queues whose time has come, which wait no longer."""
+    now = tables.counts[0]["now_us"]
+    for model in range(len(tables.queues)):
+        queue = tables.queues[model]
+        if queue["timer_us"] <= now:
+            queue["expired"] = tables.requests[queue["first"]]["sequence"]
+            if settle(tables, model) == NEEDS_ROOM:
+                return NEEDS_ROOM
+    return SETTLED
 
 
 @inlined
-def _report(tables: Tables, batch: int, stage: int, end_us: int, moved: int) -> int:
-    """A stage, or the way into one, is over; returns the lines to look at."""
-    if moved == 1:
-        deviates = transfer_done(tables, batch, stage, end_us)
-    else:
-        deviates = stage_done(tables, batch, stage, end_us)
-    return ALL if deviates else NONE
+def next_timer(tables: Tables) -> int:
+    """Earliest timer of all queues, FAR where none is set."""
+    earliest = FAR
+    for model in range(len(tables.queues)):
+        earliest = min(earliest, tables.queues[model]["timer_us"])
+    return earliest
+
+
+@inlined
+def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
+    """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
+    topology = tables.topology
+    slot = new_request(tables, model, request_id, deadline_us, samples)
+    enqueue(tables, slot)
+    largest = 0
+    for pipeline in pipelines_of(topology, model):
+        largest = max(largest, topology.pipelines[pipeline]["batch"])
+    if samples > largest:
+        drop(tables, slot, TOO_LARGE, FAR)
+    return slot
 
 
 @inlined
 def _cancel(tables: Tables, request_id: int) -> int:
-    """Drop a request (queued or in flight) if it is queued; returns the line to look at."""
+    """Drop a request (queued or in flight) if it is queued; returns which queues to settle.
+
+    Its slot is searched for: cancels are rare, and an index would cost every request.
+    """
     requests = tables.requests
     slot = 0
     while requests[slot]["id"] != request_id or requests[slot]["sequence"] == NONE:
         slot += 1
     if requests[slot]["batch"] != NONE:
         return NONE
-    cancel(tables, slot)
+    drop(tables, slot, CANCELLED, FAR)
     return requests[slot]["model"]
 
 
 @inlined
-def _settle(tables: Tables, lines: int) -> int:
-    """Decide for one model's line, `ALL`, those whose timer is `DUE`, or none of them."""
-    if lines == ALL:
+def _settle_some(tables: Tables, queues: int) -> int:
+    """Decide for one model's queue, `ALL`, those that are `DUE`, or none of them."""
+    if queues == ALL:
         return settle_all(tables)
-    if lines == DUE:
-        return expire(tables)
-    return SETTLED if lines == NONE else settle(tables, lines)
+    if queues == DUE:
+        return settle_due(tables)
+    return SETTLED if queues == NONE else settle(tables, queues)
 
 
-@inlined
-def _close(tables: Tables, answer: Integers, at: int, status: int) -> int:
-    """Write when to come back, and what room is short; returns where the answer ends."""
-    counts = tables.counts[0]
-    timer = next_timer(tables)
-    if timer < FAR and timer != counts["told_us"]:
-        counts["told_us"] = timer
-        at = _item(answer, at, TIMER, timer)
-    if status == MORE or counts["free_request"] == NONE:
-        at = _item(answer, at, SHORT, status)
-    return at
-
-
-@inlined
-def _item(answer: Integers, at: int, kind: int, number: int) -> int:
-    """Write an item of one number; returns where the next one begins."""
-    answer[at] = kind
-    answer[at + 1] = at + 3
-    answer[at + 2] = number
-    return at + 3
+# The answer: rows of `Tables.out` as items, see its layout above.
 
 
 @kernel
-def _decided(tables: Tables, answer: Integers, at: int) -> int:
+def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
     """Write what was decided and empty `out`; returns where the next item begins."""
     for row in range(tables.counts[0]["out"]):
         kind, slot = tables.out[row, 0], tables.out[row, 1]
-        if kind == DISPATCHED:
-            at = _dispatched(tables, answer, at, slot)
-        elif kind == ABORTED:
-            at = _item(answer, at, ABORTED, slot)
+        if kind == DISPATCH:
+            at = _write_dispatch(tables, answer, at, slot)
+        elif kind == ABORT:
+            at = _item(answer, at, ABORT, slot)
         else:
             request = tables.requests[slot]
-            answer[at] = kind
+            answer[at] = DROP
             answer[at + 1] = at + HEAD
             answer[at + 2] = request["id"]
             answer[at + 3] = request["model"]
@@ -176,22 +261,18 @@ def _decided(tables: Tables, answer: Integers, at: int) -> int:
 
 
 @inlined
-def _dispatched(tables: Tables, answer: Integers, at: int, batch: int) -> int:
-    """Write a batch just dispatched; returns where the next item begins.
-
-    Number, slot, model, pipeline, samples, requests; their ids; per hop vGPU, transfer start and
-    end, start and end.
-    """
+def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> int:
+    """Write a batch just dispatched; returns where the next item begins."""
     topology = tables.topology
     row = tables.batches[batch]
     pipeline = row["pipeline"]
-    model = topology.pipeline_model[pipeline]
+    model = topology.pipelines[pipeline]["model"]
     first = at
-    answer[at] = DISPATCHED
+    answer[at] = DISPATCH
     answer[at + 2] = row["number"]
     answer[at + 3] = batch
     answer[at + 4] = model
-    answer[at + 5] = pipeline - topology.model_pipelines[model]
+    answer[at + 5] = pipeline - topology.models[model]["first_pipeline"]
     answer[at + 6] = row["samples"]
     answer[at + 7] = row["requests"]
     at += HEAD
@@ -201,7 +282,7 @@ def _dispatched(tables: Tables, answer: Integers, at: int, batch: int) -> int:
         request = tables.requests[request]["next"]
         at += 1
     before = row["dispatch_us"]
-    for hop in range(topology.pipeline_stages[pipeline + 1] - topology.pipeline_stages[pipeline]):
+    for hop in range(topology.pipelines[pipeline]["stages"]):
         i = interval_of(tables, batch, hop, VGPU)
         move = i + 2  # the downlink is reserved whenever anything is moved
         moves = tables.intervals[move]["resource"] != NONE
@@ -214,3 +295,133 @@ def _dispatched(tables: Tables, answer: Integers, at: int, batch: int) -> int:
         at += HOP
     answer[first + 1] = at
     return at
+
+
+@inlined
+def _write_end(tables: Tables, answer: Integers, at: int, status: int) -> int:
+    """Write when to come back, and what room is short; returns where the answer ends."""
+    counts = tables.counts[0]
+    timer = next_timer(tables)
+    if timer < FAR and timer != counts["armed_timer_us"]:
+        counts["armed_timer_us"] = timer
+        at = _item(answer, at, SET_TIMER, timer)
+    if status == NEEDS_ROOM or counts["free_request"] == NONE:
+        at = _item(answer, at, MAKE_ROOM, status)
+    return at
+
+
+@inlined
+def _item(answer: Integers, at: int, kind: int, number: int) -> int:
+    """Write an item of one number; returns where the next one begins."""
+    answer[at] = kind
+    answer[at + 1] = at + 3
+    answer[at + 2] = number
+    return at + 3
+
+
+# Items of the answer as decisions. Nothing changes here.
+
+
+def decode_dispatch(answer: list[int], at: int, end: int) -> Dispatch:
+    """The dispatch that lies at `at` .. `end` of an answer."""
+    number, _, model, pipeline, samples, requests = answer[at + 2 : at + HEAD]
+    ids = at + HEAD
+    hops = ids + requests
+    return Dispatch(
+        batch_id=number,
+        model=model,
+        pipeline=pipeline,
+        request_ids=tuple(answer[ids:hops]),
+        samples=samples,
+        hops=tuple(
+            [
+                Hop(
+                    vgpu=answer[k],
+                    transfer_start_us=answer[k + 1],
+                    transfer_end_us=answer[k + 2],
+                    start_us=answer[k + 3],
+                    end_us=answer[k + 4],
+                )
+                for k in range(hops, end, HOP)
+            ]
+        ),
+    )
+
+
+def decode_drop(answer: list[int], at: int) -> Drop:
+    """The drop that lies at `at` of an answer; its finish is FAR where none was possible."""
+    request_id, model, deadline_us, reason, finish_us, position = answer[at + 2 : at + HEAD]
+    return Drop(
+        request_id=request_id,
+        model=model,
+        reason=DropReason(reason),
+        deadline_us=deadline_us,
+        best_finish_us=None if finish_us >= FAR else finish_us,
+        queue_position=position,
+    )
+
+
+# Checks of events, before anything changes.
+
+
+def check_arrival(plan: Plan, event: Arrival) -> None:
+    """A request of a model of the plan, with samples.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not 0 <= event.model < len(plan.models):
+        raise InputError(f"request {event.request_id}", f"no model number {event.model}")
+    if event.samples < 1:
+        raise InputError(f"request {event.request_id}", f"{event.samples} samples")
+
+
+def check_report(event: StageDone | TransferDone, stages: int) -> None:
+    """A stage (or the transfer into one) of a batch of `stages`, over by the time of its delivery.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not 0 <= event.stage < stages:
+        raise InputError(f"batch {event.batch_id}", f"has no stage {event.stage}")
+    if not event.start_us <= event.end_us <= event.now_us:
+        raise InputError(
+            f"batch {event.batch_id}",
+            f"ran from {event.start_us} to {event.end_us}, reported at {event.now_us}",
+        )
+
+
+def check_vgpu(tables: Tables, vgpu: int) -> None:
+    """A vGPU of the plan.
+
+    Raises:
+        InputError: it is not.
+    """
+    vgpus = len(tables.topology.vgpus)
+    if not 0 <= vgpu < vgpus:
+        raise InputError(f"vGPU {vgpu}", f"the plan has {vgpus}")
+
+
+def check_pace(plan: Plan, event: PaceChanged) -> None:
+    """A stage of the plan, at a pace above 0.
+
+    Raises:
+        InputError: it is not.
+    """
+    models = plan.models
+    pipelines = models[event.model].pipelines if 0 <= event.model < len(models) else ()
+    exists = 0 <= event.pipeline < len(pipelines)
+    stages = pipelines[event.pipeline].stages if exists else ()
+    if not 0 <= event.stage < len(stages) or event.percent < 1:
+        raise InputError("pace", f"no such stage, or not positive: {event}")
+
+
+def check_link_pace(plan: Plan, event: LinkPaceChanged) -> None:
+    """A node of the plan's cluster, at paces above 0.
+
+    Raises:
+        InputError: it is not.
+    """
+    exists = 0 <= event.node < plan.cluster.node_count
+    if not exists or min(event.uplink_percent, event.downlink_percent) < 1:
+        raise InputError("link pace", f"no such node, or not positive: {event}")

@@ -2,8 +2,15 @@
 
 `probe` finds, stage after stage, the vGPU that finishes first (ties: the lowest number), given all
 reserved intervals and, between stages, the first gap free on the sender's uplink and the
-receiver's downlink. It changes nothing but its own notes (`offers`, `quotes`); `commit` reserves
-what the last probe of a pipeline found.
+receiver's downlink. It changes nothing but `offers` and `quotes`; `commit` reserves what the last
+probe of a pipeline found. A path of two stages:
+
+                       now                                                  finish
+    vGPU of stage 0     |..wait..[ run )                                      |
+    its uplink          |               ..wait..[ move )                      |
+    downlink of stage 1 |                       [ move )                      |
+    vGPU of stage 1     |                               ..wait..[ run )       |
+    offers              hop 0: start, end       hop 1: move, start, end     hop 2: answer's move
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
@@ -11,35 +18,43 @@ from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, inte
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
 
+# What vGPUs of a stage are compared by; a policy's choice.
+BY_FINISH = 0  # the instant at which they finish
+BY_UPLINK = 1  # the instant at which their uplink can take the batch on; ties: the finish
+
 
 @kernel
-def probe(tables: Tables, pipeline: int, samples: int, now_us: int) -> int:
-    """Quote a batch; returns its finish (µs), FAR where a pool has no vGPU left."""
+def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int) -> int:
+    """Quote a batch from `now_us` on; returns its finish (µs), FAR where a stage has no vGPU left.
+
+    `offers[pipeline]` then has the path and `quotes[pipeline]` size, finish and time spent waiting.
+    """
     topology = tables.topology
     quote = tables.quotes[pipeline]
     offers = tables.offers[pipeline]
     tables.counts[0]["probes"] += 1
     quote["samples"] = samples
     quote["wait_us"] = quote["finish_us"] = FAR
-    first = topology.pipeline_stages[pipeline]
-    last = topology.pipeline_stages[pipeline + 1]
+    first = topology.pipelines[pipeline]["first_stage"]
+    last = first + topology.pipelines[pipeline]["stages"]
     at = now_us
-    work = 0
+    work = 0  # runs and moves without the waits between them
     sender = NONE
     for stage in range(first, last):
         hop = stage - first
-        if not _best_vgpu(tables, offers[hop], stage, sender, samples, at):
+        if not _best_vgpu(tables, offers[hop], stage, sender, samples, at, rank_by):
             return FAR
         at = offers[hop]["end_us"]
         work += at - offers[hop]["start_us"]
         work += offers[hop]["move_end_us"] - offers[hop]["move_start_us"]
         sender = offers[hop]["vgpu"]
+    # The answer takes the uplink only: the gateway's downlink is no resource of the plan.
     hop = last - first
-    answer = topology.answer_us[pipeline, topology.vgpu_up_rate[sender], samples]
+    answer = topology.answer_us[pipeline, topology.vgpus[sender]["up_rate"], samples]
     offers[hop]["uplink"] = NONE
     if answer > 0:
-        offers[hop]["uplink"] = topology.vgpu_up[sender]
-        at = earliest_start(tables, topology.vgpu_up[sender], at, answer)
+        offers[hop]["uplink"] = topology.vgpus[sender]["uplink"]
+        at = earliest_start(tables, topology.vgpus[sender]["uplink"], at, answer)
         offers[hop]["move_start_us"] = at
         offers[hop]["move_end_us"] = at + answer
         at += answer
@@ -50,34 +65,47 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int) -> int:
 
 
 @kernel
-def _best_vgpu(
-    tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int
+def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
+    tables: Tables,
+    offer: Record,
+    stage: int,
+    sender: int,
+    samples: int,
+    at_us: int,
+    rank_by: int,
 ) -> bool:
-    """Fill one hop of an offer; False where the pool has no vGPU left.
+    """Fill one hop of an offer; False where the stage has no vGPU left.
 
-    No vGPU can start before `floor`, so the search ends where one does; the pool's index tells
-    which blocks and vGPUs cannot start before the best so far.
+    `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
+
+    No vGPU can start before `floor`: the instant at which the input would have arrived over the
+    fastest link, with the sender's uplink as reserved. So the search ends at the first vGPU that
+    starts then. The index says which blocks and vGPUs cannot start before the best so far:
+
+        first_vgpu                                      end_vgpu
+          |  vGPU  0 .. 15  |  vGPU 16 .. 31  |  vGPU 32 .. 39  |
+          |  block_from_us  |  block_from_us  |  block_from_us  |    one per BLOCK vGPUs
     """
     topology = tables.topology
-    fastest = topology.stage_down_rate[stage]
+    fastest = topology.stages[stage]["down_rate"]
     uplink = NONE
     if sender != NONE:
-        fastest = min(fastest, topology.vgpu_up_rate[sender])
-        uplink = topology.vgpu_up[sender]
+        fastest = min(fastest, topology.vgpus[sender]["up_rate"])
+        uplink = topology.vgpus[sender]["uplink"]
     least_move = topology.move_us[stage, fastest, samples]
     leave = at_us
     if least_move > 0 and uplink != NONE:
         leave = earliest_start(tables, uplink, at_us, least_move)
     floor = leave + least_move
     offer["key_us"] = FAR
-    block = topology.stage_blocks[stage]
-    first = topology.stage_vgpus[stage]
-    end = topology.stage_vgpus[stage + 1]
+    block = topology.stages[stage]["first_block"]
+    first = topology.stages[stage]["first_vgpu"]
+    end = topology.stages[stage]["end_vgpu"]
     while first < end and offer["key_us"] > floor:
         if tables.block_from_us[block] < offer["key_us"]:
             for vgpu in range(first, min(first + BLOCK, end)):
                 if tables.free_from_us[vgpu] < offer["key_us"]:
-                    _offer_vgpu(tables, offer, vgpu, sender, samples, leave)
+                    _offer_vgpu(tables, offer, vgpu, sender, samples, leave, rank_by)
                     if offer["key_us"] <= floor:
                         break
         block += 1
@@ -86,32 +114,42 @@ def _best_vgpu(
 
 
 @kernel
-def _offer_vgpu(
-    tables: Tables, offer: Record, vgpu: int, sender: int, samples: int, leave_us: int
+def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
+    tables: Tables,
+    offer: Record,
+    vgpu: int,
+    sender: int,
+    samples: int,
+    leave_us: int,
+    rank_by: int,
 ) -> None:
-    """Take a vGPU into the offer where it starts earlier than the one in it."""
+    """Take a vGPU into the offer where it is better than the one in it.
+
+    `key_us` is the start that vGPUs are compared by. All have the same latency, so comparing starts
+    compares finishes; by uplink it is later by as long as the batch would wait for the uplink.
+    """
     topology = tables.topology
-    stage = topology.vgpu_stage[vgpu]
-    rate = topology.vgpu_down_rate[vgpu]
+    stage = topology.vgpus[vgpu]["stage"]
+    rate = topology.vgpus[vgpu]["down_rate"]
     uplink = NONE
     downlink = NONE
     if sender != NONE:
-        rate = min(rate, topology.vgpu_up_rate[sender])
+        rate = min(rate, topology.vgpus[sender]["up_rate"])
     move = topology.move_us[stage, rate, samples]
     moved = leave_us
     if move > 0:
-        downlink = topology.vgpu_down[vgpu]
+        downlink = topology.vgpus[vgpu]["downlink"]
         if sender != NONE:
-            uplink = topology.vgpu_up[sender]
+            uplink = topology.vgpus[sender]["uplink"]
         moved = earliest_move(tables, uplink, downlink, leave_us, move)
     start = moved + move
-    if start >= offer["key_us"]:
+    if start >= offer["key_us"]:  # neither the vGPU nor its uplink can make it earlier
         return
     latency = topology.latency_us[stage, samples]
     start = earliest_start(tables, vgpu, start, latency)
     key = start
-    if tables.counts[0]["ahead"] == 1:
-        key = _leave(tables, vgpu, samples, start + latency) - latency
+    if rank_by == BY_UPLINK:
+        key = _uplink_free(tables, vgpu, samples, start + latency) - latency
     if key < offer["key_us"] or (key == offer["key_us"] and start + latency < offer["end_us"]):
         offer["key_us"] = key
         offer["vgpu"] = vgpu
@@ -124,26 +162,27 @@ def _offer_vgpu(
 
 
 @kernel
-def _leave(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
-    """First instant >= at_us at which the uplink can take the batch on; at_us on a last stage."""
+def _uplink_free(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
+    """First instant >= at_us at which the uplink can take the batch on; at_us on a last stage.
+
+    The receiver is not known yet: the fastest of the next stage stands for it.
+    """
     topology = tables.topology
-    stage = topology.vgpu_stage[vgpu]
-    if topology.stage_last[stage] == 1:
+    stage = topology.vgpus[vgpu]["stage"]
+    if topology.stages[stage]["last"] == 1:
         return at_us
-    rate = min(topology.vgpu_up_rate[vgpu], topology.stage_down_rate[stage + 1])
+    rate = min(topology.vgpus[vgpu]["up_rate"], topology.stages[stage + 1]["down_rate"])
     move = topology.move_us[stage + 1, rate, samples]
     if move == 0:
         return at_us
-    return earliest_start(tables, topology.vgpu_up[vgpu], at_us, move)
+    return earliest_start(tables, topology.vgpus[vgpu]["uplink"], at_us, move)
 
 
 @inlined
 def commit(tables: Tables, pipeline: int, batch: int) -> None:
     """Reserve what the last probe of a pipeline found, in the name of a batch slot."""
     offers = tables.offers[pipeline]
-    stages = (
-        tables.topology.pipeline_stages[pipeline + 1] - tables.topology.pipeline_stages[pipeline]
-    )
+    stages = tables.topology.pipelines[pipeline]["stages"]
     for hop in range(stages + 1):
         offer = offers[hop]
         tables.paths[batch, hop] = NONE
@@ -157,4 +196,3 @@ def commit(tables: Tables, pipeline: int, batch: int) -> None:
         if offer["uplink"] != NONE:
             i = interval_of(tables, batch, hop, UPLINK)
             reserve(tables, i, offer["uplink"], offer["move_start_us"], offer["move_end_us"])
-    tables.batches[batch]["finish_us"] = tables.quotes[pipeline]["finish_us"]

@@ -1,27 +1,33 @@
-"""Requests from arrival to their end: the waiting line of each model, and batches made of it.
+"""Requests from arrival to their end: the queue of each model, and batches made of its head.
 
-A line is in the order of deadlines (ties: order of arrival), so its head is the most urgent. Where
+A queue is in the order of deadlines (ties: order of arrival), so its head is the most urgent. Where
 all requests have the model's SLO that is the order of arrival; a request that comes back after its
 vGPU died takes its old place again.
+
+    request slot:   free --new_request--> new --enqueue--> queued --make_batch--> in a batch
+                     ^                                      |   ^                  |      |
+                     |                                    drop  +---- abort -------+      |
+                     +---- free_request --------------------+                             |
+                     +---- serve_batch -----------------------------------------------------+
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.tables import (
     DEADLINE,
-    DISPATCHED,
-    DROPPED,
+    DISPATCH,
+    DROP,
     KINDS,
     WORKER_LOST,
     Tables,
+    add_decision,
     interval_of,
-    tell,
 )
 from triton_backend.scheduler.timeline import release
 
 
 @inlined
 def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
-    """Take a free request slot (there must be one) and fill it; it is in no line yet."""
+    """Take a free request slot (there must be one) and fill it; it is in no queue yet."""
     counts = tables.counts[0]
     slot = counts["free_request"]
     request = tables.requests[slot]
@@ -49,9 +55,10 @@ def free_request(tables: Tables, slot: int) -> None:
 
 @inlined
 def enqueue(tables: Tables, slot: int) -> None:
-    """Put a request into its model's line."""
+    """Put a request into its model's queue."""
     requests = tables.requests
     queue = tables.queues[requests[slot]["model"]]
+    # from the end, where nearly all requests belong
     before = queue["last"]
     after = NONE
     while before != NONE and _precedes(tables, slot, before):
@@ -82,7 +89,7 @@ def _precedes(tables: Tables, one: int, other: int) -> bool:
 
 @inlined
 def remove(tables: Tables, slot: int) -> None:
-    """Take a queued request out of its line."""
+    """Take a queued request out of its queue."""
     requests = tables.requests
     queue = tables.queues[requests[slot]["model"]]
     before, after = requests[slot]["previous"], requests[slot]["next"]
@@ -100,7 +107,8 @@ def remove(tables: Tables, slot: int) -> None:
 
 @kernel
 def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
-    """Take a queued request out and tell why; its slot stays readable until `free_request`."""
+    """Take a queued request out for a reason; its slot stays readable until `free_request`."""
+    # It would have ended in time had its vGPU not died.
     if reason == DEADLINE and tables.requests[slot]["retried"] == 1:
         reason = WORKER_LOST
     position = 0
@@ -110,7 +118,7 @@ def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
         before = tables.requests[before]["previous"]
     remove(tables, slot)
     tables.counts[0]["dropped"] += 1
-    tell(tables, DROPPED, slot, reason, finish_us, position)
+    add_decision(tables, DROP, slot, reason, finish_us, position)
 
 
 @kernel
@@ -119,7 +127,7 @@ def prefix(tables: Tables, model: int, samples: int) -> int:
     queue = tables.queues[model]
     if queue["samples"] <= samples:
         return queue["samples"]
-    if queue["samples"] == queue["requests"]:
+    if queue["samples"] == queue["requests"]:  # single samples fill any size
         return samples
     total = 0
     slot = queue["first"]
@@ -131,7 +139,7 @@ def prefix(tables: Tables, model: int, samples: int) -> int:
 
 @inlined
 def make_batch(tables: Tables, model: int, pipeline: int) -> int:
-    """Turn the head of the line into the batch that was quoted; returns its slot."""
+    """Turn the head of the queue into the batch that was quoted; returns its slot."""
     counts = tables.counts[0]
     slot = counts["free_batch"]
     batch = tables.batches[slot]
@@ -157,7 +165,7 @@ def make_batch(tables: Tables, model: int, pipeline: int) -> int:
             tables.requests[batch["last"]]["next"] = request
         batch["last"] = request
         batch["requests"] += 1
-    tell(tables, DISPATCHED, slot, 0, FAR, 0)
+    add_decision(tables, DISPATCH, slot, 0, FAR, 0)
     return slot
 
 

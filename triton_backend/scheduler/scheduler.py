@@ -1,8 +1,8 @@
-"""The scheduler: told events, answers decisions, performs none of them.
+"""The scheduler: takes events, answers decisions, performs none of them.
 
-Here: events as acts on the tables, and the names of requests and batches. Not here: how anything is
-decided (`policies`), checks of what is told (`told`), what an event does (`acts`), integers as
-decisions (`answers`), time, threads, messages.
+Here: which requests and batches there are, by the names that the shell uses. Not here: checks of
+events, what an event does, integers as decisions (`kernel_api`), how anything is decided
+(`policies`), time, threads, messages.
 
 Rules for the shell: events come in the order of their `now_us`; every `Dispatch` is answered by a
 `TransferDone` and a `StageDone` per stage as they really happened; of several batches whose inputs
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, SetTimer
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
@@ -35,42 +35,49 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.array_pointers import WORDS, addresses
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.decoding import dispatch_of, drop_of, left_out
 from triton_backend.scheduler.handover import hand_over
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import (
-    ARRIVED,
-    BACK,
-    ENDED,
-    GIVEN_UP,
-    LOST,
-    LOST_BATCH,
-    PAUSED,
-    REPORTED,
+    ARRIVAL,
+    BATCH_LOST,
+    CANCEL,
+    PAUSE,
+    RESUME,
     SETTLE,
-    TIMED,
+    STAGE_DONE,
     TIMER,
-    act_at,
+    TRANSFER_DONE,
+    WORKER_BACK,
+    WORKER_LOST,
     answer_length,
-)
-from triton_backend.scheduler.policies import policy_number
-from triton_backend.scheduler.tables import (
-    ABORTED,
-    DISPATCHED,
-    DROPPED,
-    MORE,
-    Tables,
-    new_tables,
-    with_room,
-)
-from triton_backend.scheduler.timeline import refresh
-from triton_backend.scheduler.topology import LinkPace, build_topology, set_pace, with_link_paces
-from triton_backend.scheduler.validation import (
     check_arrival,
     check_link_pace,
     check_pace,
     check_report,
     check_vgpu,
+    decode_dispatch,
+    decode_drop,
+    handle_event,
+)
+from triton_backend.scheduler.policies.registry import policy_number
+from triton_backend.scheduler.tables import (
+    ABORT,
+    BATCH_DONE,
+    DISPATCH,
+    DROP,
+    NEEDS_ROOM,
+    SET_TIMER,
+    Tables,
+    new_tables,
+    with_room,
+)
+from triton_backend.scheduler.timeline import refresh
+from triton_backend.scheduler.topology import (
+    LinkPace,
+    build_topology,
+    pipelines_of,
+    set_pace,
+    with_link_paces,
 )
 
 _Handler = Callable[[Any], list[Decision]]
@@ -177,48 +184,49 @@ class Scheduler:
         if event.request_id in self._requests:
             raise InputError(f"request {event.request_id}", "is queued or in flight already")
         self._requests.add(event.request_id)
-        return self._act(
-            ARRIVED, event.now_us, event.model, event.request_id, event.deadline_us, event.samples
+        return self._take(
+            ARRIVAL, event.now_us, event.model, event.request_id, event.deadline_us, event.samples
         )
 
     def _cancel(self, event: Cancel) -> list[Decision]:
         if event.request_id not in self._requests:
             raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
-        return self._act(GIVEN_UP, event.now_us, event.request_id)
+        return self._take(CANCEL, event.now_us, event.request_id)
 
     def _stage_done(self, event: StageDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
         check_report(event, len(dispatch.hops))
-        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 0)
+        return self._take(STAGE_DONE, event.now_us, slot, event.stage, event.end_us)
 
     def _transfer_done(self, event: TransferDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
         check_report(event, len(dispatch.hops) + 1)
-        return self._act(REPORTED, event.now_us, slot, event.stage, event.end_us, 1)
+        return self._take(TRANSFER_DONE, event.now_us, slot, event.stage, event.end_us)
 
     def _worker_lost(self, event: WorkerLost) -> list[Decision]:
         check_vgpu(self._tables, event.vgpu)
-        return self._act(LOST, event.now_us, event.vgpu)
+        return self._take(WORKER_LOST, event.now_us, event.vgpu)
 
     def _worker_back(self, event: WorkerBack) -> list[Decision]:
         check_vgpu(self._tables, event.vgpu)
-        return self._act(BACK, event.now_us, event.vgpu)
+        return self._take(WORKER_BACK, event.now_us, event.vgpu)
 
     def _batch_lost(self, event: BatchLost) -> list[Decision]:
         slot, _ = self._in_flight(event.batch_id)
-        return self._act(LOST_BATCH, event.now_us, slot)
+        return self._take(BATCH_LOST, event.now_us, slot)
 
     def _pace_changed(self, event: PaceChanged) -> list[Decision]:
         check_pace(self._plan, event)
         self._tables.counts[0]["now_us"] = event.now_us
         topology = self._tables.topology
-        pipeline = topology.model_pipelines[event.model] + event.pipeline
-        first, last = topology.pipeline_stages[pipeline], topology.pipeline_stages[pipeline + 1]
+        pipeline = topology.pipelines[pipelines_of(topology, event.model)[event.pipeline]]
+        first = pipeline["first_stage"]
         row = first + event.stage
         set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
-        for vgpu in range(topology.stage_vgpus[first], topology.stage_vgpus[last]):
+        stages = topology.stages[first : first + pipeline["stages"]]
+        for vgpu in range(stages[0]["first_vgpu"], stages[-1]["end_vgpu"]):
             refresh(self._tables, vgpu)
-        return self._act(SETTLE, event.now_us)
+        return self._take(SETTLE, event.now_us)
 
     def _link_pace_changed(self, event: LinkPaceChanged) -> list[Decision]:
         check_link_pace(self._plan, event)
@@ -232,18 +240,18 @@ class Scheduler:
         )
         self._use(self._tables._replace(topology=topology))
         self._tables.counts[0]["now_us"] = event.now_us
-        for vgpu in range(len(topology.vgpu_stage)):
+        for vgpu in range(len(topology.vgpus)):
             refresh(self._tables, vgpu)
-        return self._act(SETTLE, event.now_us)
+        return self._take(SETTLE, event.now_us)
 
     def _timer(self, event: Timer) -> list[Decision]:
-        return self._act(TIMED, event.now_us)
+        return self._take(TIMER, event.now_us)
 
     def _pause(self, event: Pause) -> list[Decision]:
-        return self._act(PAUSED, event.now_us, 1)
+        return self._take(PAUSE, event.now_us)
 
     def _resume(self, event: Resume) -> list[Decision]:
-        return self._act(PAUSED, event.now_us, 0)
+        return self._take(RESUME, event.now_us)
 
     def _plan_changed(self, event: PlanChanged) -> list[Decision]:
         if self._batches:
@@ -252,11 +260,19 @@ class Scheduler:
         models = [numbers.get(model.name) for model in self._plan.models]
         old = self._tables
         self._adopt(event.plan)
-        tables, left = hand_over(old, self._tables, models)
+        tables, left_out = hand_over(old, self._tables, models)
         self._use(tables)
-        drops = [left_out(old, slot, reason) for slot, reason in left]
+        drops = [
+            Drop(
+                request_id=int(old.requests[slot]["id"]),
+                model=int(old.requests[slot]["model"]),
+                reason=reason,
+                deadline_us=int(old.requests[slot]["deadline_us"]),
+            )
+            for slot, reason in left_out
+        ]
         self._requests.difference_update(drop.request_id for drop in drops)
-        return [*drops, *self._act(SETTLE, event.now_us)]
+        return [*drops, *self._take(SETTLE, event.now_us)]
 
     def _in_flight(self, batch_id: int) -> tuple[int, Dispatch]:
         """Slot and dispatch of a batch."""
@@ -265,38 +281,38 @@ class Scheduler:
             raise InputError(f"batch {batch_id}", "is not in flight")
         return known
 
-    def _act(
+    def _take(
         self, event: int, now_us: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
     ) -> list[Decision]:
-        """Do what an event asks for (`acts`), once it is known to be possible."""
+        """Hand a checked event to the kernels; its numbers are listed in `kernel_api`."""
         self._now_us = now_us
-        length = act_at(self._memory, event, now_us, a, b, c, d)
+        length = handle_event(self._memory, event, now_us, a, b, c, d)
         return self._read(self._answer[:length].tolist()) if length else []
 
-    def _read(self, told: list[int]) -> list[Decision]:
-        """Enter an answer into the books; returns its decisions."""
+    def _read(self, answer: list[int]) -> list[Decision]:
+        """Decode an answer and keep account of requests and batches; returns its decisions."""
         decided: list[Decision] = []
         at = 0
-        while at < len(told):
-            kind, end, number = told[at : at + 3]
-            if kind == DISPATCHED:
-                dispatch = dispatch_of(told, at, end)
-                self._batches[number] = told[at + 3], dispatch
+        while at < len(answer):
+            kind, end, number = answer[at : at + 3]
+            if kind == DISPATCH:
+                dispatch = decode_dispatch(answer, at, end)
+                self._batches[number] = answer[at + 3], dispatch
                 decided.append(dispatch)
-            elif kind == ENDED:
+            elif kind == BATCH_DONE:
                 self._requests.difference_update(self._batches.pop(number)[1].request_ids)
-            elif kind == TIMER:
+            elif kind == SET_TIMER:
                 decided.append(SetTimer(at_us=number))
-            elif kind == DROPPED:
+            elif kind == DROP:
                 self._requests.discard(number)
-                decided.append(drop_of(told, at))
-            elif kind == ABORTED:
+                decided.append(decode_drop(answer, at))
+            elif kind == ABORT:
                 del self._batches[number]
                 decided.append(Abort(batch_id=number))
-            else:
+            else:  # MAKE_ROOM, always the last item
                 self._make_room()
-                if number == MORE:
-                    decided += self._act(SETTLE, self._now_us)
+                if number == NEEDS_ROOM:
+                    decided += self._take(SETTLE, self._now_us)
             at = end
         return decided
 

@@ -1,7 +1,18 @@
-"""What the scheduler remembers, as flat arrays: reservations, batches, requests and queues.
+"""The scheduler's state as flat arrays: reservations, batches, requests and queues.
 
-Records are numbered by slot and reused. An interval needs no number of its own: batch slot, stage
-and kind say which it is, see `interval_of`. All instants are µs, all links are slots or `NONE`.
+Records are numbered by slot and reused; a link from one record to another is a slot or `NONE`. All
+instants are µs. An interval has no number of its own: batch slot, stage and kind say which it is.
+
+    interval number = (batch slot x hops + stage) x KINDS + kind        (`interval_of`)
+
+                    batch slot 0                            batch slot 1
+    stage           0           1           2 = hops - 1    0           1
+    kind            V   U   D   V   U   D   V   U   D       V   U   D   V   U   D
+    number          0   1   2   3   4   5   6   7   8       9  10  11  12  13  14
+
+V is the run of the stage on its vGPU. U and D are the transfer *into* the stage: on the uplink of
+the vGPU before and on the downlink of its own. A pipeline of s stages has s + 1 hops: at hop s there
+is only U, the answer's way back, where that is counted; at stage 0 only D, the input's.
 """
 
 from typing import NamedTuple
@@ -10,7 +21,7 @@ import numpy as np
 
 from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
-from triton_backend.scheduler.topology import Topology
+from triton_backend.scheduler.topology import Topology, block_count, resource_count
 
 # What an interval reserves.
 VGPU = 0
@@ -18,10 +29,14 @@ UPLINK = 1
 DOWNLINK = 2
 KINDS = 3
 
-# Kinds of rows in `Tables.out`: what was decided, for the shell around the kernels to carry out.
-DISPATCHED = 0  # b = batch slot
-DROPPED = 1  # b = request slot, c = reason, d = earliest finish or FAR, e = queue position
-ABORTED = 2  # b = batch number, c = its slot, free already
+# Kinds of decisions. The first three are rows of `Tables.out`; all are items of the answer that
+# `kernel_api` makes of an event, where their layout is drawn.
+DISPATCH = 0  # row: batch slot
+DROP = 1  # row: request slot, reason, earliest finish or FAR, queue position
+ABORT = 2  # row: batch number, its slot (free already)
+BATCH_DONE = 3  # no decision: the last report of a batch came
+SET_TIMER = 4
+MAKE_ROOM = 5  # no decision: slots are short
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
@@ -33,13 +48,9 @@ WORKER_LOST = int(DropReason.WORKER_LOST)
 MODEL_REMOVED = int(DropReason.MODEL_REMOVED)
 OVERLOAD = int(DropReason.OVERLOAD)
 
-# Policies, in the order of `policies.POLICIES`.
-RESERVATION = 0
-RESERVATION_AHEAD = 1
-
-# What `decide` answers.
+# What a kernel that decides answers.
 SETTLED = 0
-MORE = 1  # out of batch slots or rows of `out`: empty `out`, make room, call again
+NEEDS_ROOM = 1  # out of batch slots or rows of `out`: empty `out`, make room, call again
 
 INTERVAL = np.dtype(
     [(name, np.int64) for name in ("start_us", "end_us", "next", "previous", "resource", "pending")]
@@ -56,7 +67,6 @@ BATCH = np.dtype(
             "first",  # request slots are chained by `next`
             "last",
             "dispatch_us",
-            "finish_us",  # reserved
             "next_free",
         )
     ]
@@ -118,10 +128,9 @@ COUNTS = np.dtype(
             "free_batch",
             "free_request",
             "out",
-            "told_us",  # timer told last; FAR before the first, and once it has fired
+            "armed_timer_us",  # of the last `SetTimer`; FAR before the first and once it fired
             "paused",
-            "policy",
-            "ahead",  # vGPUs are chosen with an eye on their uplinks
+            "policy",  # its number, see `policies.registry`
             "probes",
             "served",
             "dropped",
@@ -133,16 +142,23 @@ COUNTS = np.dtype(
 class Tables(NamedTuple):
     """Topology and state of one scheduler.
 
+    Resources are vGPUs (as `Plan.vgpus` numbers them) and then links; hops are the most stages of
+    any pipeline + 1; blocks are groups of `BLOCK` vGPUs of a stage.
+
     Attributes:
-        intervals: reserved intervals, chained per resource in the order of their starts.
-        resources: ends of those chains; `lost` is 1 while a vGPU is gone.
-        free_from_us: per vGPU, no job of its pool can start before; FAR while it is lost.
-        block_from_us: least `free_from_us` of every `BLOCK` vGPUs of a pool.
+        intervals: [interval] reserved times, chained per resource in the order of their starts.
+        resources: [resource] ends of those chains; `lost` is 1 while a vGPU is gone.
+        free_from_us: [vGPU] no job of its stage can start before; FAR while it is lost.
+        block_from_us: [block] least `free_from_us` of its vGPUs.
+        batches: [batch slot] batches in flight; free slots are chained.
+        requests: [request slot] requests queued or in flight; free slots are chained.
+        queues: [model] requests that wait, as a chain of request slots.
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
         paths: [batch slot, hop] vGPU.
-        pending: work list of the propagation of delays.
-        out: decisions not yet read, rows of `OUT_COLUMNS`.
+        pending: [interval] work list of the propagation of delays.
+        out: [row, `OUT_COLUMNS`] kind and numbers of decisions not yet read.
+        counts: [1] all that there is one of.
     """
 
     topology: Topology
@@ -164,27 +180,24 @@ class Tables(NamedTuple):
 def new_tables(
     topology: Topology, policy: int, *, batches: int = 256, requests: int = 1024
 ) -> Tables:
-    """Empty tables with room for `batches` in flight and `requests` queued or in flight."""
-    hops = int(np.diff(topology.pipeline_stages).max(initial=0)) + 1
-    pipelines = len(topology.pipeline_batch)
-    vgpus = len(topology.vgpu_stage)
-    links = max(topology.vgpu_up.max(initial=0), topology.vgpu_down.max(initial=0)) + 1
-    resources = np.zeros(max(vgpus, int(links)), dtype=RESOURCE)
+    """Empty tables for a policy's number, with room for so many batches and requests at a time."""
+    hops = int(topology.pipelines["stages"].max(initial=0)) + 1
+    pipelines = len(topology.pipelines)
+    resources = np.zeros(resource_count(topology), dtype=RESOURCE)
     resources["first"] = resources["last"] = NONE
-    queues = np.zeros(len(topology.model_pipelines) - 1, dtype=QUEUE)
+    queues = np.zeros(len(topology.models), dtype=QUEUE)
     queues["first"] = queues["last"] = queues["expired"] = NONE
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["policy"] = policy
-    counts["ahead"] = policy == RESERVATION_AHEAD
     counts["free_batch"] = counts["free_request"] = NONE
-    counts["told_us"] = FAR
+    counts["armed_timer_us"] = FAR
     empty = Tables(
         topology=topology,
         intervals=np.zeros(0, dtype=INTERVAL),
         resources=resources,
-        free_from_us=np.zeros(vgpus, dtype=np.int64),
-        block_from_us=np.zeros(int(topology.stage_blocks[-1]), dtype=np.int64),
+        free_from_us=np.zeros(len(topology.vgpus), dtype=np.int64),
+        block_from_us=np.zeros(block_count(topology), dtype=np.int64),
         batches=np.zeros(0, dtype=BATCH),
         requests=np.zeros(0, dtype=REQUEST),
         queues=queues,
@@ -243,13 +256,15 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 
 @inlined
 def interval_of(tables: Tables, batch: int, stage: int, kind: int) -> int:
-    """Number of the interval that a batch slot reserves: `kind` at stage 0 .. (or moving into it)."""
+    """Number of the interval that a batch slot reserves at a stage, see the head of this file."""
     return (batch * tables.offers.shape[1] + stage) * KINDS + kind
 
 
 @inlined
-def tell(tables: Tables, kind: int, slot: int, reason: int, finish_us: int, position: int) -> None:
-    """Add one row of `out`."""
+def add_decision(
+    tables: Tables, kind: int, slot: int, reason: int, finish_us: int, position: int
+) -> None:
+    """Add one row of `out`; there must be room (`head.out_of_room`)."""
     row = tables.counts[0]["out"]
     tables.out[row, 0] = kind
     tables.out[row, 1] = slot

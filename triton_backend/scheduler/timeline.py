@@ -1,7 +1,14 @@
 """Reserved intervals [start, end) of every vGPU and link: find a gap, reserve, release, delay.
 
-Invariant: the intervals of a resource do not overlap, and its chain is in the order of starts.
-The index (`free_from_us`, `block_from_us`) is kept true by every change.
+Invariant: the intervals of a resource do not overlap, and its chain is in the order of starts:
+
+    resources[r].first -> [ 10, 20 ) <-next, previous-> [ 25, 40 ) <-> [ 60, 70 ) <- resources[r].last
+
+    earliest_start(at 0, length 5)  = 0      earliest_start(at 12, length 5)  = 20
+    earliest_start(at 0, length 11) = 40     earliest_start(at 12, length 21) = 70
+
+The index (`free_from_us`, `block_from_us`) is a lower bound that every change keeps true: a search
+skips by it what cannot win, so it may be early, never late.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
@@ -42,6 +49,7 @@ def earliest_move(tables: Tables, uplink: int, downlink: int, at_us: int, length
 def reserve(tables: Tables, i: int, resource: int, start_us: int, end_us: int) -> None:
     """Put interval number i into the chain of a resource; the time must be free."""
     intervals = tables.intervals
+    # from the end: most reservations lie behind all others
     before = tables.resources[resource]["last"]
     after = NONE
     while before != NONE and intervals[before]["start_us"] > start_us:
@@ -83,22 +91,24 @@ def _join(tables: Tables, resource: int, before: int, after: int) -> None:
 def refresh(tables: Tables, resource: int) -> None:
     """Make the index true for one vGPU again; links have none."""
     topology = tables.topology
-    if resource >= len(topology.vgpu_stage):
+    if resource >= len(topology.vgpus):
         return
-    stage = topology.vgpu_stage[resource]
+    stage = topology.stages[topology.vgpus[resource]["stage"]]
+    # No batch dispatched from now on is at this stage sooner than in `ahead_us`, and none runs shorter
+    # than `least_us`: what such a job would find is a bound for every real one.
     free_from = FAR
     if tables.resources[resource]["lost"] == 0:
-        at = tables.counts[0]["now_us"] + topology.stage_ahead_us[stage]
-        free_from = earliest_start(tables, resource, at, topology.stage_least_us[stage])
+        at = tables.counts[0]["now_us"] + stage["ahead_us"]
+        free_from = earliest_start(tables, resource, at, stage["least_us"])
     old = tables.free_from_us[resource]
     tables.free_from_us[resource] = free_from
-    first = topology.stage_vgpus[stage]
-    block = topology.stage_blocks[stage] + (resource - first) // BLOCK
+    first = stage["first_vgpu"]
+    block = stage["first_block"] + (resource - first) // BLOCK
     if free_from <= tables.block_from_us[block]:
         tables.block_from_us[block] = free_from
-    elif old == tables.block_from_us[block]:
+    elif old == tables.block_from_us[block]:  # it may have been the least of its block
         begin = first + (resource - first) // BLOCK * BLOCK
-        end = min(begin + BLOCK, topology.stage_vgpus[stage + 1])
+        end = min(begin + BLOCK, stage["end_vgpu"])
         least = FAR
         for vgpu in range(begin, end):
             least = min(least, tables.free_from_us[vgpu])
@@ -110,7 +120,9 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
     """Start interval i no earlier than not_before_us; what must follow it moves too, in order.
 
     What follows: the next interval of the same resource, the same transfer on the other link, and
-    the next step of the same batch.
+    the next step of the same batch. `Tables.pending` is the list of intervals whose followers are
+    yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot overflow.
+    Starts only grow and every follower lies later, so this ends.
     """
     intervals = tables.intervals
     hops = tables.offers.shape[1]
@@ -127,9 +139,9 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
         if kind != VGPU:
             twin = DOWNLINK if kind == UPLINK else UPLINK
             count = _postpone(tables, base + twin, start, count)
-            count = _postpone(tables, base + VGPU, end, count)
+            count = _postpone(tables, base + VGPU, end, count)  # the run that the move leads to
         elif (i // KINDS) % hops < hops - 1:
-            for following in range(KINDS):
+            for following in range(KINDS):  # the next hop: its move, and its run where none moves
                 count = _postpone(tables, base + KINDS + following, end, count)
 
 

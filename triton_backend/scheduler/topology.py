@@ -1,24 +1,32 @@
 """A plan as flat arrays: what the kernels may read and never write. Paces may be corrected.
 
-Resources are numbered: first every vGPU (as `Plan.vgpus` numbers them, so the vGPUs of one stage
-are neighbours), then the links. A link carries one transfer at a time at the full rate.
+Models, their pipelines, the stages of those and the vGPUs of those are rows, in the order of the
+plan, so that what belongs together are neighbours:
+
+    models      | model 0                                   | model 1          [first_pipeline, end_pipeline)
+    pipelines   | pipeline 0               | pipeline 1     | pipeline 2       first_stage, stages
+    stages      | row 0       | row 1      | row 2          | row 3            [first_vgpu, end_vgpu)
+    vgpus       | 0  1  2  3  | 4  5       | 6  7  8        | 9                as `Plan.vgpus` numbers them
+
+Resources are numbered: first every vGPU, then the links. A link carries one transfer at a time at
+the full rate.
 
 `nic="shared"`: one uplink and one downlink per node, whatever runs there.
 `nic="isolated"`: every pipeline has an uplink and a downlink of its own on each node, and every vGPU
 of a last stage a downlink of its own (what the published PPipe simulator assumes).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan, VGpu
+from triton_backend.contract.plan import Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import transfer_us
-from triton_backend.scheduler.compiled import Integers
+from triton_backend.scheduler.compiled import Integers, Records, inlined
 
 Nic = Literal["shared", "isolated"]
 
@@ -31,50 +39,105 @@ class LinkPace(NamedTuple):
 
 
 AS_PLANNED = LinkPace(100, 100)
-BLOCK = 16  # vGPUs per entry of a pool's index
+BLOCK = 16  # vGPUs per entry of a stage's index
+
+MODEL = np.dtype([(name, np.int64) for name in ("first_pipeline", "end_pipeline")])
+PIPELINE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "model",
+            "batch",  # planned samples
+            "first_stage",
+            "stages",
+        )
+    ]
+)
+STAGE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "pipeline",
+            "last",  # 1 for the last stage of a pipeline
+            "first_vgpu",
+            "end_vgpu",
+            "first_block",  # of the index: a block per `BLOCK` vGPUs, the last one may be shorter
+            "up_rate",  # fastest uplink of its vGPUs
+            "down_rate",  # fastest downlink
+            "ahead_us",  # least time from a dispatch to the start of the stage, any batch
+            "least_us",  # least latency of the stage, any batch
+        )
+    ]
+)
+VGPU = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "stage",
+            "up_rate",  # of its node's uplink, as an index of `move_us`
+            "down_rate",
+            "uplink",  # resource
+            "downlink",
+        )
+    ]
+)
 
 
 class Topology(NamedTuple):
-    """Arrays that only `set_pace` changes; n counts samples, rate numbers distinct NIC rates from slow to fast.
+    """Arrays that only `set_pace` changes; n counts samples, rate numbers link rates from slow to fast.
+
+    Few arrays, because a call between kernels hands each of them over: where every attribute of a
+    stage or vGPU was an array of its own, simulated requests took more than twice the time.
 
     Attributes:
-        model_pipelines: pipelines of model m are [m] .. [m + 1].
-        pipeline_model, pipeline_batch: model and planned batch of a pipeline.
-        pipeline_stages: stage rows of pipeline p are [p] .. [p + 1].
-        stage_vgpus: vGPUs of stage row s are [s] .. [s + 1].
-        stage_blocks: entries of the pool's index are [s] .. [s + 1].
+        models: [model] `MODEL`.
+        pipelines: [pipeline] `PIPELINE`.
+        stages: [stage row] `STAGE`.
+        vgpus: [vGPU] `VGPU`.
         latency_us: [stage row, n].
         move_us: [stage row, rate, n] to move n samples *into* the stage.
         answer_us: [pipeline, rate, n] to move the answer back to the gateway.
-        stage_up_rate, stage_down_rate: fastest uplink and downlink in the pool.
-        stage_last: 1 for the last stage of a pipeline.
-        stage_ahead_us: least time from a dispatch to the start of the stage, any batch.
-        stage_least_us: least latency of the stage, any batch.
         path_us: [pipeline, n] least time from dispatch to answer, nothing else running.
-        vgpu_stage: stage row of a vGPU.
-        vgpu_up_rate, vgpu_down_rate, vgpu_up, vgpu_down: rates and resources of its node's links.
     """
 
-    model_pipelines: Integers
-    pipeline_model: Integers
-    pipeline_batch: Integers
-    pipeline_stages: Integers
-    stage_vgpus: Integers
-    stage_blocks: Integers
+    models: Records
+    pipelines: Records
+    stages: Records
+    vgpus: Records
     latency_us: Integers
     move_us: Integers
     answer_us: Integers
-    stage_up_rate: Integers
-    stage_down_rate: Integers
-    stage_last: Integers
-    stage_ahead_us: Integers
-    stage_least_us: Integers
     path_us: Integers
-    vgpu_stage: Integers
-    vgpu_up_rate: Integers
-    vgpu_down_rate: Integers
-    vgpu_up: Integers
-    vgpu_down: Integers
+
+
+@inlined
+def pipelines_of(topology: Topology, model: int) -> range:
+    """Numbers of a model's pipelines."""
+    row = topology.models[model]
+    return range(row["first_pipeline"], row["end_pipeline"])
+
+
+@inlined
+def vgpus_of(topology: Topology, stage: int) -> range:
+    """Numbers of a stage row's vGPUs."""
+    row = topology.stages[stage]
+    return range(row["first_vgpu"], row["end_vgpu"])
+
+
+def resource_count(topology: Topology) -> int:
+    """Number of vGPUs and links together."""
+    vgpus = topology.vgpus
+    links = max(vgpus["uplink"].max(initial=-1), vgpus["downlink"].max(initial=-1)) + 1
+    return max(len(vgpus), int(links))
+
+
+def block_count(topology: Topology) -> int:
+    """Number of blocks of all stages' indexes."""
+    return int(_blocks(topology.stages["end_vgpu"] - topology.stages["first_vgpu"]).sum())
+
+
+def _blocks(vgpus: Integers) -> Integers:
+    return -(-vgpus // BLOCK)
 
 
 def check_nic(nic: str) -> None:
@@ -104,59 +167,32 @@ def build_topology(
     """
     check_nic(nic)
     pipelines = [(m, p) for m, model in enumerate(plan.models) for p in model.pipelines]
-    stages = [stage for _, pipeline in pipelines for stage in pipeline.stages]
-    vgpus = plan.vgpus()
+    stages = [(p, stage) for p, (_, pipeline) in enumerate(pipelines) for stage in pipeline.stages]
     node_rates = _node_rates(plan, link_paces)
     rates = sorted({rate for both in node_rates for rate in both})
     batches = max((pipeline.batch for _, pipeline in pipelines), default=0)
-    up_rate, down_rate = (
-        _integers([rates.index(node_rates[vgpu.slot.node][side]) for vgpu in vgpus])
-        for side in (0, 1)
+    topology = Topology(
+        models=_model_rows(plan),
+        pipelines=_pipeline_rows(pipelines),
+        stages=np.zeros(len(stages), dtype=STAGE),
+        vgpus=_vgpu_rows(plan, nic, [tuple(map(rates.index, both)) for both in node_rates]),
+        latency_us=np.zeros((len(stages), batches + 1), dtype=np.int64),
+        move_us=np.zeros((len(stages), len(rates), batches + 1), dtype=np.int64),
+        answer_us=np.zeros((len(pipelines), len(rates), batches + 1), dtype=np.int64),
+        path_us=np.zeros((len(pipelines), batches + 1), dtype=np.int64),
     )
-    stage_vgpus = _offsets([stage.vgpus for stage in stages])
-    latency = np.zeros((len(stages), batches + 1), dtype=np.int64)
-    move = np.zeros((len(stages), len(rates), batches + 1), dtype=np.int64)
-    answer = np.zeros((len(pipelines), len(rates), batches + 1), dtype=np.int64)
-    row = 0
     for number, (m, pipeline) in enumerate(pipelines):
-        model = plan.models[m]
+        model, batch = plan.models[m], pipeline.batch
+        row = int(topology.pipelines[number]["first_stage"])
         into = total_bytes_per_sample(model.inputs) if count_io else 0
         for stage in pipeline.stages:
-            latency[row, 1 : pipeline.batch + 1] = stage.latency_us_by_batch[: pipeline.batch]
-            move[row] = _transfers(into, rates, pipeline.batch, batches)
+            topology.latency_us[row, 1 : batch + 1] = stage.latency_us_by_batch[:batch]
+            topology.move_us[row] = _transfers(into, rates, batch, batches)
             into = stage.boundary_bytes_per_sample
             row += 1
         back = (total_bytes_per_sample(model.outputs) or into) if count_io else 0
-        answer[number] = _transfers(back, rates, pipeline.batch, batches)
-    up, down = _links(plan, vgpus, nic)
-    pipeline_stages = _offsets([len(pipeline.stages) for _, pipeline in pipelines])
-    pipeline_batch = _integers([pipeline.batch for _, pipeline in pipelines])
-    stage_up_rate, stage_down_rate = (
-        _integers([rate[stage_vgpus[s] : stage_vgpus[s + 1]].max() for s in range(len(stages))])
-        for rate in (up_rate, down_rate)
-    )
-    topology = Topology(
-        model_pipelines=_offsets([len(model.pipelines) for model in plan.models]),
-        pipeline_model=_integers([m for m, _ in pipelines]),
-        pipeline_batch=pipeline_batch,
-        pipeline_stages=pipeline_stages,
-        stage_vgpus=stage_vgpus,
-        stage_blocks=_offsets([-(-stage.vgpus // BLOCK) for stage in stages]),
-        latency_us=latency,
-        move_us=move,
-        answer_us=answer,
-        stage_up_rate=stage_up_rate,
-        stage_down_rate=stage_down_rate,
-        stage_last=_integers(np.isin(np.arange(len(stages)), pipeline_stages[1:] - 1)),
-        stage_ahead_us=np.zeros(len(stages), dtype=np.int64),
-        stage_least_us=np.zeros(len(stages), dtype=np.int64),
-        path_us=np.zeros((len(pipelines), batches + 1), dtype=np.int64),
-        vgpu_stage=_integers(np.repeat(np.arange(len(stages)), np.diff(stage_vgpus))),
-        vgpu_up_rate=up_rate,
-        vgpu_down_rate=down_rate,
-        vgpu_up=up,
-        vgpu_down=down,
-    )
+        topology.answer_us[number] = _transfers(back, rates, batch, batches)
+    _fill_stages(topology, stages)
     _bound(topology)
     return topology
 
@@ -185,12 +221,49 @@ def with_link_paces(
     return made
 
 
-def _integers(values: object) -> Integers:
-    return np.asarray(values, dtype=np.int64)
+def _model_rows(plan: Plan) -> Records:
+    rows = np.zeros(len(plan.models), dtype=MODEL)
+    ends = np.cumsum([len(model.pipelines) for model in plan.models])
+    rows["end_pipeline"] = ends
+    rows["first_pipeline"] = ends - [len(model.pipelines) for model in plan.models]
+    return rows
 
 
-def _offsets(counts: list[int]) -> Integers:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def _pipeline_rows(pipelines: list[tuple[int, Pipeline]]) -> Records:
+    rows = np.zeros(len(pipelines), dtype=PIPELINE)
+    rows["model"] = [m for m, _ in pipelines]
+    rows["batch"] = [pipeline.batch for _, pipeline in pipelines]
+    rows["stages"] = [len(pipeline.stages) for _, pipeline in pipelines]
+    rows["first_stage"] = np.cumsum(rows["stages"]) - rows["stages"]
+    return rows
+
+
+def _vgpu_rows(plan: Plan, nic: str, node_rates: Sequence[tuple[int, ...]]) -> Records:
+    """Stage, rates and links of every vGPU; `node_rates` are a node's up and down, as numbers."""
+    vgpus = plan.vgpus()
+    rows = np.zeros(len(vgpus), dtype=VGPU)
+    stages = [s for model in plan.models for p in model.pipelines for s in p.stages]
+    rows["stage"] = np.repeat(np.arange(len(stages)), [stage.vgpus for stage in stages])
+    for side, name in enumerate(("up_rate", "down_rate")):
+        rows[name] = [node_rates[vgpu.slot.node][side] for vgpu in vgpus]
+    rows["uplink"], rows["downlink"] = _links(plan, vgpus, nic)
+    return rows
+
+
+def _fill_stages(topology: Topology, stages: list[tuple[int, Stage]]) -> None:
+    """All of `STAGE` but its bounds."""
+    rows = topology.stages
+    counts = np.asarray([stage.vgpus for _, stage in stages], dtype=np.int64)
+    blocks = _blocks(counts)
+    rows["pipeline"] = [p for p, _ in stages]
+    rows["end_vgpu"] = np.cumsum(counts)
+    rows["first_vgpu"] = rows["end_vgpu"] - counts
+    rows["first_block"] = np.cumsum(blocks) - blocks
+    ends = topology.pipelines["first_stage"] + topology.pipelines["stages"]
+    rows["last"][ends - 1] = 1
+    for row in rows:
+        for name in ("up_rate", "down_rate"):
+            row[name] = topology.vgpus[name][row["first_vgpu"] : row["end_vgpu"]].max()
 
 
 def _node_rates(plan: Plan, link_paces: Mapping[int, LinkPace]) -> list[tuple[float, float]]:
@@ -215,7 +288,7 @@ def _transfers(size_bytes: int, rates: list[float], batch: int, batches: int) ->
     return table
 
 
-def _links(plan: Plan, vgpus: tuple[VGpu, ...], nic: str) -> tuple[Integers, Integers]:
+def _links(plan: Plan, vgpus: tuple[VGpu, ...], nic: str) -> tuple[list[int], list[int]]:
     """Resource numbers of every vGPU's uplink and downlink."""
     numbers: dict[tuple[object, ...], int] = {}
     up: list[int] = []
@@ -232,22 +305,23 @@ def _links(plan: Plan, vgpus: tuple[VGpu, ...], nic: str) -> tuple[Integers, Int
             (down, ("own", vgpu.index) if last else ("down", *owner)),
         ):
             links.append(numbers.setdefault(key, len(vgpus) + len(numbers)))
-    return _integers(up), _integers(down)
+    return up, down
 
 
 def _bound(topology: Topology) -> None:
-    """Derive `stage_ahead_us`, `stage_least_us` and `path_us` from latencies and transfers."""
-    latency, move = topology.latency_us, topology.move_us
-    for p, batch in enumerate(topology.pipeline_batch):
-        rows = range(topology.pipeline_stages[p], topology.pipeline_stages[p + 1])
-        so_far = np.zeros(batch, dtype=np.int64)
-        for s in rows:
-            fastest = topology.stage_down_rate[s]
-            if s > rows[0]:
-                fastest = min(topology.stage_up_rate[s - 1], fastest)
-            so_far += move[s, fastest, 1 : batch + 1]
-            topology.stage_ahead_us[s] = so_far.min()
-            so_far += latency[s, 1 : batch + 1]
-            topology.stage_least_us[s] = latency[s, 1 : batch + 1].min()
-        answer = topology.answer_us[p, topology.stage_up_rate[rows[-1]], 1 : batch + 1]
-        topology.path_us[p, 1 : batch + 1] = so_far + answer
+    """Derive `ahead_us`, `least_us` and `path_us` from latencies and transfers."""
+    stages = topology.stages
+    for p, pipeline in enumerate(topology.pipelines):
+        sizes = slice(1, int(pipeline["batch"]) + 1)
+        first = int(pipeline["first_stage"])
+        so_far = np.zeros(int(pipeline["batch"]), dtype=np.int64)
+        for s in range(first, first + int(pipeline["stages"])):
+            fastest = stages[s]["down_rate"]
+            if s > first:
+                fastest = min(stages[s - 1]["up_rate"], fastest)
+            so_far += topology.move_us[s, fastest, sizes]
+            stages[s]["ahead_us"] = so_far.min()
+            so_far += topology.latency_us[s, sizes]
+            stages[s]["least_us"] = topology.latency_us[s, sizes].min()
+        last = stages[first + int(pipeline["stages"]) - 1]
+        topology.path_us[p, sizes] = so_far + topology.answer_us[p, last["up_rate"], sizes]

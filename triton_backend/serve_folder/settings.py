@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import SERVING_POLICY, policy_number
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.scheduler.policies.registry import policy_number
 from triton_backend.scheduler.topology import check_nic
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name

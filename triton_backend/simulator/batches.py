@@ -37,8 +37,7 @@ def launch(world: World, slot: int) -> None:
     run["samples"] = batch["samples"]
     run["stage"] = 0
     run["phase"] = RESTING
-    first = tables.topology.pipeline_stages[batch["pipeline"]]
-    run["stages"] = tables.topology.pipeline_stages[batch["pipeline"] + 1] - first
+    run["stages"] = tables.topology.pipelines[batch["pipeline"]]["stages"]
     for hop in range(run["stages"] + 1):
         _copy_hop(world, slot, hop)
     request = batch["first"]

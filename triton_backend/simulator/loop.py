@@ -7,13 +7,19 @@ nothing. It returns to Python only when the run is over, stopped, or an array is
 from triton_backend.scheduler.admission import admits
 from triton_backend.scheduler.compiled import FAR, NONE, Record, entry, inlined, kernel
 from triton_backend.scheduler.feedback import worker_back, worker_lost
+from triton_backend.scheduler.kernel_api import (
+    arrive,
+    next_timer,
+    settle,
+    settle_all,
+    settle_due,
+)
 from triton_backend.scheduler.queues import free_request
-from triton_backend.scheduler.steps import arrive, expire, next_timer, settle, settle_all
 from triton_backend.scheduler.tables import (
-    ABORTED,
-    DISPATCHED,
+    ABORT,
+    DISPATCH,
     MODEL_REMOVED,
-    MORE,
+    NEEDS_ROOM,
     OUT_ROWS,
     OVERLOAD,
     SETTLED,
@@ -63,7 +69,7 @@ def run(world: World) -> int:
             status = _arrive(world)
         elif kind == TIMER:
             before = cycles()
-            status = expire(world.tables)
+            status = settle_due(world.tables)
             _count(world, before)
         else:
             status = _happen(world, at)
@@ -178,7 +184,7 @@ def _happen(world: World, now_us: int) -> int:
 @kernel
 def _lose(world: World, vgpu: int) -> int:
     before = cycles()
-    while worker_lost(world.tables, vgpu) == MORE:
+    while worker_lost(world.tables, vgpu) == NEEDS_ROOM:
         carry_out(world)
     carry_out(world)
     status = settle_all(world.tables)
@@ -207,9 +213,9 @@ def carry_out(world: World) -> None:
     now = tables.counts[0]["now_us"]
     for row in range(tables.counts[0]["out"]):
         kind, slot = tables.out[row, 0], tables.out[row, 1]
-        if kind == DISPATCHED:
+        if kind == DISPATCH:
             launch(world, slot)
-        elif kind == ABORTED:
+        elif kind == ABORT:
             forget(world, tables.out[row, 2], now)
         else:
             record = world.requests[tables.requests[slot]["id"]]

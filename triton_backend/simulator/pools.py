@@ -6,7 +6,7 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records, kernel
-from triton_backend.scheduler.topology import Topology
+from triton_backend.scheduler.topology import Topology, resource_count
 from triton_backend.simulator.heap import EVENT
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
 
@@ -73,10 +73,10 @@ class Pools(NamedTuple):
 
 def new_pools(plan: Plan, topology: Topology, requests: Records, factors: Integers) -> Pools:
     """Idle pools before the first arrival."""
-    vgpus = np.zeros(len(topology.vgpu_stage), dtype=VGPU)
+    vgpus = np.zeros(len(topology.vgpus), dtype=VGPU)
     for name in ("first", "next_first"):
         vgpus[name] = NONE
-    lines = np.zeros(len(topology.stage_last), dtype=LINE)
+    lines = np.zeros(len(topology.stages), dtype=LINE)
     lines["first"] = lines["last"] = NONE
     shares: list[int] = []
     for model in plan.models:
@@ -93,8 +93,8 @@ def new_pools(plan: Plan, topology: Topology, requests: Records, factors: Intege
                     s.transfer_us for s in into
                 )
                 row += 1
-    resources = int(max(topology.vgpu_up.max(initial=0), topology.vgpu_down.max(initial=0))) + 1
-    hops = int(np.diff(topology.pipeline_stages).max(initial=1))
+    resources = resource_count(topology)
+    hops = int(topology.pipelines["stages"].max(initial=1))
     return Pools(
         topology=topology,
         requests=requests,
@@ -168,19 +168,19 @@ def move(pools: Pools, stage: int, sender: int, receiver: int, samples: int) -> 
     topology = pools.topology
     now = pools.state[0]["now_us"]
     if sender == NONE:
-        length = topology.move_us[stage, topology.vgpu_down_rate[receiver], samples]
+        length = topology.move_us[stage, topology.vgpus[receiver]["down_rate"], samples]
         if length == 0:
             return now
-        down = topology.vgpu_down[receiver]
+        down = topology.vgpus[receiver]["downlink"]
         end = max(now, pools.links[down]) + length
         pools.links[down] = end
         pools.busy_us[down] += length
         return end
-    rate = min(topology.vgpu_up_rate[sender], topology.vgpu_down_rate[receiver])
+    rate = min(topology.vgpus[sender]["up_rate"], topology.vgpus[receiver]["down_rate"])
     length = topology.move_us[stage, rate, samples]
     if length == 0:
         return now
-    up, down = topology.vgpu_up[sender], topology.vgpu_down[receiver]
+    up, down = topology.vgpus[sender]["uplink"], topology.vgpus[receiver]["downlink"]
     end = max(now, pools.links[up], pools.links[down]) + length
     pools.links[up] = pools.links[down] = end
     pools.busy_us[up] += length
@@ -193,12 +193,10 @@ def answer(pools: Pools, vgpu: int, request: int) -> None:
     """A request's answer leaves the last stage."""
     topology = pools.topology
     now = pools.state[0]["now_us"]
-    pipeline = 0
-    while topology.pipeline_stages[pipeline + 1] <= topology.vgpu_stage[vgpu]:
-        pipeline += 1
-    length = topology.answer_us[pipeline, topology.vgpu_up_rate[vgpu], 1]
+    pipeline = topology.stages[topology.vgpus[vgpu]["stage"]]["pipeline"]
+    length = topology.answer_us[pipeline, topology.vgpus[vgpu]["up_rate"], 1]
     if length > 0:
-        up = topology.vgpu_up[vgpu]
+        up = topology.vgpus[vgpu]["uplink"]
         now = max(now, pools.links[up]) + length
         pools.links[up] = now
         pools.busy_us[up] += length

@@ -12,6 +12,7 @@ Requests go to the pipelines of their model in proportion to the planned through
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, entry, kernel
+from triton_backend.scheduler.topology import pipelines_of, vgpus_of
 from triton_backend.simulator.heap import STAGE_END, remove_first, sift_up
 from triton_backend.simulator.pools import Pools, answer, drop, join, leave, move
 from triton_backend.simulator.workers import NOISE_ONE
@@ -40,7 +41,7 @@ def run_pools(pools: Pools) -> None:
                 drop(pools, request)
             else:
                 pools.assigned[pipeline] += 1
-                stage = pools.topology.pipeline_stages[pipeline]
+                stage = pools.topology.pipelines[pipeline]["first_stage"]
                 join(pools, stage, request)
                 _dispatch(pools, stage, pipeline)
         else:
@@ -51,9 +52,8 @@ def run_pools(pools: Pools) -> None:
 @kernel
 def _least_served(pools: Pools, model: int) -> int:
     """The pipeline furthest behind its share; ties: plan order."""
-    first, end = pools.topology.model_pipelines[model], pools.topology.model_pipelines[model + 1]
     best = NONE
-    for p in range(first, end):
+    for p in pipelines_of(pools.topology, model):
         if (
             best == NONE
             or (pools.assigned[p] + 1) * pools.shares[best]
@@ -75,7 +75,7 @@ def _dispatch(pools: Pools, stage: int, pipeline: int) -> None:
         wait = max(0, pools.vgpus[vgpu]["end_us"] - now)
         deadline = pools.requests[line["first"]]["deadline_us"]
         budget = deadline - now - wait - line["later_us"]
-        size = pools.topology.pipeline_batch[pipeline]
+        size = pools.topology.pipelines[pipeline]["batch"]
         while size > 0 and _takes(pools, vgpu, size) > budget:
             size -= 1
         if size == 0:
@@ -90,7 +90,7 @@ def _dispatch(pools: Pools, stage: int, pipeline: int) -> None:
 def _free_first(pools: Pools, stage: int) -> int:
     """The vGPU that is free first, of those to which nothing was sent ahead."""
     best = NONE
-    for vgpu in range(pools.topology.stage_vgpus[stage], pools.topology.stage_vgpus[stage + 1]):
+    for vgpu in vgpus_of(pools.topology, stage):
         row = pools.vgpus[vgpu]
         if row["next_first"] != NONE:
             continue
@@ -105,8 +105,8 @@ def _free_first(pools: Pools, stage: int) -> int:
 def _takes(pools: Pools, vgpu: int, size: int) -> int:
     """Latency and transfer of a batch, the links being free."""
     topology = pools.topology
-    stage = topology.vgpu_stage[vgpu]
-    move = topology.move_us[stage, topology.vgpu_down_rate[vgpu], size]
+    stage = topology.vgpus[vgpu]["stage"]
+    move = topology.move_us[stage, topology.vgpus[vgpu]["down_rate"], size]
     return topology.latency_us[stage, size] + move
 
 
@@ -149,7 +149,7 @@ def _start_stage(pools: Pools, vgpu: int) -> None:
     """Run the batch that was sent to a vGPU which is free now."""
     state = pools.state[0]
     row = pools.vgpus[vgpu]
-    stage = pools.topology.vgpu_stage[vgpu]
+    stage = pools.topology.vgpus[vgpu]["stage"]
     factor = pools.factors[state["factor"]]
     state["factor"] = (state["factor"] + 1) % len(pools.factors)
     latency = pools.topology.latency_us[stage, row["next_size"]]
@@ -175,7 +175,7 @@ def _end_stage(pools: Pools, vgpu: int) -> None:
     topology = pools.topology
     state = pools.state[0]
     row = pools.vgpus[vgpu]
-    stage = topology.vgpu_stage[vgpu]
+    stage = topology.vgpus[vgpu]["stage"]
     use = pools.uses[state["uses"]]
     use["vgpu"] = vgpu
     use["batch_id"] = row["number"]
@@ -184,14 +184,12 @@ def _end_stage(pools: Pools, vgpu: int) -> None:
     use["samples"] = row["size"]
     state["uses"] += 1
     pools.busy_us[vgpu] += row["end_us"] - row["start_us"]
-    pipeline = 0
-    while topology.pipeline_stages[pipeline + 1] <= stage:
-        pipeline += 1
+    pipeline = topology.stages[stage]["pipeline"]
     request = row["first"]
     row["first"] = NONE
     while request != NONE:
         following = pools.next[request]
-        if topology.stage_last[stage] == 1:
+        if topology.stages[stage]["last"] == 1:
             answer(pools, vgpu, request)
         else:
             pools.place[request] = vgpu
@@ -199,6 +197,6 @@ def _end_stage(pools: Pools, vgpu: int) -> None:
         request = following
     if row["next_first"] != NONE:
         _start_stage(pools, vgpu)
-    if topology.stage_last[stage] == 0:
+    if topology.stages[stage]["last"] == 0:
         _dispatch(pools, stage + 1, pipeline)
     _dispatch(pools, stage, pipeline)

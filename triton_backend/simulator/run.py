@@ -12,8 +12,8 @@ from triton_backend.scheduler.admission import new_doors
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
 from triton_backend.scheduler.handover import hand_over
 from triton_backend.scheduler.invariants import check_invariants
-from triton_backend.scheduler.policies import policy_number
-from triton_backend.scheduler.steps import settle_all
+from triton_backend.scheduler.kernel_api import settle_all
+from triton_backend.scheduler.policies.registry import REACTIVE, policy_number
 from triton_backend.scheduler.tables import Tables, new_tables, with_room
 from triton_backend.scheduler.topology import build_topology
 from triton_backend.simulator.failures import schedule_failures
@@ -29,7 +29,7 @@ from triton_backend.simulator.results import (
     model_results,
     utilisation,
 )
-from triton_backend.simulator.scenario import REACTIVE, PlanChange, SimOptions, rates_of
+from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
 from triton_backend.simulator.ticks import cycles_now
 from triton_backend.simulator.workers import NOISE_ONE
 from triton_backend.simulator.world import DROPPED, World, fit, new_world, with_tables
@@ -95,7 +95,7 @@ def _simulate_reactive(
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     state = pools.state[0]
     span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
-    links = pools.busy_us[len(topology.vgpu_stage) :]
+    links = pools.busy_us[len(topology.vgpus) :]
     return SimResult(
         plan=plan,
         policy=options.policy,
@@ -221,7 +221,7 @@ def _result(
     world = end.world
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
-    links = world.busy_us[len(world.tables.topology.vgpu_stage) :]
+    links = world.busy_us[len(world.tables.topology.vgpus) :]
     seconds = class_seconds(end.plan, world.busy_us)
     if end.flush is not None:
         seconds = {name: seconds.get(name, 0.0) + end.seconds[name] for name in end.seconds}

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import POLICIES
+from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, Arrivals
 
-REACTIVE = "reactive"
-SIMULATED = (*POLICIES, REACTIVE)  # every policy a simulation can run
+SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.plans import two_stages
 from triton_backend.scheduler.array_pointers import WORDS, addresses, tables_at
 from triton_backend.scheduler.compiled import Integers, entry
-from triton_backend.scheduler.tables import RESERVATION, Tables, new_tables
+from triton_backend.scheduler.tables import Tables, new_tables
 from triton_backend.scheduler.topology import build_topology
 
 
@@ -16,7 +16,7 @@ from triton_backend.scheduler.topology import build_topology
 def count_up(memory: Integers) -> int:
     """Change tables that are known by address alone."""
     tables = tables_at(memory)
-    tables.counts[0]["served"] += len(tables.topology.vgpu_stage)
+    tables.counts[0]["served"] += len(tables.topology.vgpus)
     tables.paths[3, 1] = tables.topology.latency_us[1, 2]
     return tables.offers.shape[1]
 
@@ -26,7 +26,7 @@ def arrays(tables: Tables) -> list[Any]:
 
 
 def test_kernels_change_the_very_arrays_that_were_addressed() -> None:
-    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    tables = new_tables(build_topology(two_stages()), 0)
     memory = np.array(addresses(tables), dtype=np.int64)
     assert len(memory) == WORDS
     assert count_up(memory) == 3
@@ -35,7 +35,7 @@ def test_kernels_change_the_very_arrays_that_were_addressed() -> None:
 
 
 def test_plain_python_finds_the_same_arrays() -> None:
-    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    tables = new_tables(build_topology(two_stages()), 0)
     again = tables_at(np.array(addresses(tables), dtype=np.int64))
     for one, other in zip(arrays(tables), arrays(again), strict=True):
         assert (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
@@ -43,6 +43,6 @@ def test_plain_python_finds_the_same_arrays() -> None:
 
 
 def test_arrays_of_another_type_are_not_addressed() -> None:
-    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    tables = new_tables(build_topology(two_stages()), 0)
     with pytest.raises(TypeError, match="kernels expect"):
         addresses(tables._replace(paths=tables.paths.astype(np.int32)))

@@ -15,7 +15,7 @@ import json
 from tests.fakes.plans import Pool, make_plan, two_stages
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.contract.events import *
-from triton_backend.scheduler.policies import POLICIES
+from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.run import simulate

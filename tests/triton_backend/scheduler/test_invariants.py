@@ -7,14 +7,14 @@ import pytest
 from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.invariants import check_invariants
-from triton_backend.scheduler.steps import arrive, settle
-from triton_backend.scheduler.tables import RESERVATION, Tables, new_tables
+from triton_backend.scheduler.kernel_api import arrive, settle
+from triton_backend.scheduler.tables import Tables, new_tables
 from triton_backend.scheduler.topology import build_topology
 
 
 def busy_tables() -> Tables:
     """Two batches in flight and two requests in line."""
-    tables = new_tables(build_topology(two_stages()), RESERVATION)
+    tables = new_tables(build_topology(two_stages()), 0)
     for number in range(10):
         arrive(tables, 0, number, 100_000 + number, 1)
         settle(tables, 0)

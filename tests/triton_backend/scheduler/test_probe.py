@@ -10,9 +10,9 @@ from tests.fakes.plans import Pool, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.feedback import worker_lost
-from triton_backend.scheduler.probe import commit, probe
+from triton_backend.scheduler.probe import BY_FINISH, BY_UPLINK, commit, probe
 from triton_backend.scheduler.tables import Tables, new_tables
-from triton_backend.scheduler.topology import build_topology
+from triton_backend.scheduler.topology import build_topology, vgpus_of
 
 Busy = dict[int, list[tuple[int, int]]]
 
@@ -34,14 +34,17 @@ def greedy_path(tables: Tables, busy: Busy, samples: int, now_us: int) -> tuple[
     """Algorithm 2 as written, over every vGPU of every pool."""
     topology = tables.topology
     at, sender, path = now_us, None, list[int]()
-    for stage in range(len(topology.stage_last)):
+    for stage in range(len(topology.stages)):
         best: tuple[int, int] | None = None
         latency = int(topology.latency_us[stage, samples])
-        for vgpu in range(topology.stage_vgpus[stage], topology.stage_vgpus[stage + 1]):
+        for vgpu in vgpus_of(topology, stage):
             t = at
             if sender is not None:
                 move = int(topology.move_us[stage, 0, samples])
-                links = [int(topology.vgpu_up[sender]), int(topology.vgpu_down[vgpu])]
+                links = [
+                    int(topology.vgpus[sender]["uplink"]),
+                    int(topology.vgpus[vgpu]["downlink"]),
+                ]
                 if move:
                     t = free_at(busy, links, t, move) + move
             t = free_at(busy, [vgpu], t, latency) + latency
@@ -96,7 +99,7 @@ def test_the_probe_finds_what_trying_every_vgpu_finds(
         now_us += gap
         tables.counts[0]["now_us"] = now_us
         path, finish_us = greedy_path(tables, reserved(tables), samples, now_us)
-        assert probe(tables, 0, samples, now_us) == finish_us
+        assert probe(tables, 0, samples, now_us, BY_FINISH) == finish_us
         assert tables.offers[0, : len(path)]["vgpu"].tolist() == path
         commit(tables, 0, number)
 
@@ -106,22 +109,19 @@ def test_the_probe_finds_what_trying_every_vgpu_finds(
 def test_on_an_idle_cluster_no_path_at_all_is_earlier(plan: Plan) -> None:
     tables = new_tables(build_topology(plan), 0)
     topology = tables.topology
-    pools = [
-        range(topology.stage_vgpus[s], topology.stage_vgpus[s + 1])
-        for s in range(len(topology.stage_last))
-    ]
+    pools = [vgpus_of(topology, s) for s in range(len(topology.stages))]
     work = sum(
         int(topology.latency_us[s, 2] + topology.move_us[s, 0, 2]) for s in range(len(pools))
     )
     ends = [1_000 + work for _ in product(*(pool[:2] for pool in pools))]
-    assert probe(tables, 0, 2, 1_000) == min(ends)
+    assert probe(tables, 0, 2, 1_000, BY_FINISH) == min(ends)
     assert tables.quotes[0]["wait_us"] == 0
 
 
 def test_a_probe_changes_no_reservation() -> None:
     tables = new_tables(build_topology(make_plan([[Pool(latency_us=(5, 9))]])), 0)
     before = [np.copy(array) for array in (tables.intervals, tables.resources, tables.free_from_us)]
-    probe(tables, 0, 2, 0)
+    probe(tables, 0, 2, 0, BY_FINISH)
     after = [tables.intervals, tables.resources, tables.free_from_us]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -129,29 +129,29 @@ def test_a_probe_changes_no_reservation() -> None:
 def test_no_offer_where_a_pool_has_no_vgpu_left() -> None:
     tables = new_tables(build_topology(make_plan([[Pool(latency_us=(5,))]])), 0)
     worker_lost(tables, 0)
-    assert probe(tables, 0, 1, 0) >= FAR
+    assert probe(tables, 0, 1, 0, BY_FINISH) >= FAR
 
 
-def test_looking_ahead_prefers_the_vgpu_whose_uplink_is_free() -> None:
+def test_by_uplink_the_probe_prefers_the_vgpu_whose_uplink_is_free() -> None:
     first = Pool(latency_us=(1_000,), gpus=2, bytes_out=50_000_000)
     plan = make_plan([[first, Pool(latency_us=(1_000,), gpus=4)]])
 
-    def second_path(policy: int) -> list[int]:
-        tables = new_tables(build_topology(plan), policy)
-        probe(tables, 0, 1, 0)
+    def second_path(rank_by: int) -> list[int]:
+        tables = new_tables(build_topology(plan), 0)
+        probe(tables, 0, 1, 0, rank_by)
         commit(tables, 0, 0)
-        probe(tables, 0, 1, 1_000)
+        probe(tables, 0, 1, 1_000, rank_by)
         return tables.offers[0, :2]["vgpu"].tolist()
 
-    assert second_path(0)[0] == 0
-    assert second_path(1)[0] == 1
+    assert second_path(BY_FINISH)[0] == 0
+    assert second_path(BY_UPLINK)[0] == 1
 
 
-def test_looking_ahead_prefers_who_finishes_first_where_all_wait_for_one_uplink() -> None:
+def test_by_uplink_the_probe_prefers_who_finishes_first_where_all_wait_for_one_uplink() -> None:
     first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=50_000_000)
     plan = make_plan([[first, Pool(latency_us=(1_000,), gpus=4)]])
-    tables = new_tables(build_topology(plan), 1)
-    probe(tables, 0, 1, 0)
+    tables = new_tables(build_topology(plan), 0)
+    probe(tables, 0, 1, 0, BY_UPLINK)
     commit(tables, 0, 0)
-    probe(tables, 0, 1, 500)
+    probe(tables, 0, 1, 500, BY_UPLINK)
     assert tables.offers[0, 0]["vgpu"] == 1

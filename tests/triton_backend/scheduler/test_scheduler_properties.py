@@ -24,7 +24,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import POLICIES
+from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 
 SLO_US = 60_000

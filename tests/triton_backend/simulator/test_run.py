@@ -8,11 +8,12 @@ import pytest
 from tests.fakes.plans import Pool, make_plan, two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.registry import REACTIVE
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Deterministic, Gamma, Instant
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import REACTIVE, SIMULATED, PlanChange, SimOptions, rates_of
+from triton_backend.simulator.scenario import SIMULATED, PlanChange, SimOptions, rates_of
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
 RESERVING = ("reservation", "reservation-ahead")

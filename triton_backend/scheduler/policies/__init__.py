@@ -1,19 +1,9 @@
-"""Dispatch policies by name, one file each."""
+"""Dispatch policies: every file here that states `POLICIES` adds what it lists (`registry`).
 
-from triton_backend.contract.errors import InputError
+Nothing is imported here, because the command line reads `SERVING_POLICY` when it starts.
+"""
 
-POLICIES = ("reservation", "reservation-ahead")
-# What a gateway runs unless it is told otherwise. Under `reservation` a backlog once there, after a
-# stall say, stays while the overload does: late heads allow small batches only, which make all late.
+# What a gateway runs unless its settings name another. Under `reservation` a backlog once there,
+# after a stall say, stays while the overload does: late heads allow small batches only, which make
+# all later ones late.
 SERVING_POLICY = "reservation-ahead"
-
-
-def policy_number(name: str) -> int:
-    """Number of a policy in `POLICIES`, as the kernels know it.
-
-    Raises:
-        InputError: there is no such policy.
-    """
-    if name not in POLICIES:
-        raise InputError("policy", f"{name!r} is none of {', '.join(POLICIES)}")
-    return POLICIES.index(name)

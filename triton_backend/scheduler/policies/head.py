@@ -1,6 +1,7 @@
-"""What every policy does with the head of a line: how large a batch fits, waiting, sending, giving up.
+"""What policies do with the head of a queue: how large a batch fits, wait, dispatch, drop.
 
-Which pipeline takes the head, and what else makes it give up, is a policy's own.
+Which pipeline takes the head, what else makes it drop the head, and how vGPUs are compared
+(`rank_by`, see `probe`) is a policy's own.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
@@ -17,10 +18,10 @@ def out_of_room(tables: Tables) -> bool:
 
 
 @kernel
-def largest_in_time(tables: Tables, model: int, pipeline: int) -> int:
+def largest_in_time(tables: Tables, model: int, pipeline: int, rank_by: int) -> int:
     """Largest batch <= planned that ends by the head's deadline, 0 where none does.
 
-    The pipeline must have just been quoted at its planned batch. Where the line holds the batch,
+    The pipeline must have just been quoted at its planned batch. Where the queue holds the batch,
     whole requests only. What is answered is what the pipeline was last quoted for.
     """
     if pipeline == NONE:
@@ -32,9 +33,10 @@ def largest_in_time(tables: Tables, model: int, pipeline: int) -> int:
     while size >= head["samples"]:
         if size < queue["samples"]:
             size = prefix(tables, model, size)
+        # path_us is the time with nothing else running: a bound that spares most probes
         if now + tables.topology.path_us[pipeline, size] <= head["deadline_us"]:
             if tables.quotes[pipeline]["samples"] != size:
-                probe(tables, pipeline, size, now)
+                probe(tables, pipeline, size, now, rank_by)
             if tables.quotes[pipeline]["finish_us"] <= head["deadline_us"]:
                 return size
         size -= 1
@@ -42,16 +44,16 @@ def largest_in_time(tables: Tables, model: int, pipeline: int) -> int:
 
 
 @kernel
-def waits(tables: Tables, model: int, pipeline: int, size: int) -> bool:
-    """Whether a line that holds less than `size` waits for more; sets its timer then.
+def waits(tables: Tables, model: int, pipeline: int, size: int, rank_by: int) -> bool:
+    """Whether a queue that holds less than `size` waits for more; sets its timer then.
 
-    It never waits twice for the same head.
+    It never waits twice for the same head: the timer would be set again and again for 1 µs.
     """
     queue = tables.queues[model]
     head = tables.requests[queue["first"]]["sequence"]
     if size <= queue["samples"] or queue["expired"] == head:
         return False
-    moment = _last_moment(tables, model, pipeline)
+    moment = _last_moment(tables, model, pipeline, rank_by)
     if moment > tables.counts[0]["now_us"]:
         queue["timer_us"] = moment
         return True
@@ -60,36 +62,38 @@ def waits(tables: Tables, model: int, pipeline: int, size: int) -> bool:
 
 
 @kernel
-def _last_moment(tables: Tables, model: int, pipeline: int) -> int:
-    """Until when a line may wait for one more request: the earlier of two instants.
+def _last_moment(tables: Tables, model: int, pipeline: int, rank_by: int) -> int:
+    """Until when a queue may wait for one more request: the earlier of two instants.
 
-    One µs after the line with one more sample no longer fits, and the last instant at which the
-    line as it is still fits (they differ where a larger batch takes no longer).
+    One µs after the queue with one more sample no longer fits, and the last instant at which the
+    queue as it is still fits (they differ where a larger batch takes no longer).
     """
     queue = tables.queues[model]
     now = tables.counts[0]["now_us"]
     deadline = tables.requests[queue["first"]]["deadline_us"]
     quote = tables.quotes[pipeline]
     moment = FAR
+    # A batch that finishes at f after waiting w for resources could come w later and still finish
+    # at f; until the deadline there are deadline - f more.
     if now + tables.topology.path_us[pipeline, queue["samples"] + 1] <= deadline:
-        probe(tables, pipeline, queue["samples"] + 1, now)
+        probe(tables, pipeline, queue["samples"] + 1, now, rank_by)
         if quote["finish_us"] <= deadline:
             moment = now + (deadline - quote["finish_us"]) + quote["wait_us"] + 1
-    probe(tables, pipeline, queue["samples"], now)
+    probe(tables, pipeline, queue["samples"], now, rank_by)
     return min(moment, now + max(deadline - quote["finish_us"], 0) + quote["wait_us"])
 
 
 @kernel
-def send(tables: Tables, model: int, pipeline: int, size: int) -> None:
-    """Reserve and dispatch the head of the line: `size` samples, or all where there are fewer."""
+def dispatch_head(tables: Tables, model: int, pipeline: int, size: int, rank_by: int) -> None:
+    """Reserve and dispatch the head of the queue: `size` samples, or all where there are fewer."""
     size = min(size, tables.queues[model]["samples"])
     if tables.quotes[pipeline]["samples"] != size:
-        probe(tables, pipeline, size, tables.counts[0]["now_us"])
+        probe(tables, pipeline, size, tables.counts[0]["now_us"], rank_by)
     commit(tables, pipeline, make_batch(tables, model, pipeline))
 
 
 @kernel
-def give_up(tables: Tables, model: int, pipeline: int) -> None:
-    """Drop the head; it is told when the pipeline last quoted would have finished."""
+def drop_head(tables: Tables, model: int, pipeline: int) -> None:
+    """Drop the head; the drop carries the finish that the pipeline quoted last would have had."""
     finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
     drop(tables, tables.queues[model]["first"], DEADLINE, finish)

@@ -1,6 +1,6 @@
 """Policy `reservation`: resource-reservation-based adaptive batching (PPipe, Algorithm 1).
 
-For the head of a model's line, again and again until the line is empty or waits:
+For the head of a model's queue, again and again until the queue is empty or waits:
 
 1. Of the pipelines that can hold the head, take the one whose probe at its planned batch waits
    least (ties: plan order).
@@ -8,38 +8,39 @@ For the head of a model's line, again and again until the line is empty or waits
 3. None: drop the head. More than what is queued: wait until one more request would no longer fit,
    then dispatch what is there; never wait twice for the same head. Else dispatch.
 
-A request of several samples counts as that many and is never split: where the line holds a batch,
+A request of several samples counts as that many and is never split: where the queue holds a batch,
 its size is the longest run of whole requests that fits.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
 from triton_backend.scheduler.policies.head import (
-    give_up,
+    dispatch_head,
+    drop_head,
     largest_in_time,
     out_of_room,
-    send,
     waits,
 )
-from triton_backend.scheduler.probe import probe
-from triton_backend.scheduler.tables import MORE, SETTLED, Tables
+from triton_backend.scheduler.probe import BY_FINISH, probe
+from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
 def decide(tables: Tables, model: int) -> int:
-    """Dispatch, drop or wait for one model's line at `now_us`; `SETTLED` or `MORE`."""
+    """Dispatch, drop or wait for one model's queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
     queue = tables.queues[model]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
         if out_of_room(tables):
-            return MORE
+            return NEEDS_ROOM
         pipeline = _least_waiting(tables, model)
-        size = largest_in_time(tables, model, pipeline)
+        size = largest_in_time(tables, model, pipeline, BY_FINISH)
         if size == 0:
-            give_up(tables, model, pipeline)
-        elif waits(tables, model, pipeline, size):
+            drop_head(tables, model, pipeline)
+        elif waits(tables, model, pipeline, size, BY_FINISH):
             return SETTLED
         else:
-            send(tables, model, pipeline, size)
+            dispatch_head(tables, model, pipeline, size, BY_FINISH)
     return SETTLED
 
 
@@ -50,12 +51,15 @@ def _least_waiting(tables: Tables, model: int) -> int:
     samples = tables.requests[tables.queues[model]["first"]]["samples"]
     best = NONE
     least = FAR
-    for pipeline in range(topology.model_pipelines[model], topology.model_pipelines[model + 1]):
-        planned = topology.pipeline_batch[pipeline]
+    for pipeline in pipelines_of(topology, model):
+        planned = topology.pipelines[pipeline]["batch"]
         if planned < samples:
             continue
-        probe(tables, pipeline, planned, tables.counts[0]["now_us"])
+        probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_FINISH)
         if tables.quotes[pipeline]["wait_us"] < least:
             least = tables.quotes[pipeline]["wait_us"]
             best = pipeline
     return best
+
+
+POLICIES = {"reservation": decide}

@@ -3,8 +3,8 @@
 It differs in three places, each of which won in `scripts/benchmarks/simulator.py`:
 
 1. On every stage but the last, `probe` compares vGPUs by when their uplink can take the batch on,
-   not by when they finish (`Tables.counts.ahead`; ties: who finishes first, so that a scarce uplink
-   has something to take when a batch is late; then the lowest number).
+   not by when they finish (`BY_UPLINK`; ties: who finishes first, so that a scarce uplink has
+   something to take when a batch is late; then the lowest number).
 2. Of the pipelines that can hold the head, it takes the one that waits least among those whose
    offer for the planned batch ends by the head's deadline; only where there is none, the one that
    waits least (ties: plan order).
@@ -12,40 +12,39 @@ It differs in three places, each of which won in `scripts/benchmarks/simulator.p
    have to wait for a resource, the head is dropped: vGPUs are short then, small batches use them
    badly, and every later head would be as late as this one.
 
-Tried and lost: looking at the next stage's vGPUs too in 1; in 2 the pipeline that ends first, that
-ends last, or that has the least wait for its slack; 3 only with a whole batch behind the head. The
-figures are in `core/README.md`.
+What else was tried, with figures, is in `../DECISIONS.md`.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
 from triton_backend.scheduler.policies.head import (
-    give_up,
+    dispatch_head,
+    drop_head,
     largest_in_time,
     out_of_room,
-    send,
     waits,
 )
-from triton_backend.scheduler.probe import probe
+from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
-from triton_backend.scheduler.tables import MORE, SETTLED, Tables
+from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
 def decide(tables: Tables, model: int) -> int:
-    """Dispatch, drop or wait for one model's line at `now_us`; `SETTLED` or `MORE`."""
+    """Dispatch, drop or wait for one model's queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
     queue = tables.queues[model]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
         if out_of_room(tables):
-            return MORE
+            return NEEDS_ROOM
         pipeline = _choose(tables, model)
-        size = largest_in_time(tables, model, pipeline)
-        if size == 0 or _hinders(tables, model, pipeline, size):
-            give_up(tables, model, pipeline)
-        elif waits(tables, model, pipeline, size):
+        size = largest_in_time(tables, model, pipeline, BY_UPLINK)
+        if size == 0 or _wastes_capacity(tables, model, pipeline, size):
+            drop_head(tables, model, pipeline)
+        elif waits(tables, model, pipeline, size, BY_UPLINK):
             return SETTLED
         else:
-            send(tables, model, pipeline, size)
+            dispatch_head(tables, model, pipeline, size, BY_UPLINK)
     return SETTLED
 
 
@@ -58,11 +57,11 @@ def _choose(tables: Tables, model: int) -> int:
     least = FAR
     best_fit = NONE
     least_fit = FAR
-    for pipeline in range(topology.model_pipelines[model], topology.model_pipelines[model + 1]):
-        planned = topology.pipeline_batch[pipeline]
+    for pipeline in pipelines_of(topology, model):
+        planned = topology.pipelines[pipeline]["batch"]
         if planned < head["samples"]:
             continue
-        probe(tables, pipeline, planned, tables.counts[0]["now_us"])
+        probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)
         quote = tables.quotes[pipeline]
         if quote["finish_us"] <= head["deadline_us"] and quote["wait_us"] < least_fit:
             best_fit = pipeline
@@ -74,16 +73,19 @@ def _choose(tables: Tables, model: int) -> int:
 
 
 @kernel
-def _hinders(tables: Tables, model: int, pipeline: int, size: int) -> bool:
+def _wastes_capacity(tables: Tables, model: int, pipeline: int, size: int) -> bool:
     """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves.
 
     A batch that is smaller because whole requests do not fill it is as good as planned.
     """
-    planned = tables.topology.pipeline_batch[pipeline]
+    planned = tables.topology.pipelines[pipeline]["batch"]
     most = planned
     if planned < tables.queues[model]["samples"]:
         most = prefix(tables, model, planned)
     if size >= most:
         return False
-    probe(tables, pipeline, planned, tables.counts[0]["now_us"])
+    probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)
     return tables.quotes[pipeline]["wait_us"] > 0
+
+
+POLICIES = {"reservation-ahead": decide}

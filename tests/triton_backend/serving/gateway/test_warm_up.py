@@ -19,7 +19,7 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.scheduler.kernel_api import act_at
+from triton_backend.scheduler.kernel_api import handle_event
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.gateway.warm_up import warm_up
 
@@ -46,7 +46,7 @@ LIFE: list[Event] = [
 
 def test_no_event_compiles_anything_after_the_warm_up() -> None:
     warm_up(two_stages(), policy="reservation", nic="shared")
-    kernel: Any = act_at
+    kernel: Any = handle_event
     compiled = len(kernel.signatures)
     scheduler = Scheduler(two_stages(), policy="reservation-ahead", nic="isolated")
     decided = [decision for event in LIFE for decision in scheduler.handle(event)]
