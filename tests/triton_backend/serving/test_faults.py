@@ -1,6 +1,8 @@
 """A running system without Triton whose parts are taken away: nobody waits for ever, all heals."""
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
-from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays, Segment
+from triton_backend.serving.transport.wire import Kind, frame, pack_json
 
 pytestmark = pytest.mark.slow
 PATIENT_US = 2_000_000
@@ -94,6 +97,87 @@ def test_a_new_front_takes_the_place_of_a_dead_one(system: LocalSystem) -> None:
     system.fronts["pair"].stop()
     system.fronts["pair"] = FrontService(system.settings, system.deployment, "pair", system.clock)
     system.fronts["pair"].start()
+    assert reference(system) == right
+
+
+class SilentWorker:
+    """Says HELLO as the worker of a vGPU and reads nothing from then on; it may listen."""
+
+    def __init__(self, system: LocalSystem, vgpu: int, *, listens: bool) -> None:
+        deployment = system.deployment
+        self._sockets = [socket.socket(socket.AF_UNIX)]
+        self._segment: Segment | None = None
+        if listens:
+            layout, slots = deployment.worker_layout(vgpu), deployment.worker_slots(vgpu)
+            self._segment = Segment.create(deployment.worker_segment(vgpu), layout, slots)
+            listener = socket.socket(socket.AF_UNIX)
+            self._sockets.append(listener)
+            path = Path(deployment.worker_address(vgpu, same_host=True).removeprefix("unix:"))
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            listener.listen()
+        hello = {"role": "worker", "generation": 1, "vgpu": vgpu, "token": system.settings.token}
+        self._sockets[0].connect(system.settings.scheduler_address().removeprefix("unix:"))
+        self._sockets[0].sendall(frame(Kind.HELLO, pack_json(hello)))
+
+    def stop(self) -> None:
+        for one in self._sockets:
+            one.close()
+        if self._segment is not None:
+            self._segment.remove()
+
+
+def test_batches_that_a_worker_swallows_do_not_stay_in_flight(system: LocalSystem) -> None:
+    right = reference(system)
+    system.stop_worker(1, 0)
+    wait_for(lambda: not all_up(system))
+    silent = SilentWorker(system, 0, listens=True)
+    wait_for(lambda: all_up(system))
+    waiting = [system.ask("pair", picture(seed)) for seed in range(6)]
+    wait_for(lambda: system.status()["in_flight"] > 0)
+    assert all(isinstance(result(), Refusal) for result in waiting)
+    wait_for(lambda: system.status()["in_flight"] == 0)
+    system.control("flush")
+    assert system.status()["state"] == "flushed"
+    system.control("abort")
+    silent.stop()
+    wait_for(lambda: not all_up(system))
+    system.start_worker(system.deployment, 0)
+    wait_for(lambda: all_up(system))
+    assert reference(system) == right
+
+
+def test_a_worker_that_cannot_be_reached_costs_no_request_where_its_pool_has_another(
+    system: LocalSystem,
+) -> None:
+    right = reference(system)
+    system.stop_worker(1, 1)
+    wait_for(lambda: not all_up(system))
+    silent = SilentWorker(system, 1, listens=False)
+    wait_for(lambda: all_up(system))
+    lost_before = system.status()["counters"]["batches_lost"]
+    assert reference(system) == right
+    assert system.status()["counters"]["batches_lost"] == lost_before + 1
+    silent.stop()
+    system.start_worker(system.deployment, 1)
+    wait_for(lambda: all_up(system))
+    assert reference(system) == right
+
+
+def test_a_front_that_cannot_reach_its_only_first_worker_says_so(system: LocalSystem) -> None:
+    right = reference(system)
+    system.stop_worker(1, 0)
+    wait_for(lambda: not all_up(system))
+    silent = SilentWorker(system, 0, listens=False)
+    wait_for(lambda: all_up(system))
+    lost_before = system.status()["counters"]["batches_lost"]
+    assert isinstance(system.ask("pair", picture(0))(), Refusal)
+    assert system.status()["counters"]["batches_lost"] > lost_before
+    silent.stop()
+    wait_for(lambda: not all_up(system))
+    assert system.status()["in_flight"] == 0
+    system.start_worker(system.deployment, 0)
+    wait_for(lambda: all_up(system))
     assert reference(system) == right
 
 

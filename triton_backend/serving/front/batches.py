@@ -160,7 +160,8 @@ class FrontBatches:
             plan_tag=header.plan_tag,
             payload_bytes=channel.segment.layout.payload_bytes(samples),
         )
-        channel.send(data, place, samples)
+        if not channel.send(data, place, samples):
+            self._unusable(header, True)  # noqa: FBT003  # its worker is gone
 
     # On their way back
 

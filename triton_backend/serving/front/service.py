@@ -290,13 +290,14 @@ class FrontService:
                 self._max_waiting = deployment.max_waiting(model)
 
     def _unusable(self, header: Header, worker_gone: bool) -> None:  # noqa: FBT001  # a fact
-        """Nobody to send to (the scheduler will hear of it), or nobody waits for it any more."""
-        if worker_gone or self._scheduler is None:
+        """Its worker is gone or takes nothing, or nobody waits for it any more."""
+        if self._scheduler is None:
             return
-        reason = pack_json({"reason": "its requests were answered before it was dispatched"})
-        self._scheduler.send(
-            frame(Kind.BATCH_FAILED, reason, batch_id=header.batch_id, plan_tag=header.plan_tag)
-        )
+        kind, reason = Kind.BATCH_FAILED, "its requests were answered before it was dispatched"
+        if worker_gone:
+            kind, reason = Kind.BATCH_LOST, "its first worker is gone, or takes nothing"
+        data = pack_json({"reason": reason})
+        self._scheduler.send(frame(kind, data, batch_id=header.batch_id, plan_tag=header.plan_tag))
 
     def _answer(self, header: Header, body: AnswerBody) -> None:
         batch = self._batches.answered(header, body)

@@ -225,7 +225,7 @@ class SchedulerService:
         elif header.kind is Kind.BATCH_LOST:
             reason = unpack_json(body).get("reason")
             _LOG.warning("batch %d is lost: %s", header.batch_id, reason)
-            self.gateway.batch_lost(header.batch_id, now_us)
+            self.gateway.batch_lost(header.batch_id, header.stage)
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
 
@@ -244,7 +244,7 @@ class SchedulerService:
             gateway.batch_failed(batch, stage, now_us)
         elif header.kind is Kind.BATCH_LOST:
             _LOG.warning("batch %d is lost: %s", batch, unpack_json(body).get("reason"))
-            gateway.batch_lost(batch, now_us)
+            gateway.batch_lost(batch, stage)
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 

@@ -264,6 +264,8 @@ class Gateway:
         self._first_requests: dict[FrontAddress, int] = {}
         self._number_fronts()
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
+        # Of these, those that cannot be brought to the worker of a stage, until the next look.
+        self._lost_batches: dict[int, int] = {}
         self._waiting_for_slots: deque[Dispatch] = deque()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
@@ -545,12 +547,32 @@ class Gateway:
                 )
             self._end_stage(number, known, now_us, now_us)
 
-    def batch_lost(self, batch: int, now_us: int) -> None:
-        """A batch did not reach its next worker, or nobody will report of it: it runs again."""
+    def batch_lost(self, batch: int, stage: int) -> None:
+        """A batch cannot be brought to the worker of a stage: with the next look it runs again.
+
+        Not at once: who cannot be reached now will not be in the next millisecond.
+        """
         number = batch - self._first_batch
         if number in self._batches:
-            self.counters.batches_lost += 1
-            self._apply(BatchLost(now_us=self._at(now_us), batch_id=number))
+            self._lost_batches[number] = stage
+
+    def _give_up_unreachable(self, now_us: int) -> None:
+        lost, self._lost_batches = self._lost_batches, {}
+        for number, stage in lost.items():
+            known = self._batches.get(number)
+            if known is None:
+                continue
+            if 0 <= stage < len(known.slots):  # first, lest its requests are sent there again
+                vgpu = known.dispatch.hops[stage].vgpu
+                supervisor = self._served.supervisor
+                self._take(supervisor.unreachable(vgpu, now_us, self._up_served()))
+            self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        """Have the requests of a batch run again that nobody will report of."""
+        self.counters.batches_lost += 1
+        if number in self._batches:
+            self._apply(BatchLost(now_us=self._last_us, batch_id=number))
 
     def pace_result(self, worker: WorkerAddress, times: TimesBody, now_us: int) -> None:
         """A worker ran its stage on zeros."""
@@ -577,8 +599,9 @@ class Gateway:
         now_us = self._at(now_us)
         self._may_send |= self._served.slots.release(now_us)
         self._send_waiting()
+        self._give_up_unreachable(now_us)
         awaited = [
-            Awaited(self._first_batch + number, b.dispatch.hops[b.reported], b.heard_us)
+            Awaited(number, b.dispatch.hops[b.reported], b.heard_us)
             for number, b in self._batches.items()
         ]
         self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))
@@ -610,8 +633,10 @@ class Gateway:
                 case Order(vgpu, kind):
                     worker = WorkerAddress(deployment.generation, vgpu)
                     self._send(worker, frame(kind, plan_tag=deployment.tag))
-                case GiveUpBatch(batch):
-                    self.batch_lost(batch, self._last_us)
+                case GiveUpBatch(number) if number in self._batches:
+                    self._give_up(number)
+                case GiveUpBatch():
+                    pass  # an action before this one has ended it
                 case _:
                     self._apply(action)
 

@@ -147,6 +147,19 @@ class WorkerSupervisor:
         planned_us = round(transfer_us(size, rate_gbps) * self._deployment.settings.time_stretch)
         self._link_paces.moved(here, there, start_us, end_us, planned_us)
 
+    def unreachable(self, vgpu: int, now_us: int, up: AbstractSet[int]) -> Sequence[Action]:
+        """A batch could not be brought to a worker that we ourselves hear of.
+
+        It would be chosen again and again; where its pool has another it rests, as if it were slow.
+        """
+        others = up - {vgpu}
+        alone = all(self._pools[other] != self._pools[vgpu] for other in others)
+        if vgpu not in up or alone or not self._may_take_out(now_us):
+            return ()
+        self._workers.forget(vgpu)
+        self._quarantine.enter(vgpu, now_us)
+        return (TakeOut(vgpu),)
+
     def pace_result(self, vgpu: int, took_us: int, up: AbstractSet[int]) -> Sequence[Action]:
         """A vGPU ran its planned batch on zeros."""
         self._workers.probed(vgpu, took_us, self._planned_us(vgpu))

@@ -62,9 +62,7 @@ class Kind(IntEnum):
     STAGE_RESULT = 16  # worker -> node: done, or the error (JSON)
     PACE_PROBE = 17  # scheduler -> worker: run your stage once on zeros and report how long it took
     PACE_RESULT = 18  # worker -> scheduler: when it began and ended
-    BATCH_LOST = (
-        19  # front or worker -> scheduler: the next worker cannot be reached with it (JSON)
-    )
+    BATCH_LOST = 19  # front or worker -> scheduler: this stage's worker cannot be reached (JSON)
 
 
 class Header(NamedTuple):

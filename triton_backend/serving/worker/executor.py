@@ -21,7 +21,7 @@ from collections.abc import Callable
 from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.worker.output import OutputSender, OutputTarget
+from triton_backend.serving.worker.output import OutputSender, OutputTarget, ReceiverGoneError
 from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 from triton_backend.serving.worker.stage import LoadedStage
@@ -209,6 +209,9 @@ class LeaderFollowers:
             target = self._outputs.target_of(batch, self._outbox.flush)
             inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
             span_us = self._stage.run(inputs, outputs, samples)
+        except ReceiverGoneError as error:
+            _LOG.warning("batch %d is not run: %s", batch.batch_id, error)
+            self._outbox.enqueue(self._outputs.report_lost, batch.batch_id, str(error))
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             if target is not None:
                 target.release()

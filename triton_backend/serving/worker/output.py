@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels
@@ -30,6 +30,10 @@ from triton_backend.serving.transport.wire import (
 )
 from triton_backend.serving.worker.queue import QueuedBatch
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
+
+
+class ReceiverGoneError(PoolPipeError):
+    """The process that is to receive a batch is gone, or takes nothing: the batch runs again."""
 
 
 class OutputTarget(NamedTuple):
@@ -71,7 +75,7 @@ class OutputSender:
             flush: sends the results that wait to be sent; called before waiting for a free buffer.
 
         Raises:
-            InputError: the process that is to receive them is gone, or takes nothing.
+            ReceiverGoneError: the process that is to receive them is gone, or takes nothing.
         """
         body, after = batch.body, self._stage + 1
         last = after == len(body.hops)
@@ -84,7 +88,7 @@ class OutputSender:
             slot, receiver = hop.slot, f"the worker of vGPU {hop.vgpu}"
         place = None if channel is None else channel.acquire(slot, flush)
         if channel is None or place is None:
-            raise InputError(receiver, "is gone, or takes nothing")
+            raise ReceiverGoneError(f"{receiver} is gone, or takes nothing")
         return OutputTarget(channel, place, last)
 
     def copy_express(self, body: BatchBody, into: Arrays) -> None:
@@ -137,6 +141,17 @@ class OutputSender:
         if channel is not None:
             channel.connection.send(data)
 
+    def report_lost(self, batch_id: int, reason: str) -> None:
+        """Have the batch's requests run again."""
+        data = frame(
+            Kind.BATCH_LOST,
+            pack_json({"reason": reason}),
+            batch_id=batch_id,
+            stage=self._stage + 1,
+            plan_tag=self._tag,
+        )
+        self._scheduler.send(data)
+
     def _answer(self, batch: QueuedBatch, target: OutputTarget) -> None:
         """Send ANSWER: a batch's outputs are in the front's slot."""
         channel, slot, samples = target.channel, target.slot, batch.body.samples
@@ -170,7 +185,8 @@ class OutputSender:
             plan_tag=self._tag,
             payload_bytes=size,
         )
-        channel.send(data, target.slot, samples)
+        if not channel.send(data, target.slot, samples):
+            self.report_lost(batch.batch_id, "the next worker is gone")
 
     def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
         self._scheduler.send_times(kind, span_us, batch_id=batch.batch_id, stage=self._stage)

@@ -45,6 +45,12 @@ class BatchQueue:
         self._vgpu = vgpu
         self._model, self._stage = deployment.vgpus[vgpu].model, deployment.vgpus[vgpu].stage
         self._segment = segment
+        node = deployment.node_name_of(vgpu)
+        self._neighbours = frozenset(
+            other.index
+            for other in deployment.vgpus
+            if deployment.same_host(deployment.node_name_of(other.index), node)
+        )
         self._batches: dict[int, QueuedBatch] = {}
         self._running = False
         self._lock = threading.Lock()
@@ -89,6 +95,8 @@ class BatchQueue:
             self._segment, hop.slot, batch.samples
         ):
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
+        if not self._shares_memory_with_sender(batch):  # its tensors came behind the frame
+            batch = batch._replace(available_us=max(batch.available_us, self._now_us()))
         due_us = max(hop.start_us, batch.available_us)
         with self._lock:
             if len(self._batches) >= self._segment.slots:
@@ -96,6 +104,11 @@ class BatchQueue:
             self._batches[header.batch_id] = QueuedBatch(
                 hop.start_us, header.batch_id, due_us, hop, batch
             )
+
+    def _shares_memory_with_sender(self, batch: BatchBody) -> bool:
+        if not self._stage:
+            return True  # of its way from the front nothing is reported
+        return batch.hops[self._stage - 1].vgpu in self._neighbours
 
     def inputs_of(self, batch: QueuedBatch) -> Arrays:
         """The tensors of a batch, [samples, ...] in its slot."""

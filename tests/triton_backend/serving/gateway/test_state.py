@@ -187,7 +187,10 @@ def test_instants_that_go_back_are_told_as_the_last_one(gateway: HeldGateway) ->
 def test_a_batch_that_got_lost_runs_again_in_other_slots(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((lost, body),) = dispatches(gateway.frames())
-    gateway.batch_lost(lost, 20)
+    gateway.batch_lost(lost, 1)
+    gateway.batch_lost(lost, 1)  # reported by two
+    assert not gateway.frames()
+    gateway.look(20)
     frames = gateway.frames()
     ((again, new_body),) = dispatches(frames)
     told = {sent.to for sent in frames if parse_header(sent.data).kind is Kind.ABORT}
@@ -195,7 +198,8 @@ def test_a_batch_that_got_lost_runs_again_in_other_slots(gateway: HeldGateway) -
     assert new_body.requests == body.requests
     before, after = ({(hop.vgpu, hop.slot) for hop in b.hops} for b in (body, new_body))
     assert not before & after
-    gateway.batch_lost(lost, 30)  # reported twice
+    gateway.batch_lost(lost, 1)  # late
+    gateway.look(30)
     finish(gateway, again, new_body, 50_000)
     assert (gateway.in_flight, gateway.counters.batches_lost) == (0, 1)
 

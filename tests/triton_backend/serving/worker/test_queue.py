@@ -113,3 +113,29 @@ def test_a_batch_removed_does_not_run_and_more_than_slots_are_refused(first: Fir
         first.add(9, start_us=0)
     first.queue.remove(0)
     assert first.begin() == 1
+
+
+@pytest.mark.parametrize(("hosts", "available_us"), [({}, 70), ({"FAST": "10.0.0.2"}, 100)])
+def test_tensors_from_another_host_are_here_when_their_frame_is(
+    tmp_path: Path, hosts: dict[str, str], available_us: int
+) -> None:
+    """In shared memory they are when their sender says so; behind a frame, when it was read."""
+    settings = ServeSettings(
+        system="s",
+        instance="i",
+        folder=tmp_path,
+        socket_folder=tmp_path,
+        python="",
+        token="",
+        hosts=hosts,
+    )
+    deployment = Deployment(settings, 1, plan(two_stage()))
+    segment = Segment.create(f"{PREFIX}2", deployment.worker_layout(1), 4)
+    queue = BatchQueue(deployment, 1, segment, lambda: 100)
+    hops = (HopGrant(FIRST, 0, 0, 0, 60), HopGrant(1, 0, 0, 0, 90))
+    header = Header(Kind.BATCH, 1, 0, 0, 5, deployment.tag, segment.layout.payload_bytes(1))
+    queue.add(header, BatchBody(0, 0, 1, 0, 0, 60, 70, NONE, hops))
+    batch = queue.begin()
+    segment.remove()
+    assert batch is not None
+    assert (batch.body.transfer_start_us, batch.body.available_us) == (60, available_us)
