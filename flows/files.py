@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import yaml
@@ -190,14 +191,12 @@ def write_text(path: Path, text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a pipe or a device; a folder refuses
             return
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+            unfinished = Path(scratch) / target.name
             unfinished.write_text(text, encoding="utf-8")
             if target.exists():
                 unfinished.chmod(target.stat().st_mode & 0o777)
             unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(str(path), f"cannot be written: {error.strerror}") from error
 

@@ -4,10 +4,11 @@ Names of tables and paths are filled into statements here, because DuckDB takes 
 parameter; tables come from the catalogue, paths are quoted.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import duckdb
 
@@ -41,17 +42,13 @@ def compact(path: Path) -> tuple[int, int]:
     Raises:
         InputError: as `open_warehouse`, or the disk has no room.
     """
-    target = path.with_name(f".{path.name}.compact.{os.getpid()}")
-    try:
-        with open_warehouse(path) as warehouse:
-            warehouse.rows("CHECKPOINT")
-            before = path.stat().st_size
-            mode = path.stat().st_mode & 0o777
-            _guarded(target, lambda: _copy(warehouse, target))
-        target.chmod(mode)
+    with open_warehouse(path) as warehouse, _scratch(path) as target:
+        warehouse.rows("CHECKPOINT")
+        before = path.stat().st_size
+        _guarded(target, lambda: _copy(warehouse, target))
+        target.chmod(path.stat().st_mode & 0o777)
+        warehouse.close()
         target.replace(path)
-    finally:
-        target.unlink(missing_ok=True)
     return before, path.stat().st_size
 
 
@@ -67,13 +64,10 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
         raise InputError(str(target), "is the warehouse itself")
     if target.is_dir():
         raise InputError(str(target), "is a folder")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with _scratch(target) as unfinished:
         _guarded(target, lambda: _copy(warehouse, unfinished))
         unfinished.chmod(_READ_ONLY)
         unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
@@ -113,6 +107,19 @@ def _copy(warehouse: Warehouse, target: Path) -> None:
             warehouse.rows(f'COPY FROM DATABASE "{name}" TO poolpipe_copy')
         finally:
             warehouse.rows("DETACH poolpipe_copy")
+
+
+@contextmanager
+def _scratch(target: Path) -> Generator[Path]:
+    """Where a new `target` is made, on the same file system; nothing is left of it."""
+    folder: list[TemporaryDirectory[str]] = []
+
+    def make() -> None:
+        folder.append(TemporaryDirectory(dir=target.parent, prefix=f".{target.name}."))
+
+    _guarded(target, make)
+    with folder[0] as name:
+        yield Path(name) / target.name
 
 
 def _guarded(target: Path, step: Callable[[], None]) -> None:

@@ -1,5 +1,7 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -155,3 +157,23 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "plan.json"]
     with pytest.raises(InputError, match="cannot be written: Is a directory"):
         write_text(tmp_path, "anything")
+
+
+def test_threads_that_write_the_same_file_at_once_leave_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, target = Barrier(2, timeout=30), tmp_path / "plan.json"
+    replace = Path.replace
+
+    def together(path: Path, other: Path) -> Path:
+        both.wait()  # both are written before either takes its place
+        return replace(path, other)
+
+    monkeypatch.setattr(Path, "replace", together)
+    texts = ["a" * 100_000, "b" * 100_000]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: write_text(target, text), texts))
+    assert target.read_text() in texts
+    assert list(tmp_path.iterdir()) == [target]
+    (tmp_path / "plain").write_text("")
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from triton_backend.runtimes.base import MANIFEST_NAME
@@ -44,16 +43,15 @@ def publish(root: Path, key: str, fill: Callable[[Path], None]) -> BuiltArtifact
     folder = root / key
     if (folder / MANIFEST_NAME).is_file():
         return BuiltArtifact(key=key, folder=folder, reused=True)
-    unfinished = root / f".{key}.{os.getpid()}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        fill(unfinished)
-        unfinished.rename(folder)
-    except OSError:
-        if not (folder / MANIFEST_NAME).is_file():
-            raise
-        return BuiltArtifact(key=key, folder=folder, reused=True)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=root, prefix=f".{key}.", ignore_cleanup_errors=True) as scratch:
+        unfinished = Path(scratch) / key
+        unfinished.mkdir()
+        try:
+            fill(unfinished)
+            unfinished.rename(folder)
+        except OSError:
+            if not (folder / MANIFEST_NAME).is_file():
+                raise
+            return BuiltArtifact(key=key, folder=folder, reused=True)
     return BuiltArtifact(key=key, folder=folder, reused=False)

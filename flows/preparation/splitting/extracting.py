@@ -4,9 +4,9 @@ Shared constants are copied into every stage that uses them. A tensor that a lat
 both input and output of the stages between ("forwarded"): the stage files pass it through.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -83,11 +83,11 @@ def _publish(stage: onnx.ModelProto, path: Path) -> None:
 
     A model file names its data file, so it is written under its final name in a folder of its own.
     """
-    folder = path.parent / f".{path.name}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    save_model(stage, folder / path.name)
-    data = folder / (path.name + DATA_SUFFIX)
-    if data.exists():
-        data.replace(path.with_name(data.name))
-    (folder / path.name).replace(path)
-    folder.rmdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
+        folder = Path(scratch)
+        save_model(stage, folder / path.name)
+        data = folder / (path.name + DATA_SUFFIX)
+        if data.exists():
+            data.replace(path.with_name(data.name))
+        (folder / path.name).replace(path)

@@ -1,12 +1,11 @@
 """Splitting one model file: the steps in order, and the folder they end in."""
 
 import hashlib
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx
 
@@ -67,9 +66,12 @@ def split_model(
     folder = out / name / key
     if (folder / RECORD_NAME).exists():
         return SplitModel.read(folder)
-    unfinished = out / name / f".{key}.{os.getpid()}"
-    unfinished.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(
+        dir=folder.parent, prefix=f".{key}.", ignore_cleanup_errors=True
+    ) as scratch:
+        unfinished = Path(scratch) / key
+        unfinished.mkdir()
         model = make_batch_symbolic(skeleton, str(path))
         load_external_data(model, path)
         save_model(model, unfinished / MODEL_NAME)
@@ -90,10 +92,8 @@ def split_model(
         split.write()
         try:
             unfinished.rename(folder)
-        except OSError:  # another process was first
+        except OSError:  # somebody else was first
             return SplitModel.read(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return replace(split, folder=folder)
 
 

@@ -1,7 +1,9 @@
 """Artifacts are named by content, appear whole or not at all, and run."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from flows.preparation.building.keys import BuiltArtifact, artifact_key, publish
 from flows.preparation.building.onnxruntime import build_stage
 from tests.triton_backend.runtimes.stages import spec, write_doubling
 from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.registry import load_runtime
 
 CORE = min(os.sched_getaffinity(0))
@@ -88,6 +91,23 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         publish(tmp_path, "key", fill)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_threads_that_build_the_same_at_once_one_is_first(tmp_path: Path) -> None:
+    both = Barrier(2, timeout=30)
+
+    def fill(folder: Path) -> None:
+        mine = folder / f"model-{get_ident()}"
+        mine.write_text("weights")
+        both.wait()
+        assert mine.is_file()
+        (folder / MANIFEST_NAME).write_text("{}")
+
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda _: publish(tmp_path, "key", fill), range(2)))
+    assert sorted(artifact.reused for artifact in built) == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert len(list((tmp_path / "key").glob("model-*"))) == 1
 
 
 def test_the_key_does_not_depend_on_the_order_of_ingredients() -> None:

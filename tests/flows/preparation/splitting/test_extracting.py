@@ -1,14 +1,23 @@
 """Stages composed are the model; the check that says so is able to fail."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from flows.preparation.splitting import SplitModel, check_split, extract_stage, split_model
+from flows.preparation.splitting import (
+    SplitModel,
+    check_split,
+    extract_stage,
+    extracting,
+    split_model,
+)
+from flows.preparation.splitting.loading import save_model
 from flows.preparation.splitting.running import (
     Arrays,
     open_session,
@@ -128,3 +137,22 @@ def test_a_model_whose_answer_ignores_its_input_fails_the_check(tmp_path: Path) 
     with pytest.raises(InputError, match="answer does not depend on the input"):
         split_model(path, name="m", blocks=2, out=tmp_path / "models")
     assert not list((tmp_path / "models").rglob("*.json"))
+
+
+def test_threads_that_want_the_same_stage_at_once_all_get_it(
+    split: SplitModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two classes are measured at once by threads of one process."""
+    both = Barrier(2, timeout=30)
+
+    def save_together(model: onnx.ModelProto, path: Path) -> None:
+        both.wait()
+        save_model(model, path)
+        both.wait()
+
+    monkeypatch.setattr(extracting, "save_model", save_together)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: extract_stage(split, 1, 4), range(2)))
+    assert paths[0] == paths[1]
+    assert onnx.load(paths[0]).graph.node
+    assert [path for path in paths[0].parent.iterdir() if path.name.startswith(".")] == []

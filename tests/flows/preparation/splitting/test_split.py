@@ -1,7 +1,9 @@
 """A split is found again by content, and the examples are what they say."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import onnx
 import pytest
@@ -14,7 +16,9 @@ from flows.preparation.splitting import (
     split_model,
     write_example,
 )
+from flows.preparation.splitting import split as split_module
 from flows.preparation.splitting.graph import node_label, read_layers
+from flows.preparation.splitting.symbolic import make_batch_symbolic
 from tests.flows.preparation.splitting import tiny_models
 from triton_backend.contract.errors import InputError
 
@@ -150,3 +154,21 @@ def test_an_output_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_could_not_be_served_is_refused_at_once(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="cannot be served: a name has letters"):
         split_model(tmp_path / "net.onnx", name=name, out=tmp_path)
+
+
+def test_threads_that_split_the_same_model_at_once_share_one_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, both = tiny_models.chain(tmp_path / "m.onnx"), Barrier(2, timeout=60)
+
+    def together(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+        both.wait()
+        return make_batch_symbolic(model, where)
+
+    monkeypatch.setattr(split_module, "make_batch_symbolic", together)
+    with ThreadPoolExecutor(2) as pool:
+        splits = list(
+            pool.map(lambda _: split_model(path, name="m", out=tmp_path / "models"), range(2))
+        )
+    assert splits[0].folder == splits[1].folder
+    assert [folder.name for folder in (tmp_path / "models" / "m").iterdir()] == [splits[0].key]
