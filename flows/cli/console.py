@@ -75,14 +75,18 @@ def progress(text: str) -> Generator[Report]:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    texts: int = 1,
 ) -> "RenderableType":
-    """A plain table; the first column is text, the others are numbers."""
+    """A plain table; the first so many columns are text, the others are numbers."""
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(columns):
-        made.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+        made.add_column(name, justify="left" if number < texts else "right", no_wrap=number > 0)
     for row in rows:
         made.add_row(*(cell(value) for value in row))
     return made

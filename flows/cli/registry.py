@@ -28,14 +28,19 @@ class Declared:
     words: tuple[str, ...]
     function: Callable[..., None]
     examples: tuple[str, ...]
+    takes_more: bool
 
 
+_TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _declared: list[Declared] = []
 _families: dict[str, str] = {}
 
 
-def command(words: str, *examples: str) -> Callable[[Function], Function]:
-    """Declare the decorated function a command: `simulate`, or `warehouse check` of a family."""
+def command(words: str, *examples: str, takes_more: bool = False) -> Callable[[Function], Function]:
+    """Declare the decorated function a command: `simulate`, or `warehouse check` of a family.
+
+    With `takes_more` it is given options that it does not declare, as `typer.Context.args`.
+    """
 
     def declare(function: Function) -> Function:
         _declared.append(
@@ -44,6 +49,7 @@ def command(words: str, *examples: str) -> Callable[[Function], Function]:
                 words=tuple(words.split()),
                 function=function,
                 examples=examples,
+                takes_more=takes_more,
             )
         )
         return function
@@ -94,6 +100,7 @@ def add_commands(app: typer.Typer) -> None:
                 name,
                 epilog=_example(declared.examples),
                 rich_help_panel=None if above else heading,
+                context_settings=_TAKES_MORE if declared.takes_more else None,
             )(declared.function)
 
 

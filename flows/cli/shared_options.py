@@ -27,7 +27,9 @@ PlanOption = Annotated[str | None, typer.Option("--plan", metavar="PLAN", help="
 ClusterFile = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="cluster.yaml.")]
 WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="workload.yaml.")]
 
-Planner = Annotated[str, typer.Option(metavar="pool|no-partitioning|dart-r")]
+Planner = Annotated[
+    str, typer.Option(metavar="NAME", help="Who plans; `poolpipe planners` lists them.")
+]
 Objective = Annotated[str, typer.Option(metavar="throughput|cost|power")]
 MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stages of a pipeline.")]
 Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]

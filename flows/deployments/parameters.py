@@ -3,14 +3,21 @@
 Here: names, defaults, limits and descriptions. Not here: what is done with them.
 """
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.device_class import DeviceClass
+from flows.operations.replanning.decide import Thresholds
+from flows.operations.replanning.forecast import ForecastOptions
+from flows.operations.replanning.replan import ReplanOptions, options_of
+from flows.planning import PlanOptions
 from flows.preparation.profiling.class_profile import ClassProfile, ClassRequest
 from flows.state import warehouse_path
+from triton_backend.contract.plan import Plan
 
 
 class Parameters(BaseModel):
@@ -80,21 +87,85 @@ class ProfileClassParameters(BaseModel):
         )
 
 
-class PlanParameters(Parameters):
+class PlanningParameters(Parameters):
+    """How to plan; what is not given is as by default, or as in the plan that is replaced."""
+
+    planner: str | None = Field(default=None, description="A name of `poolpipe planners`.")
+    objective: Literal["throughput", "cost", "power"] | None = None
+    max_partitions: int | None = Field(default=None, ge=1, description="Most stages.")
+    slo_margin: float | None = Field(
+        default=None, ge=0, lt=1, description="Share of every SLO that is kept free."
+    )
+    slo_margins: dict[str, float] | None = Field(
+        default=None, description="The same for single models."
+    )
+    solver: Literal["highs", "gurobi"] | None = None
+    time_limit_s: float | None = Field(default=None, gt=0)
+    gap: float | None = Field(default=None, ge=0, lt=1, description="Proof that is enough.")
+    allowed_classes: dict[str, list[str]] | None = Field(
+        default=None, description="GPU classes that a model may use, by model."
+    )
+    excluded_classes: dict[str, list[str]] | None = Field(
+        default=None, description="GPU classes that a model must not use; `*` stands for all."
+    )
+    minimum_rps: dict[str, float] | None = Field(
+        default=None, description="Rate that a model keeps at least."
+    )
+    pinned_models: list[str] | None = Field(
+        default=None, description="Models that keep their pools as in the previous plan."
+    )
+    overflow: bool | None = Field(
+        default=None, description="Free GPUs run whole models beside the plan and promise nothing."
+    )
+    planner_options: dict[str, Any] | None = Field(
+        default=None, description="Options of the planner itself, by name."
+    )
+
+    def planning(self, base: PlanOptions) -> PlanOptions:
+        """The options of `base` with what is given here in their place.
+
+        Raises:
+            InputError: the planner is not known, or does not take an option.
+        """
+        given: dict[str, Any] = {
+            name: value for name in _PLANNING if (value := getattr(self, name)) is not None
+        }
+        for name in ("allowed_classes", "excluded_classes"):
+            if name in given:
+                given[name] = {key: tuple(value) for key, value in given[name].items()}
+        if "pinned_models" in given:
+            given["pinned_models"] = tuple(given["pinned_models"])
+        if self.planner is not None and self.planner != base.planner:
+            base = base.for_planner(self.planner)
+        own = dict(self.planner_options or {})
+        if self.overflow is not None:
+            own["overflow"] = self.overflow
+        return replace(base, own={**base.own, **own}, **given)
+
+
+_PLANNING = (
+    "objective",
+    "max_partitions",
+    "slo_margin",
+    "slo_margins",
+    "solver",
+    "time_limit_s",
+    "gap",
+    "allowed_classes",
+    "excluded_classes",
+    "minimum_rps",
+    "pinned_models",
+)
+
+
+class PlanParameters(PlanningParameters):
     """Of `plan`."""
 
     cluster: Path
     workload: Path
-    planner: Literal["pool", "no-partitioning", "dart-r"] = "pool"
-    objective: Literal["throughput", "cost", "power"] = "throughput"
-    max_partitions: int = Field(default=2, ge=1, le=4)
-    slo_margin: float = Field(default=0.4, ge=0, lt=1)
-    solver: Literal["highs", "gurobi"] = "highs"
-    time_limit_s: float | None = Field(default=None, gt=0)
-    overflow: bool = Field(
-        default=False, description="Free GPUs run whole models beside the plan and promise nothing."
+    previous: str | None = Field(
+        default=None, description="The plan in force: a file, an id, or the beginning of one."
     )
-    previous: str | None = Field(default=None, description="Id of the plan in force.")
 
 
 class WhatIfParameters(Parameters):
@@ -104,7 +175,7 @@ class WhatIfParameters(Parameters):
     workload: Path
     vary: str = Field(description="What is varied, as in `poolpipe whatif --vary`.")
     values: list[float] = Field(min_length=1)
-    planners: list[Literal["pool", "no-partitioning", "dart-r"]] = ["pool"]
+    planners: list[str] = ["pool"]
     objective: Literal["throughput", "cost", "power"] = "throughput"
     max_partitions: int = Field(default=2, ge=1, le=4)
     slo_margin: float = Field(default=0.4, ge=0, lt=1)
@@ -119,27 +190,37 @@ class WhatIfParameters(Parameters):
 class RolloutParameters(Parameters):
     """Of `rollout`."""
 
-    plan_id: str = Field(description="Id of a stored plan, or the beginning of it.")
+    plan_id: str = Field(description="A file, the id of a stored plan, or the beginning of one.")
     bake_seconds: float = Field(default=30.0, ge=0)
     attainment_target: float = Field(default=0.95, gt=0, le=1)
     reason: str = "requested"
 
 
-class ReplanParameters(Parameters):
-    """Of `replan`."""
+class ReplanParameters(PlanningParameters):
+    """Of `replan`; how to plan is as the plan in force was planned, but for what is given."""
 
     cluster: Path
     workload: Path = Field(description="Models and SLOs; rates come from what was measured.")
     history_hours: float = Field(default=24.0, gt=0)
     quantile: float = Field(default=0.99, gt=0, le=1)
     headroom: float = Field(default=1.1, gt=0)
-    objective: Literal["throughput", "cost", "power"] = "throughput"
     goodput_gain: float = Field(default=0.02, ge=0)
     gpu_gain: float = Field(default=0.05, ge=0)
-    max_partitions: int = Field(default=2, ge=1, le=4)
-    slo_margin: float = Field(default=0.4, ge=0, lt=1)
     bake_seconds: float = Field(default=30.0, ge=0)
     advisory: bool = Field(default=False, description="Everything but the rollout.")
+
+    def options(self, in_force: Plan | None) -> ReplanOptions:
+        """What is asked of replanning, with every option of the plan in force kept.
+
+        Raises:
+            InputError: as `planning`.
+        """
+        return ReplanOptions(
+            history=timedelta(hours=self.history_hours),
+            forecast=ForecastOptions(quantile=self.quantile, headroom=self.headroom),
+            thresholds=Thresholds(goodput_gain=self.goodput_gain, gpu_gain=self.gpu_gain),
+            planning=self.planning(options_of(in_force)),
+        )
 
 
 class IngestParameters(Parameters):

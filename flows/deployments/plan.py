@@ -19,16 +19,7 @@ from triton_backend.contract.plan import Plan
 @task(name="solve", cache_policy=NO_CACHE)
 def solve(work: Workspace, parameters: PlanParameters, previous: Plan | None) -> Planned:
     """Solve, verify, store."""
-    options = PlanOptions(
-        planner=parameters.planner,
-        objective=parameters.objective,
-        max_partitions=parameters.max_partitions,
-        slo_margin=parameters.slo_margin,
-        solver=parameters.solver,
-        time_limit_s=parameters.time_limit_s,
-        own={"overflow": True} if parameters.overflow else {},
-        previous=previous,
-    )
+    options = parameters.planning(PlanOptions(previous=previous))
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
     return plan_step(work, cluster, workload, options)
 

@@ -1,6 +1,5 @@
 """`replan`: measured rates to a new plan, and a rollout where it is worth one. Thin."""
 
-from datetime import timedelta
 from typing import Any
 
 from prefect import flow, task
@@ -10,10 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import ReplanParameters
 from flows.files import read_cluster, read_workload
-from flows.operations.replanning.decide import Thresholds
-from flows.operations.replanning.forecast import ForecastOptions
-from flows.operations.replanning.replan import Replanned, ReplanOptions, replan
-from flows.planning import PlanOptions
+from flows.operations.replanning.replan import Replanned, replan
 from flows.planning.stored_plans import find_plan
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
@@ -26,18 +22,8 @@ from triton_backend.contract.plan import Plan
 @task(name="forecast-plan-simulate", cache_policy=NO_CACHE)
 def look_ahead(work: Workspace, parameters: ReplanParameters, in_force: Plan | None) -> Replanned:
     """Everything but the rollout."""
-    options = ReplanOptions(
-        history=timedelta(hours=parameters.history_hours),
-        forecast=ForecastOptions(quantile=parameters.quantile, headroom=parameters.headroom),
-        thresholds=Thresholds(goodput_gain=parameters.goodput_gain, gpu_gain=parameters.gpu_gain),
-        planning=PlanOptions(
-            objective=parameters.objective,
-            max_partitions=parameters.max_partitions,
-            slo_margin=parameters.slo_margin,
-        ),
-    )
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
-    return replan(work, cluster, workload, in_force, options)
+    return replan(work, cluster, workload, in_force, parameters.options(in_force))
 
 
 @task(name="roll-out", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=10)

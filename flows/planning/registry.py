@@ -170,6 +170,24 @@ class PlanOptions:
             out["previous"] = self.previous.plan_id
         return out
 
+    @classmethod
+    def from_dict(cls, planner: str, data: Mapping[str, Any]) -> "PlanOptions":
+        """Options as a plan of that planner states them; the plan it came from is not kept.
+
+        Raises:
+            InputError: the planner is not known any more, or a value is out of range.
+        """
+        given = {"gap": data["relative_gap"], **data} if "relative_gap" in data else dict(data)
+        for name in ("allowed_classes", "excluded_classes"):
+            given[name] = {key: tuple(value) for key, value in given.get(name, {}).items()}
+        common = (*COMMON_OPTIONS, "slo_margins", "minimum_rps", "allowed_classes")
+        names = (*common, "excluded_classes", "pinned_models")
+        own = (option.name for option in planner_named(planner).options)
+        kept: dict[str, Any] = {name: given[name] for name in names if name in given}
+        kept["pinned_models"] = tuple(given.get("pinned_models", ()))
+        kept["own"] = {name: given[name] for name in own if name in given}
+        return cls(planner=planner, **kept)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

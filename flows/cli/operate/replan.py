@@ -53,8 +53,19 @@ def replan(
         float,
         typer.Option(metavar="N", min=0.0, max=1.0, help="Least saving of GPUs worth a rollout."),
     ] = 0.05,
-    max_partitions: shared_options.MaxPartitions = 2,
-    slo_margin: Annotated[float, typer.Option(metavar="N", min=0.0, max=0.99)] = 0.4,
+    max_partitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most stages; as in the plan in force without it."),
+    ] = None,
+    slo_margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=0.99,
+            help="Share of every SLO kept free; as in the plan in force without it.",
+        ),
+    ] = None,
     bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0, max=1e6)] = 30.0,
     advisory: Annotated[
         bool, typer.Option("--advisory", help="Everything but the rollout.")
@@ -90,7 +101,9 @@ def replan(
 ) -> None:
     """Plan for what comes, from what was measured.
 
-    The plan is rolled out where it gains enough; else it is said why the old one stays.
+    As the plan in force was planned: planner, objective, margins, classes, rates kept and the rest of
+    its options stay. The plan is rolled out where it gains enough; else it is said why the old one
+    stays.
     """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,
@@ -115,6 +128,7 @@ def replan(
 
     if chart is not None:
         _check_chart(chart)
+    usual = PlanOptions()
     asked = BacktestOptions(
         table=backtest,
         interval_s=round(trace_interval or 60),
@@ -123,7 +137,10 @@ def replan(
         period_s=round(period_hours * 3600),
         warm_up_s=round(warm_up_hours * 3600),
         forecast=ForecastOptions(quantile=quantile, headroom=headroom),
-        planning=PlanOptions(max_partitions=max_partitions, slo_margin=slo_margin),
+        planning=PlanOptions(
+            max_partitions=max_partitions or usual.max_partitions,
+            slo_margin=usual.slo_margin if slo_margin is None else slo_margin,
+        ),
         simulated_minutes=simulate_minutes,
     )
     with progress("backtesting") as report:

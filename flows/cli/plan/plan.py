@@ -31,8 +31,13 @@ AUTO = "auto"
 DEFAULT_MARGIN = "0.4"
 
 
-@command("plan", "poolpipe plan --cluster cluster.yaml --workload workload.yaml -o plan.json")
+@command(
+    "plan",
+    "poolpipe plan --cluster cluster.yaml --workload workload.yaml -o plan.json",
+    takes_more=True,
+)
 def plan(
+    context: typer.Context,
     *,
     cluster: ClusterFile,
     workload: WorkloadFile,
@@ -43,7 +48,8 @@ def plan(
         str,
         typer.Option(
             metavar="SHARE|auto",
-            help="Share of every SLO that is kept free; `auto` chooses it per model by simulation.",
+            help="Share of every SLO that is kept free for waiting; a smaller one gives a higher"
+            " planned rate and less reserve. `auto` chooses it per model by simulation.",
         ),
     ] = DEFAULT_MARGIN,
     solver: shared_options.Solver = "highs",
@@ -61,12 +67,10 @@ def plan(
         list[str] | None,
         typer.Option(metavar="MODEL", help="It keeps the pools it has under --previous."),
     ] = None,
-    overflow: Annotated[
-        bool,
-        typer.Option(
-            help="Let free GPUs run whole models beside the plan, within part of the margin."
-        ),
-    ] = False,
+    gap: Annotated[
+        float,
+        typer.Option(metavar="X", min=0.0, max=0.99, help="Proof at which the search may end."),
+    ] = 1e-4,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan here.")
     ] = None,
@@ -75,8 +79,11 @@ def plan(
 ) -> None:
     """Decide which GPUs serve which blocks of which model.
 
-    The plan is verified, stored and shown.
+    The plan is verified, stored and shown. By default two fifths of every SLO are kept free for waits
+    that a plan does not see (--slo-margin 0.4): a model with an SLO of 100 ms is planned to run in 60.
+    Options of the planner itself, as --overflow of `pool`, are listed by `poolpipe planners`.
     """
+    from flows.cli.plan.planners import own_options
     from flows.files import check_writable, read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
     from flows.planning.stored_plans import find_plan
@@ -90,12 +97,13 @@ def plan(
         slo_margin=_margin(DEFAULT_MARGIN if slo_margin == AUTO else slo_margin),
         solver=solver,
         time_limit_s=time_limit,
+        gap=gap,
         allowed_classes=_classes("--allow", allow),
         excluded_classes=_classes("--exclude", exclude),
         minimum_rps=rates("--keep", keep),
         previous=None if previous is None else find_plan(work, previous),
         pinned_models=tuple(pin or ()),
-        own={"overflow": True} if overflow else {},
+        own=own_options(planner, context.args),
     )
     check_writable(output)
     files = (cluster, workload)

@@ -54,6 +54,17 @@ class Replanned:
     new: Outcome
 
 
+def options_of(in_force: Plan | None) -> PlanOptions:
+    """How the plan in force was planned; how plans are made by default where there is none.
+
+    Raises:
+        InputError: its planner is not known any more.
+    """
+    if in_force is None:
+        return PlanOptions()
+    return PlanOptions.from_dict(in_force.planner, in_force.options)
+
+
 def measured_rates(
     work: Workspace, names: Sequence[str], since: datetime, until: datetime
 ) -> RateHistory:

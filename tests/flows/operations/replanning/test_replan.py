@@ -1,17 +1,21 @@
 """Measured minutes to a plan and a verdict, with the real planner, simulator and warehouse."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from flows.clock import now_utc
+from flows.deployments.parameters import ReplanParameters
 from flows.operations.replanning.replan import ReplanOptions, replan
 from flows.planning import PlanOptions
+from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand
 from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
@@ -76,3 +80,57 @@ def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Pa
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no request of net was measured"):
         replan(measured(tmp_path, 1, minutes=0), cluster(), DEMAND, None, CHEAPEST)
+
+
+def test_replanning_keeps_every_option_of_the_plan_in_force(tmp_path: Path) -> None:
+    """Also when its parameters come as the nightly deployment gives them: files, nothing else."""
+    work = measured(tmp_path, 50)
+    asked = PlanOptions(
+        objective="throughput",
+        max_partitions=1,
+        slo_margin=0.3,
+        slo_margins={"net": 0.2},
+        time_limit_s=30.0,
+        gap=0.01,
+        allowed_classes={"net": ("fast", "slow")},
+        excluded_classes={"*": ("slow",)},
+        minimum_rps={"net": 5.0},
+        own={"overflow": True},
+    )
+    served = plan_step(work, cluster(), DEMAND, asked).plan
+    in_force = Plan.from_dict(json.loads(json.dumps(served.to_dict())))
+    nightly = ReplanParameters(cluster=Path("cluster.yaml"), workload=Path("workload.yaml"))
+    found = replan(work, cluster(), DEMAND, in_force, nightly.options(in_force))
+    assert dict(found.plan.options) == dict(served.options) | {"previous": served.plan_id}
+    assert found.plan.gpus_used.get("slow", 0) == 0
+
+
+def test_what_is_asked_of_a_replan_goes_before_what_is_in_force(tmp_path: Path) -> None:
+    work = measured(tmp_path, 50)
+    asked = PlanOptions(slo_margin=0.3, excluded_classes={"*": ("slow",)}, own={"overflow": True})
+    in_force = plan_step(work, cluster(), DEMAND, asked).plan
+    nightly = ReplanParameters(
+        cluster=Path("c"), workload=Path("w"), slo_margin=0.1, overflow=False, objective="cost"
+    )
+    kept = nightly.options(in_force).planning
+    assert (kept.slo_margin, kept.own, kept.objective) == (0.1, {"overflow": False}, "cost")
+    assert kept.excluded_classes == {"*": ("slow",)}
+    assert nightly.options(None).planning.excluded_classes == {}
+
+
+def test_options_of_an_older_plan_are_read_as_far_as_they_still_are() -> None:
+    old = {
+        "max_partitions": 3,
+        "slo_margin": 0.4,
+        "objective": "throughput",
+        "solver": "highs",
+        "time_limit_s": None,
+        "node_limit": 5,
+        "relative_gap": 1e-3,
+        "max_columns": None,
+        "overflow": True,
+        "previous": "abc",
+    }
+    assert PlanOptions.from_dict("pool", old) == PlanOptions(
+        max_partitions=3, gap=1e-3, own={"overflow": True}
+    )

@@ -104,8 +104,8 @@ def test_of_threads_that_build_the_same_at_once_one_is_first(tmp_path: Path) -> 
         (folder / MANIFEST_NAME).write_text("{}")
 
     with ThreadPoolExecutor(2) as pool:
-        built = list(pool.map(lambda _: publish(tmp_path, "key", fill), range(2)))
-    assert sorted(artifact.reused for artifact in built) == [False, True]
+        built = [pool.submit(publish, tmp_path, "key", fill) for _ in range(2)]
+    assert sorted(artifact.result().reused for artifact in built) == [False, True]
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
     assert len(list((tmp_path / "key").glob("model-*"))) == 1
 

@@ -152,7 +152,8 @@ def test_threads_that_want_the_same_stage_at_once_all_get_it(
 
     monkeypatch.setattr(extracting, "save_model", save_together)
     with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(lambda _: extract_stage(split, 1, 4), range(2)))
+        stages = [pool.submit(extract_stage, split, 1, 4) for _ in range(2)]
+    paths = [stage.result() for stage in stages]
     assert paths[0] == paths[1]
     assert onnx.load(paths[0]).graph.node
     assert [path for path in paths[0].parent.iterdir() if path.name.startswith(".")] == []

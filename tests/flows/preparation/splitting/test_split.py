@@ -167,8 +167,9 @@ def test_threads_that_split_the_same_model_at_once_share_one_split(
 
     monkeypatch.setattr(split_module, "make_batch_symbolic", together)
     with ThreadPoolExecutor(2) as pool:
-        splits = list(
-            pool.map(lambda _: split_model(path, name="m", out=tmp_path / "models"), range(2))
-        )
+        asked = [
+            pool.submit(split_model, path, name="m", out=tmp_path / "models") for _ in range(2)
+        ]
+    splits = [each.result() for each in asked]
     assert splits[0].folder == splits[1].folder
     assert [folder.name for folder in (tmp_path / "models" / "m").iterdir()] == [splits[0].key]

@@ -1,0 +1,102 @@
+"""`planners`: who plans, for what, and with which options of their own; and reading those options."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.console import print_json, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import AsJson
+
+if TYPE_CHECKING:
+    from flows.planning.registry import Option, Planner
+
+
+@command("planners", "poolpipe planners")
+def planners(*, as_json: AsJson = False) -> None:
+    """List the planners and the options of each.
+
+    The options are given to `plan` as they stand here.
+    """
+    from flows.planning import registry
+
+    found = registry.planners()
+    if as_json:
+        print_json({"planners": [_document(planner) for planner in found.values()]})
+        return
+    rows = [(p.name, ", ".join(p.objectives), ", ".join(p.demands)) for p in found.values()]
+    show(table(("planner", "objectives", "plans for"), rows, texts=3))
+    for planner in found.values():
+        if planner.options:
+            show(f"\n{planner.name}:")
+        for option in planner.options:
+            show(f"  {_spelled(option)}  {option.help} (default {option.default})")
+
+
+def own_options(planner: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Options of a planner from what is left of a command line: `--name VALUE`, `--name=VALUE`.
+
+    A flag is `--name` or `--no-name`. Their ranges are the planner's to check.
+
+    Raises:
+        InputError: the planner has no such option, or the value is of another kind.
+    """
+    from flows.planning.registry import planner_named
+    from triton_backend.contract.errors import InputError
+
+    declared = {f"--{o.name.replace('_', '-')}": o for o in planner_named(planner).options}
+    found: dict[str, Any] = {}
+    left = list(arguments)
+    while left:
+        text, equals, value = left.pop(0).partition("=")
+        refused = text.startswith("--no-") and text not in declared
+        option = declared.get(f"--{text.removeprefix('--no-')}" if refused else text)
+        if option is None or (refused and option.kind is not bool):
+            raise InputError(text, _unknown(text, planner, declared))
+        if option.kind is bool:
+            if equals:
+                raise InputError(text, f"takes no value, not {value!r}")
+            found[option.name] = not refused
+            continue
+        if not equals:
+            if not left:
+                raise InputError(text, "needs a value")
+            value = left.pop(0)
+        found[option.name] = _value(text, option, value)
+    return found
+
+
+def _unknown(text: str, planner: str, declared: "Mapping[str, Option]") -> str:
+    if not text.startswith("-"):
+        return f"unexpected argument; `plan` takes options alone ({planner})"
+    return f"no such option; planner {planner} takes {', '.join(declared) or 'none of its own'}"
+
+
+def _value(text: str, option: "Option", value: str) -> Any:
+    from triton_backend.contract.errors import InputError
+
+    kinds = {int: "a whole number", float: "a number"}
+    try:
+        return option.kind(value)
+    except ValueError as error:
+        raise InputError(text, f"{value!r} is not {kinds[option.kind]}") from error
+
+
+def _spelled(option: "Option") -> str:
+    name = f"--{option.name.replace('_', '-')}"
+    if option.kind is bool:
+        return f"{name}/--no-{name.removeprefix('--')}"
+    values = "|".join(map(str, option.choices)) or {int: "N", float: "X"}.get(option.kind, "TEXT")
+    return f"{name} {values}"
+
+
+def _document(planner: "Planner") -> dict[str, Any]:
+    return {
+        "name": planner.name,
+        "objectives": list(planner.objectives),
+        "demands": list(planner.demands),
+        "options": [
+            {"name": o.name, "kind": o.kind.__name__, "default": o.default, "help": o.help}
+            | ({"choices": list(o.choices)} if o.choices else {})
+            for o in planner.options
+        ],
+    }
