@@ -1,11 +1,11 @@
-"""What is refused at the door because not even an ideal server could answer it in time.
+"""Admission: a request is refused where not even an ideal server could answer it in time.
 
-The scheduler reserves ahead: at several times the planned rate every head of the line is at the
+The scheduler reserves ahead: at several times the planned rate every head of a queue is at the
 brink of its deadline, only small batches still fit, and small batches serve less than large ones,
 so goodput would fall as the offer rises. While the offer of a model is above its capacity, a
-request is therefore refused when the work admitted before it already fills its time, and told so at
-once. The door follows an ideal server: a backlog that a stall leaves behind it does not see, and only
-a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of it.
+request is therefore refused at once when the work admitted before it already fills its time.
+Admission follows an ideal server: it does not see the backlog that a stall leaves behind, and only
+a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of that.
 
 One rule for the gateway and the simulator, over one row of numbers per model.
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
@@ -27,7 +27,7 @@ MEMORY_SLOS = 3
 # Share of the time between arrival and deadline, beyond the run itself, that may be queued work.
 FILLED_SHARE = 0.75
 
-DOOR = np.dtype(
+ADMISSION = np.dtype(
     [
         (name, np.float64)
         for name in (
@@ -43,8 +43,8 @@ DOOR = np.dtype(
 )
 
 
-def new_doors(models: Iterable[ModelPlan]) -> Records:
-    """One `DOOR` row per model, nothing offered yet."""
+def new_admission(models: Iterable[ModelPlan]) -> Records:
+    """`ADMISSION` rows [model], nothing offered yet."""
     rows = [
         (
             US_PER_S / capacity_rps(model),
@@ -57,34 +57,34 @@ def new_doors(models: Iterable[ModelPlan]) -> Records:
         )
         for model in models
     ]
-    return np.asarray(rows, dtype=DOOR)
+    return np.asarray(rows, dtype=ADMISSION)
 
 
 @entry
-def admits(doors: Records, model: int, samples: int, deadline_us: int, now_us: int) -> bool:
+def admits(rows: Records, model: int, samples: int, deadline_us: int, now_us: int) -> bool:
     """Whether a request is handed to the scheduler; it counts as work from then on.
 
-    `now_us` is the instant of its arrival and never goes back.
+    `rows` [model] are of `new_admission`; `now_us` is the instant of arrival and never goes back.
     """
-    door = doors[model]
-    gap_us = max(now_us - door["last_us"], 0.0)
-    door["last_us"] = now_us
-    door["offered"] = door["offered"] * exp(-gap_us / door["memory_us"]) + samples
-    door["work_us"] = max(door["work_us"] - gap_us, 0.0)
-    slack_us = max(deadline_us - now_us - door["path_us"], 0.0)
-    offered_us = door["offered"] * door["sample_us"]
+    row = rows[model]
+    gap_us = max(now_us - row["last_us"], 0.0)
+    row["last_us"] = now_us
+    row["offered"] = row["offered"] * exp(-gap_us / row["memory_us"]) + samples
+    row["work_us"] = max(row["work_us"] - gap_us, 0.0)
+    slack_us = max(deadline_us - now_us - row["path_us"], 0.0)
+    offered_us = row["offered"] * row["sample_us"]
     # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
-    overloaded = door["batching"] > 0 and offered_us > OVERLOAD_FACTOR * door["memory_us"]
-    if overloaded and door["work_us"] > FILLED_SHARE * slack_us:
+    overloaded = row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
+    if overloaded and row["work_us"] > FILLED_SHARE * slack_us:
         return False
-    if door["work_us"] <= slack_us:  # else the scheduler will drop it, or another in its place
-        door["work_us"] += samples * door["sample_us"]
+    if row["work_us"] <= slack_us:  # else the scheduler will drop it, or another in its place
+        row["work_us"] += samples * row["sample_us"]
     return True
 
 
-def best_finish_us(doors: Records, model: int, now_us: int) -> int:
+def best_finish_us(rows: Records, model: int, now_us: int) -> int:
     """When a request that arrives now would be done at best."""
-    return now_us + round(float(doors[model]["work_us"] + doors[model]["path_us"]))
+    return now_us + round(float(rows[model]["work_us"] + rows[model]["path_us"]))
 
 
 def capacity_rps(model: ModelPlan) -> float:

@@ -1,7 +1,7 @@
 """Tables by address: an event hands the kernels one array, not all of them.
 
 Taking `Tables` apart touches an object per array, which costs a rare event more than what it does.
-So the addresses and shapes of all arrays are written down once, and the kernel that is told makes
+So the addresses and shapes of all arrays are written down once, and the kernel that gets the event makes
 the same `Tables` of them again. Here: that, both ways. Not here: what the tables mean.
 Whoever holds the addresses keeps the tables too: numbers keep no array alive.
 """

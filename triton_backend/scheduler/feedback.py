@@ -43,7 +43,7 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     for kind in range(KINDS):
         delay(tables, i + KINDS - VGPU + kind, end_us)
     if stage == stages - 1:
-        # Where the answer's way back is reserved, its `transfer_done` is the batch's last report.
+        # Where the answer's transfer is reserved, its `transfer_done` is the batch's last report.
         answer = interval_of(tables, batch, stages, UPLINK)
         if tables.intervals[answer]["resource"] == NONE:
             serve_batch(tables, batch)

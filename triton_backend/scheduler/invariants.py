@@ -15,12 +15,12 @@ def check_invariants(tables: Tables) -> None:
     """Check all of them.
 
     Raises:
-        InvariantError: with every contradiction found, one a line.
+        InvariantError: with every contradiction, one per line.
     """
     found = [
         *_timelines(tables),
         *_index(tables),
-        *_lines(tables),
+        *_queues(tables),
         *_batches(tables),
         *_free_slots(tables),
         *_conservation(tables),
@@ -96,20 +96,20 @@ def _first_gap(tables: Tables, resource: int, at_us: int, length_us: int) -> int
     return at_us
 
 
-def _lines(tables: Tables) -> Iterator[str]:
-    """A line is in the order of deadlines, counts what it holds, and all of it is queued."""
+def _queues(tables: Tables) -> Iterator[str]:
+    """A queue is in the order of deadlines, counts what it holds, and all of it is queued."""
     for model, queue in enumerate(tables.queues):
         chain = _chain(tables.requests, queue["first"])
         rows = [tables.requests[slot] for slot in chain]
         keys = [(int(row["deadline_us"]), int(row["sequence"])) for row in rows]
         if keys != sorted(keys):
-            yield f"line of model {model} is out of order: {keys}"
+            yield f"queue of model {model} is out of order: {keys}"
         if len(rows) != queue["requests"] or sum(r["samples"] for r in rows) != queue["samples"]:
-            yield f"line of model {model} counts {queue}, holds {len(rows)} requests"
+            yield f"queue of model {model} counts {queue}, holds {len(rows)} requests"
         if any(row["model"] != model or row["batch"] != NONE for row in rows):
-            yield f"line of model {model} holds a request of another model or in a batch"
+            yield f"queue of model {model} holds a request of another model or in a batch"
         if queue["last"] != (chain[-1] if chain else NONE):
-            yield f"line of model {model} ends at {queue['last']}"
+            yield f"queue of model {model} ends at {queue['last']}"
 
 
 def _batches(tables: Tables) -> Iterator[str]:

@@ -48,7 +48,7 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
         work += at - offers[hop]["start_us"]
         work += offers[hop]["move_end_us"] - offers[hop]["move_start_us"]
         sender = offers[hop]["vgpu"]
-    # The answer takes the uplink only: the gateway's downlink is no resource of the plan.
+    # The answer's transfer takes the uplink only: the gateway's downlink is no resource of the plan.
     hop = last - first
     answer = topology.answer_us[pipeline, topology.vgpus[sender]["up_rate"], samples]
     offers[hop]["uplink"] = NONE

@@ -90,7 +90,7 @@ class Scheduler:
         plan: what is served.
         policy: name of the dispatch policy.
         nic: "shared" or "isolated" links, see `topology`.
-        count_io: reserve the input's way to the first stage and the answer's way back too.
+        count_io: reserve the transfers of the input and of the answer too.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ def build_topology(
     Args:
         plan: what to serve.
         nic: "shared" or "isolated", see the module's head.
-        count_io: also charge the input's way to the first stage and the answer's way back.
+        count_io: also charge the transfers of the input and of the answer.
         link_paces: by node, where its links are not as fast as the cluster says.
     """
     check_nic(nic)

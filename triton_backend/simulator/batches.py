@@ -1,17 +1,22 @@
-"""The simulated cluster: a batch's way from dispatch to answer, and what the scheduler is told.
+"""A batch in the simulated cluster, from dispatch to answer.
 
-What ends is told at once, with the true instant. Not here: who goes first (`workers`, `links`).
+    transfer into a stage   RESTING --> WAITING_LINK --> MOVING      (skipped where nothing is moved)
+    the stage               RESTING --> WAITING_VGPU --> RUNNING     then the next stage, or the answer
+
+It is RESTING until the reserved start of its next step, which is an event in the heap, and WAITING
+while another batch has the resource. At most one event of a batch lies ahead of it.
+The end of a stage or transfer is reported to the scheduler at once, with the true instant. Not here: who goes first (`workers`, `links`).
 """
 
 from triton_backend.scheduler.compiled import NONE, inlined, kernel
 from triton_backend.scheduler.feedback import stage_done, transfer_done
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, interval_of
-from triton_backend.simulator.heap import MOVE_START
+from triton_backend.simulator.heap import TRANSFER_START
 from triton_backend.simulator.links import leave_links, next_moves, try_move
 from triton_backend.simulator.workers import (
     answer,
     await_stage,
-    leave_line,
+    leave_queue,
     leave_vgpu,
     next_on_vgpu,
 )
@@ -82,12 +87,12 @@ def advance(world: World, slot: int, now_us: int) -> None:
         try_move(world, slot, now_us)
     else:
         run["phase"] = RESTING
-        push(world, hop["move_start_us"], MOVE_START, slot, run["number"])
+        push(world, hop["move_start_us"], TRANSFER_START, slot, run["number"])
 
 
 @inlined
 def end_stage(world: World, slot: int, now_us: int) -> bool:
-    """A stage is over; True where not at the reserved instant, so that lines should look again."""
+    """A stage is over; True where not at the reserved instant, so that queues are settled again."""
     run = world.runs[slot]
     stage = run["stage"]
     vgpu = world.hops[slot, stage]["vgpu"]
@@ -134,7 +139,7 @@ def forget(world: World, slot: int, now_us: int) -> None:
         leave_vgpu(world, slot, now_us)
         next_on_vgpu(world, vgpu, now_us)
     elif phase == WAITING_VGPU:
-        leave_line(world, slot, vgpu)
+        leave_queue(world, slot, vgpu)
     elif phase == MOVING:
         leave_links(world, slot, now_us)
         next_moves(world, now_us)

@@ -8,11 +8,11 @@ import numpy as np
 from triton_backend.scheduler.compiled import Record, Records, inlined
 
 # Kinds, which are priorities too: at one instant ends come first, so that what they free is there.
-STAGE_END = 0
-MOVE_END = 1
+STAGE_DONE = 0
+TRANSFER_DONE = 1
 WORKER_BACK = 2
 WORKER_LOST = 3
-MOVE_START = 4
+TRANSFER_START = 4
 STAGE_START = 5
 TIMER = 6
 ARRIVAL = 7

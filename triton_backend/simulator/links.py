@@ -5,7 +5,7 @@ one reserved first starts first; nothing starts before its reserved start.
 """
 
 from triton_backend.scheduler.compiled import NONE, inlined, kernel
-from triton_backend.simulator.heap import MOVE_END
+from triton_backend.simulator.heap import TRANSFER_DONE
 from triton_backend.simulator.world import MOVING, WAITING_LINK, World, push
 
 
@@ -23,7 +23,7 @@ def try_move(world: World, slot: int, now_us: int) -> bool:
         run["phase"] = MOVING
         run["since_us"] = now_us
         length = hop["move_end_us"] - hop["move_start_us"]
-        push(world, now_us + length, MOVE_END, slot, run["number"])
+        push(world, now_us + length, TRANSFER_DONE, slot, run["number"])
         return True
     if run["phase"] != WAITING_LINK:
         run["phase"] = WAITING_LINK

@@ -1,6 +1,6 @@
 """The event loop: one total order of arrivals, ends, starts, failures and timers.
 
-It calls the scheduler's own steps (`core.steps`, `core.feedback`) and the cluster; it decides
+It calls the scheduler's own steps (`kernel_api`, `feedback`) and the cluster; it decides
 nothing. It returns to Python only when the run is over, stopped, or an array is full.
 """
 
@@ -27,11 +27,11 @@ from triton_backend.scheduler.tables import (
 from triton_backend.simulator.batches import end_move, end_stage, forget, launch
 from triton_backend.simulator.heap import (
     ARRIVAL,
-    MOVE_END,
-    MOVE_START,
-    STAGE_END,
+    STAGE_DONE,
     STAGE_START,
     TIMER,
+    TRANSFER_DONE,
+    TRANSFER_START,
     WORKER_BACK,
     WORKER_LOST,
     remove_first,
@@ -81,7 +81,7 @@ def run(world: World) -> int:
     return FULL
 
 
-NOTHING = 2  # answer of `_happen`: no line needs to look again
+NOTHING = 2  # answer of `_happen`: what ends as reserved settles no queue
 
 
 @inlined
@@ -120,8 +120,8 @@ def _arrive(world: World) -> int:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
     samples, deadline = request["samples"], request["deadline_us"]
-    if len(world.doors) > 0 and not admits(
-        world.doors, model, samples, deadline, request["arrival_us"]
+    if len(world.admission) > 0 and not admits(
+        world.admission, model, samples, deadline, request["arrival_us"]
     ):
         return _refuse(request, OVERLOAD)
     arrive(world.tables, model, number, deadline, samples)
@@ -132,7 +132,7 @@ def _arrive(world: World) -> int:
 
 @inlined
 def _refuse(request: Record, reason: int) -> int:
-    """Answer a request that the scheduler is not told of."""
+    """Drop a request that never reaches the scheduler."""
     request["outcome"] = DROPPED
     request["reason"] = reason
     request["finish_us"] = request["arrival_us"]
@@ -165,11 +165,11 @@ def _happen(world: World, now_us: int) -> int:
     if world.runs[slot]["number"] != number:
         return NOTHING
     deviates = False
-    if kind == STAGE_END:
+    if kind == STAGE_DONE:
         deviates = end_stage(world, slot, now_us)
-    elif kind == MOVE_END:
+    elif kind == TRANSFER_DONE:
         deviates = end_move(world, slot, now_us)
-    elif kind == MOVE_START:
+    elif kind == TRANSFER_START:
         try_move(world, slot, now_us)
     elif kind == STAGE_START:
         try_stage(world, slot, now_us)

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
-from triton_backend.scheduler.admission import new_doors
+from triton_backend.scheduler.admission import new_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
 from triton_backend.scheduler.handover import hand_over
 from triton_backend.scheduler.invariants import check_invariants
@@ -19,8 +18,7 @@ from triton_backend.scheduler.topology import build_topology
 from triton_backend.simulator.failures import schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Offer, offered_requests
-from triton_backend.simulator.pools import new_pools
-from triton_backend.simulator.reactive import run_pools
+from triton_backend.simulator.reactive import simulate_reactive
 from triton_backend.simulator.results import (
     DecisionCost,
     Flush,
@@ -64,7 +62,9 @@ def simulate(
     """
     options = options or SimOptions()
     if options.policy == REACTIVE:
-        return _simulate_reactive(plan, options, clock_ns)
+        requests = offered_requests(plan, _offer(plan, options))
+        factors = _factors(options.latency_noise_cv, options.seed)
+        return simulate_reactive(plan, options, requests, factors, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
@@ -76,42 +76,6 @@ def simulate(
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
     check_invariants(now.world.tables)
     return _result(plan, options, now, wall_seconds, cycle_us)
-
-
-def _simulate_reactive(
-    plan: Plan, options: SimOptions, clock_ns: Callable[[], int] | None
-) -> SimResult:
-    if options.failures or options.change is not None or options.admission:
-        raise InputError(
-            "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
-        )
-    topology = build_topology(plan, options.nic, count_io=options.count_io)
-    requests = offered_requests(plan, _offer(plan, options))
-    factors = _factors(options.latency_noise_cv, options.seed)
-    run_pools(new_pools(plan, topology, requests[:0], factors))  # compiled before anything is timed
-    pools = new_pools(plan, topology, requests, factors)
-    start_ns = clock_ns() if clock_ns else 0
-    run_pools(pools)
-    wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
-    state = pools.state[0]
-    span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
-    links = pools.busy_us[len(topology.vgpus) :]
-    return SimResult(
-        plan=plan,
-        policy=options.policy,
-        seed=options.seed,
-        duration_s=options.duration_s,
-        requests=requests,
-        uses=pools.uses[: int(state["uses"])],
-        models=model_results(plan, requests),
-        utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
-        link_utilisation=tuple((links[links > 0] / span_us).tolist()),
-        decisions=DecisionCost(
-            count=int(state["steps"]), mean_us=None, p99_us=None, probes_per_dispatch=None
-        ),
-        steps=int(state["steps"]),
-        wall_seconds=wall_seconds,
-    )
 
 
 def _offer(plan: Plan, options: SimOptions) -> Offer:
@@ -129,7 +93,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         _tables(plan, options),
         offered_requests(plan, _offer(plan, options)),
         _factors(options.latency_noise_cv, options.seed),
-        _doors(plan, options),
+        _admission(plan, options),
         keep_uses=options.keep_uses,
         timed=timed,
     )
@@ -159,8 +123,8 @@ def _tables(plan: Plan, options: SimOptions) -> Tables:
     return new_tables(topology, policy_number(options.policy))
 
 
-def _doors(plan: Plan, options: SimOptions) -> Records:
-    return new_doors(plan.models if options.admission else ())
+def _admission(plan: Plan, options: SimOptions) -> Records:
+    return new_admission(plan.models if options.admission else ())
 
 
 def _warm_up(world: World) -> None:
@@ -207,7 +171,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
         world=with_tables(
             world,
             tables,
-            _doors(change.plan, options),
+            _admission(change.plan, options),
             np.asarray([NONE if m is None else m for m in models], dtype=np.int64),
         ),
         seconds=class_seconds(now.plan, world.busy_us),

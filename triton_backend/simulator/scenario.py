@@ -31,8 +31,8 @@ class SimOptions:
         reference: whose throughput that is; None = the plan simulated.
         models: names of the models that get load; None = all.
         nic: "shared" or "isolated".
-        count_io: reserve the input's way to the first stage and the answer's way back too.
-        admission: refuse at the door what the gateway refuses under overload.
+        count_io: reserve the transfers of the input and of the answer too.
+        admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         failures: what is gone when.
         change: a change of plan in the middle.

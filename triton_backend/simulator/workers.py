@@ -6,7 +6,7 @@ latencies everything then happens exactly when it was reserved.
 """
 
 from triton_backend.scheduler.compiled import NONE, inlined
-from triton_backend.simulator.heap import STAGE_END, STAGE_START
+from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import LATE, RESTING, RUNNING, SERVED, WAITING_VGPU, World, push
 
 NOISE_ONE = 1 << 20  # a factor of one: factors are integers, so that every machine agrees
@@ -65,7 +65,7 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     world.running[hop["vgpu"]] = slot
     run["phase"] = RUNNING
     run["since_us"] = now_us
-    push(world, now_us + latency, STAGE_END, slot, run["number"])
+    push(world, now_us + latency, STAGE_DONE, slot, run["number"])
 
 
 @inlined
@@ -97,7 +97,7 @@ def next_on_vgpu(world: World, vgpu: int, now_us: int) -> None:
 
 
 @inlined
-def leave_line(world: World, slot: int, vgpu: int) -> None:
+def leave_queue(world: World, slot: int, vgpu: int) -> None:
     """Take a batch out of those that wait for a vGPU."""
     following = world.runs[slot]["next"]
     if world.waiting[vgpu] == slot:

@@ -87,18 +87,21 @@ class World(NamedTuple):
 
     Attributes:
         tables: the scheduler's; the loop changes them through the scheduler's own steps only.
-        requests: all requests of the run by arrival; a request's id is its row.
-        runs: per batch slot, where the batch is.
+        requests: [request] all requests of the run by arrival; a request's id is its row.
+        heap: [event] future events, `cursor.events` of them; see `heap`.
+        runs: [batch slot] where the batch is.
         hops: [batch slot, hop] as dispatched; what happens follows these, not the tables.
-        running: per vGPU the batch slot that runs there, or NONE.
-        waiting: per vGPU the first batch slot of those that wait for it, by reserved start.
-        carrying: per resource the batch slot that a link carries, or NONE.
-        moves: batch slots whose next transfer waits for a link.
-        busy_us: per resource, time in use so far.
-        factors: what table latencies are multiplied with, in turn.
-        models: number of each offered model in the plan in force, NONE where it has none.
-        doors: `core.admission` per model of the plan in force; empty where all are admitted.
-        ticks: CPU cycles of single decisions, as many as are to be timed.
+        running: [vGPU] the batch slot that runs there, or NONE.
+        waiting: [vGPU] the first batch slot of those that wait for it, by reserved start.
+        carrying: [resource] the batch slot that a link carries, or NONE.
+        moves: [`cursor.moves_waiting`] batch slots whose next transfer waits for a link.
+        busy_us: [resource] time in use so far.
+        uses: [stage run] which vGPU ran which batch when, by end.
+        factors: what table latencies are multiplied with, in turn, in 1 / `workers.NOISE_ONE`.
+        models: [offered model] its number in the plan in force, NONE where it has none.
+        admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
+        ticks: [decision] CPU cycles of single decisions, as many as are to be timed.
+        cursor: [1] all that there is one of.
     """
 
     tables: Tables
@@ -114,7 +117,7 @@ class World(NamedTuple):
     uses: Records
     factors: Integers
     models: Integers
-    doors: Records
+    admission: Records
     ticks: Integers
     cursor: Records
 
@@ -123,7 +126,7 @@ def new_world(
     tables: Tables,
     requests: Records,
     factors: Integers,
-    doors: Records,
+    admission: Records,
     *,
     keep_uses: bool,
     timed: int = 0,
@@ -146,7 +149,7 @@ def new_world(
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
         models=np.arange(len(tables.queues)),
-        doors=doors,
+        admission=admission,
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
@@ -174,9 +177,9 @@ def fit(world: World, spare: int = 0) -> World:
     )
 
 
-def with_tables(world: World, tables: Tables, doors: Records, models: Integers) -> World:
+def with_tables(world: World, tables: Tables, admission: Records, models: Integers) -> World:
     """The same world after a change of plan, while nothing is in flight."""
-    renewed = new_world(tables, world.requests, world.factors, doors, keep_uses=False)
+    renewed = new_world(tables, world.requests, world.factors, admission, keep_uses=False)
     world.cursor[0]["plan"] += 1
     # failures still to come name vGPUs of the old plan
     world.cursor[0]["events"] = 0

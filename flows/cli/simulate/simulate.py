@@ -91,7 +91,7 @@ def simulate(
     from flows.cli.simulate.request import OfferedLoad, SimulationRequest, parse_failure
     from flows.planning.stored_plans import find_plan
     from flows.workspace import workspace
-    from triton_backend.simulator.records import OPTIONAL, request_columns
+    from triton_backend.simulator.results import OPTIONAL, request_columns
     from triton_backend.simulator.scenario import PlanChange, SimOptions
     from warehouse.parquet import write_columns
 

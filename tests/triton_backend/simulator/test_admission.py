@@ -3,8 +3,7 @@
 from tests.fakes.plans import Pool, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.serving.gateway.admission import Admission
-from triton_backend.simulator.records import request_columns
-from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.results import SimResult, request_columns
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 

@@ -30,10 +30,10 @@ class Admission:
     """
 
     def __init__(self, model: ModelPlan) -> None:
-        self._door = admission.new_doors([model])
-        self.admits = partial(admission.admits, self._door, 0)
+        self._rows = admission.new_admission([model])
+        self.admits = partial(admission.admits, self._rows, 0)
         self.admits(0, 0, 0)  # compiled before the first request; no samples change nothing
 
     def best_finish_us(self, now_us: int) -> int:
         """When a request that arrives now would be done at best."""
-        return admission.best_finish_us(self._door, 0, now_us)
+        return admission.best_finish_us(self._rows, 0, now_us)
