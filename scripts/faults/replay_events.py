@@ -21,12 +21,12 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.serving.gateway.event_log import read_events
+from triton_backend.serving.gateway.event_log import Gap, read_events
 
 EVENTS = tuple(kind for kind in vars(events).values() if isinstance(kind, type))
 
 
-def items(folder: Path) -> Iterator[Event | Decision | dict[str, Any]]:
+def items(folder: Path) -> Iterator[Event | Decision | Gap | dict[str, Any]]:
     """Everything in the event files of a serve folder, oldest first."""
     files = sorted((folder / "events").glob("events-*.jsonl"))
     if not files:
@@ -49,10 +49,11 @@ class Replay:
         self._folder = folder
         self._core: Scheduler | None = None
         self._expected: list[Decision] = []
+        self._lost = False  # something is missing since the last life began
         self.told = 0
         self.compared = 0
 
-    def take(self, item: Event | Decision | dict[str, Any]) -> None:
+    def take(self, item: Event | Decision | Gap | dict[str, Any]) -> None:
         """The next item of the log.
 
         Raises:
@@ -60,6 +61,11 @@ class Replay:
         """
         if isinstance(item, dict):
             self._begin(item)
+        elif isinstance(item, Gap):
+            print(f"{item.lines} lines are missing: not compared up to the gateway's next life")
+            self._core, self._expected, self._lost = None, [], True
+        elif self._lost:
+            pass
         elif isinstance(item, EVENTS):
             self._check_done()
             self._tell(item)  # pyright: ignore[reportArgumentType]  # EVENTS are the events
@@ -69,6 +75,9 @@ class Replay:
     def _begin(self, header: dict[str, Any]) -> None:
         """A plan begins: of a new life of the gateway, or by a rollout within one."""
         self._check_done()
+        if self._lost and header["rollout"]:
+            return
+        self._lost = False
         plan = plan_of(self._folder, header)
         if self._core is not None and header["rollout"]:
             self._tell(PlanChanged(now_us=header["now_us"], plan=plan))

@@ -51,3 +51,9 @@ def test_a_life_with_a_lost_worker_and_a_rollout_is_answered_alike(tmp_path: Pat
     text = path.read_text()
     path.write_text(text.replace('"samples":4', '"samples":3', 1))
     assert replayed(folder).returncode == 1
+    lines = text.splitlines()
+    middle = len(lines) // 2
+    path.write_text("\n".join([*lines[:middle], '{"t":"Gap","lines":9}', *lines[middle + 5 :]]))
+    done = replayed(folder)
+    assert done.returncode == 0, done.stderr
+    assert "9 lines are missing" in done.stdout

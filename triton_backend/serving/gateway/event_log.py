@@ -3,8 +3,8 @@
 A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`,
 `Refused` (`overload`) for a request that the core was not told of, and `Plan` for a header that names the plan and generation the lines after it belong to. Instants are
 the host's monotonic clock in µs; a header also says what the wall clock showed at its own.
-Files roll at `ROLL_BYTES`, the oldest beyond `KEEP_FILES` are deleted, and a full disk stops the
-log, never the gateway. `read_events` gives a log back for a replay through the core.
+Another thread writes the files (`rolling_files`); a disk that is full for long leaves a `Gap` behind.
+`read_events` gives a log back for a replay through the core.
 """
 
 import dataclasses
@@ -26,6 +26,13 @@ from triton_backend.serving.transport.rolling_files import RollingLines
 # So many are made into lines in one go: one at a time takes several times as long each, because the
 # code for it is out of the caches by the next; more would keep the scheduler's thread for too long.
 SETTLE_ITEMS = 48
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """So many lines are missing here; no replay can go on before the next life of a gateway."""
+
+    lines: int
 
 
 class EventLog:
@@ -148,13 +155,16 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | dict[str, Any]]:
+def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[str, Any]]:
     """The items of a log in order; a header as the dictionary it is."""
     for line in lines:
         data: dict[str, Any] = json.loads(line)
         kind = data.pop("t")
         if kind == "Plan":
             yield data
+            continue
+        if kind == Gap.__name__:
+            yield Gap(**data)
             continue
         if kind == Refused.__name__:
             continue  # the core was not told

@@ -1,67 +1,186 @@
 """Lines in files that roll: what event files and request logs share.
 
-Lines are buffered until `flush`. A file rolls when it is large, the oldest beyond some number are
-deleted, and what cannot be written (a full disk) ends the log with one warning, never its owner.
+The owner's thread only buffers lines and hands them over; a thread of its own writes them, opens the
+next file when one is large, and deletes the oldest beyond some number, so that no decision waits for
+a disk. What cannot be written (a full disk) is kept up to `MAX_WAITING_LINES` and tried again with
+every hand-over. What is lost beyond that is counted by a line of its own: `{"t":"Gap","lines":N}`.
 """
 
+import contextlib
 import logging
+import os
+import threading
 from pathlib import Path
-from typing import IO
 
 ROLL_BYTES = 64 << 20
 KEEP_FILES = 8
+MAX_WAITING_LINES = 50_000
+CLOSE_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)
 
 
 class RollingLines:
-    """Files `PREFIX-START-NUMBER.jsonl` in a folder; `start_us` tells lives of a process apart."""
+    """Files `PREFIX-START-NUMBER.jsonl` in a folder; `start_us` tells lives of a process apart.
+
+    `write`, `flush` and `close` are for one thread, the owner's.
+    """
 
     def __init__(self, folder: Path, prefix: str, start_us: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._files = _Files(folder, prefix, start_us)
+        self._lines: list[str] = []
+        self._handed_over: list[str] = []
+        self._lost = 0  # lines, since the last that was written
+        self._failing = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self._to_write = False  # handed over since the last attempt
+        self._writing = False
+        self._thread: threading.Thread | None = None
+
+    def write(self, line: str) -> None:
+        """Buffer a line."""
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Hand over what is buffered; somebody else writes it."""
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        with self._changed:
+            self._handed_over += lines
+            surplus = len(self._handed_over) - MAX_WAITING_LINES
+            if surplus > 0:  # the oldest stay: a log with a gap can be read up to it
+                del self._handed_over[-surplus:]
+                self._lost += surplus
+            self._to_write = True
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Flush, and wait until it is written or has failed to be."""
+        self.flush()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._to_write and not self._writing, CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Flush, end the thread and close."""
+        self.drain()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+        self._files.close()
+
+    # The writer's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                # A failed write is tried again when more lines come, not before.
+                self._changed.wait_for(lambda: self._to_write or self._closing)
+                if not self._to_write:
+                    return
+                self._to_write, self._writing = False, True
+            self._write_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                lines, self._handed_over = self._handed_over, []
+                lost, self._lost = self._lost, 0
+            if lost:
+                lines.append(f'{{"t":"Gap","lines":{lost}}}')
+            if not lines:
+                return
+            try:
+                self._files.write(lines)
+            except _NotWrittenError as error:
+                self._keep(error, lost)
+                return
+            if self._failing:
+                self._failing = False
+                _LOG.warning("%s are written again", self._files)
+
+    def _keep(self, error: "_NotWrittenError", lost: int) -> None:
+        """Put what was not written back before what was handed over since."""
+        if not self._failing:
+            self._failing = True
+            _LOG.warning("%s cannot be written, tried again: %s", self._files, error)
+        rest = error.lines[:-1] if lost else error.lines  # but for the gap
+        with self._changed:
+            self._handed_over[:0] = rest
+            self._lost += lost
+
+
+class _NotWrittenError(Exception):
+    """Some lines could not be written; those before them were."""
+
+    def __init__(self, cause: OSError, lines: list[str]) -> None:
+        super().__init__(str(cause))
+        self.lines = lines
+
+
+class _Files:
+    """The files themselves; for one thread. Files hold whole lines only, whatever fails."""
+
+    def __init__(self, folder: Path, prefix: str, start_us: int) -> None:
         self._folder = folder
         self._prefix = prefix
         self._start_us = start_us
         self._roll = 0
         self._size = 0
-        self._lines: list[str] = []
-        self._file: IO[str] | None = None
-        self._lost = False
+        self._fd: int | None = None
 
-    def write(self, line: str) -> None:
-        """Buffer a line."""
-        if not self._lost:
-            self._lines.append(line)
+    def __str__(self) -> str:
+        return f"{self._prefix} of {self._folder}"
 
-    def flush(self) -> None:
-        """Write what is buffered."""
-        lines, self._lines = self._lines, []
-        if not lines or self._lost:
-            return
+    def write(self, lines: list[str]) -> None:
+        """Write lines, each whole.
+
+        Raises:
+            _NotWrittenError: the disk is full or the folder gone; with the lines that are left.
+        """
+        data = ("\n".join(lines) + "\n").encode()
+        written = 0
         try:
-            if self._file is None or self._size > ROLL_BYTES:
+            if self._fd is None or self._size > ROLL_BYTES:
                 self._open_next()
-            assert self._file is not None
-            text = "\n".join(lines) + "\n"
-            self._file.write(text)
-            self._file.flush()
-            self._size += len(text)
+            assert self._fd is not None
+            while written < len(data):
+                written += os.write(self._fd, memoryview(data)[written:])
         except OSError as error:
-            self._lost = True
-            _LOG.warning("%s of %s end here: %s", self._prefix, self._folder, error)
+            whole = data.rfind(b"\n", 0, written) + 1
+            self._end_at(self._size + whole)
+            left = data[whole:].decode().splitlines()
+            raise _NotWrittenError(error, left) from error
+        self._size += written
+
+    def _end_at(self, size: int) -> None:
+        """Cut what was written of half a line."""
+        self._size = size
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
+                os.lseek(self._fd, size, os.SEEK_SET)
 
     def _open_next(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
         name = f"{self._prefix}-{self._start_us:020d}-{self._roll:04d}.jsonl"
-        self._file = (self._folder / name).open("w")
+        fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.close()
+        self._fd, self._size = fd, 0
         self._roll += 1
-        self._size = 0
         for old in sorted(self._folder.glob(f"{self._prefix}-*.jsonl"))[:-KEEP_FILES]:
             old.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Flush and close."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the file that is open."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

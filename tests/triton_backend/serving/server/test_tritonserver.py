@@ -1,6 +1,5 @@
 """What watches and counts: health board, node, metrics, event files, supervisor's parts."""
 
-import json
 import os
 import shutil
 import signal
@@ -16,22 +15,10 @@ import pytest
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
-from triton_backend.contract.decisions import Abort, Dispatch, Drop, Hop, SetTimer
-from triton_backend.contract.events import (
-    Arrival,
-    Cancel,
-    PaceChanged,
-    Pause,
-    StageDone,
-    Timer,
-    WorkerLost,
-)
-from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
-from triton_backend.serving.gateway.event_log import EventLog, read_events, to_line
 from triton_backend.serving.liveness.processes import ExitWatch
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server import command as server_command
@@ -44,30 +31,7 @@ from triton_backend.serving.server.metrics import (
     gateway_values,
     node_values,
 )
-from triton_backend.serving.transport import rolling_files as rolling
 from triton_backend.serving.transport.shared_memory import remove_segments
-
-ITEMS = (
-    Arrival(now_us=1, request_id=2, model=0, deadline_us=3, samples=4),
-    Cancel(now_us=1, request_id=2),
-    StageDone(now_us=9, batch_id=1, stage=0, start_us=5, end_us=7),
-    WorkerLost(now_us=9, vgpu=3),
-    PaceChanged(now_us=9, model=0, pipeline=1, stage=2, percent=175),
-    Timer(now_us=10),
-    Pause(now_us=10),
-    Dispatch(
-        batch_id=1,
-        model=0,
-        pipeline=0,
-        request_ids=(2, 5),
-        samples=4,
-        hops=(Hop(vgpu=0, transfer_start_us=1, transfer_end_us=1, start_us=2, end_us=3),),
-    ),
-    Drop(request_id=2, model=0, reason=DropReason.DEADLINE, deadline_us=3, queue_position=1),
-    Drop(request_id=2, model=0, reason=DropReason.DEADLINE, deadline_us=3, best_finish_us=9),
-    Abort(batch_id=1),
-    SetTimer(at_us=77),
-)
 
 
 @pytest.fixture
@@ -77,49 +41,6 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     yield made
     remove_segments(made.settings.segment_prefix)
     shutil.rmtree(made.settings.socket_folder)
-
-
-def test_every_event_and_decision_comes_back_from_its_line() -> None:
-    lines = [to_line(item) for item in ITEMS]
-    assert all(
-        json.loads(line)["t"] == type(i).__name__ for line, i in zip(lines, ITEMS, strict=True)
-    )
-    assert tuple(read_events(lines)) == ITEMS
-
-
-def test_a_drop_is_logged_with_the_text_of_its_reason() -> None:
-    drop = Drop(request_id=2, model=0, reason=DropReason.WORKER_LOST, deadline_us=3)
-    line = (
-        '{"t":"Drop","request_id":2,"model":0,"reason":"worker_lost","deadline_us":3,'
-        '"best_finish_us":null,"queue_position":0}'
-    )
-    assert to_line(drop) == line
-    assert tuple(read_events([line])) == (drop,)
-
-
-def test_event_files_roll_and_the_oldest_go(
-    tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rolling, "ROLL_BYTES", 10)
-    monkeypatch.setattr(rolling, "KEEP_FILES", 3)
-    log = EventLog(tmp_path / "events", SystemClock())
-    log.begin(deployment, 1)
-    for item in ITEMS:
-        log.write(item)
-        log.flush()
-    log.close()
-    files = sorted((tmp_path / "events").iterdir())
-    assert len(files) == 3
-    assert files[-1].read_text() == to_line(ITEMS[-1]) + "\n"
-
-
-def test_a_log_that_cannot_be_written_ends_and_harms_nobody(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events", SystemClock())
-    (tmp_path / "events").rmdir()
-    for item in ITEMS:
-        log.write(item)
-        log.flush()
-    log.close()
 
 
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: Deployment) -> None:
