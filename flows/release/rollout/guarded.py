@@ -25,6 +25,7 @@ from flows.release.rollout.change import (
 )
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.release.server.running import ServerState, read_state
+from flows.system_metrics import MetricsError
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -233,16 +234,30 @@ def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> Rollout
 def bake(
     state: ServerState, plan: Plan, before: Mapping[str, Outcomes], options: RolloutOptions
 ) -> str | None:
-    """Watch the new plan; the breach that was seen, if any."""
+    """Watch the new plan; the breach that was seen, if any.
+
+    A look that fails is no breach, the next one sees as much.
+
+    Raises:
+        MetricsError: no look saw anything.
+    """
     watch = Stopwatch()
+    looks, failure = 0, None
     while watch.seconds() < options.bake_seconds:
         time.sleep(min(options.poll_seconds, options.bake_seconds))
-        after = read_outcomes(state.metrics_url)
+        try:
+            after = read_outcomes(state.metrics_url)
+        except MetricsError as error:
+            failure = error
+            continue
+        looks += 1
         for model in plan.models:
             seen = after.get(model.name, Outcomes()).since(before.get(model.name, Outcomes()))
             breach = breach_of(model.name, model.slo_us / 1e3, seen, options)
             if breach:
                 return breach
+    if failure is not None and not looks:
+        raise failure
     return None
 
 

@@ -1,13 +1,8 @@
 """What the running system counts, read from its metrics endpoint: outcomes per model."""
 
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from triton_backend.contract.errors import PoolPipeError
+from flows.system_metrics import Metrics, by_label, read_metrics
 
 READ_SECONDS = 10
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
@@ -47,32 +42,20 @@ def read_outcomes(metrics_url: str) -> dict[str, Outcomes]:
     """Outcomes per model from a Prometheus endpoint.
 
     Raises:
-        PoolPipeError: it does not answer.
+        MetricsError: it does not answer, or not to the end.
     """
-    try:
-        with urllib.request.urlopen(metrics_url, timeout=READ_SECONDS) as answer:  # noqa: S310 - an address of our own state file
-            return parse_outcomes(answer.read().decode())
-    except (OSError, urllib.error.URLError) as error:
-        raise PoolPipeError(f"no metrics from {metrics_url}: {error}") from error
+    return outcomes_of(read_metrics(metrics_url, READ_SECONDS))
 
 
-def parse_outcomes(text: str) -> dict[str, Outcomes]:
-    """Outcomes per model from the text of a Prometheus page."""
-    found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            name, model = sample.name.removesuffix("_total"), sample.labels.get("model")
-            kind = name.removeprefix("poolpipe_requests_")
-            if model is None:
-                continue
-            if name == "poolpipe_latency_ms_sum":
-                kind = "latency_sum_ms"
-            if kind in {*_OUTCOMES, "latency_sum_ms"}:
-                row = found.setdefault(model, {})
-                row[kind] = row.get(kind, 0.0) + sample.value
-    return {model: _outcomes(row) for model, row in found.items()}
-
-
-def _outcomes(row: Mapping[str, float]) -> Outcomes:
-    counts = {name: int(row.get(name, 0)) for name in _OUTCOMES}
-    return Outcomes(**counts, latency_sum_ms=row.get("latency_sum_ms", 0.0))
+def outcomes_of(metrics: Metrics) -> dict[str, Outcomes]:
+    """Outcomes per model from what a metrics endpoint says."""
+    counts = {name: by_label(metrics.get(f"requests_{name}", {}), "model") for name in _OUTCOMES}
+    seconds = by_label(metrics.get("latency_seconds_sum", {}), "model")
+    models = {key for series in (*counts.values(), seconds) for key in series}
+    return {
+        key[0]: Outcomes(
+            **{name: int(series.get(key, 0)) for name, series in counts.items()},
+            latency_sum_ms=1e3 * seconds.get(key, 0.0),
+        )
+        for key in sorted(models)
+    }

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.reporting.ui.prometheus import Metrics, by_label
+from flows.system_metrics import Metrics, by_label
 
 WINDOW_S = 10.0
 MINUTE_S = 60
 DAY_MINUTES = 24 * 60
 WHOLE_MINUTE_S = (50, 70)
 OUTCOMES = ("offered", "served", "late", "failed")
-PREFIX = "poolpipe_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +110,11 @@ def percentile_ms(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def _of(metrics: Metrics, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-    return by_label(metrics.get(PREFIX + name, {}), *labels)
+    return by_label(metrics.get(name, {}), *labels)
 
 
 def _single(metrics: Metrics, name: str) -> float | None:
-    values = metrics.get(PREFIX + name)
+    values = metrics.get(name)
     return sum(values.values()) if values else None
 
 
@@ -126,14 +125,18 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
     }
     dropped = grown(_of(first, "requests_dropped", "model"), _of(last, "requests_dropped", "model"))
     latency = grown(
-        _of(first, "latency_ms_bucket", "model", "le"),
-        _of(last, "latency_ms_bucket", "model", "le"),
+        _of(first, "latency_seconds_bucket", "model", "le"),
+        _of(last, "latency_seconds_bucket", "model", "le"),
     )
-    latency_ms = grown(_of(first, "latency_ms_sum", "model"), _of(last, "latency_ms_sum", "model"))
+    latency_s = grown(
+        _of(first, "latency_seconds_sum", "model"), _of(last, "latency_seconds_sum", "model")
+    )
     queued = _of(last, "queue_requests", "model")
     models: dict[str, Any] = {}
     for key, offered in counts["offered"].items():
-        buckets = {float(le): value for (name, le), value in latency.items() if (name,) == key}
+        buckets = {
+            1e3 * float(le): value for (name, le), value in latency.items() if (name,) == key
+        }
         served, late = counts["served"].get(key, 0.0), counts["late"].get(key, 0.0)
         done = served + late + counts["failed"].get(key, 0.0) + dropped.get(key, 0.0)
         models[key[0]] = {
@@ -148,7 +151,7 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
             "attainment": served / done if done else None,
             "p50_ms": percentile_ms(buckets, 0.5),
             "p99_ms": percentile_ms(buckets, 0.99),
-            "mean_ms": latency_ms.get(key, 0.0) / (served + late) if served + late else None,
+            "mean_ms": 1e3 * latency_s.get(key, 0.0) / (served + late) if served + late else None,
             "queued": queued.get(key, 0.0),
         }
     return models
@@ -157,10 +160,12 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
 def _pools(first: Metrics, last: Metrics, span_s: float) -> dict[str, float]:
     """Utilisation by "model|pipeline|GPU class|stage": busy time over the time of all its vGPUs."""
     labels = ("model", "pipeline", "gpu_class", "stage")
-    busy_us = grown(_of(first, "stage_busy_us", *labels), _of(last, "stage_busy_us", *labels))
+    busy_s = grown(
+        _of(first, "stage_busy_seconds", *labels), _of(last, "stage_busy_seconds", *labels)
+    )
     vgpus = _of(last, "pool_vgpus", *labels)
     return {
-        "|".join(key): min(busy_us.get(key, 0.0) / (count * span_s * 1e6), 1.0)
+        "|".join(key): min(busy_s.get(key, 0.0) / (count * span_s), 1.0)
         for key, count in vgpus.items()
         if count > 0
     }

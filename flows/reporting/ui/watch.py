@@ -7,7 +7,6 @@ viewers cost nothing.
 
 import json
 import threading
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -16,9 +15,9 @@ from typing import Any
 
 from flows.clock import now_utc
 from flows.reporting.ui.history import History, read_history
-from flows.reporting.ui.live import PREFIX, LiveView, Sample
-from flows.reporting.ui.prometheus import parse_metrics
+from flows.reporting.ui.live import LiveView, Sample
 from flows.reporting.ui.vgpus import VGpuWatch
+from flows.system_metrics import MetricsError, read_metrics
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 
@@ -74,15 +73,13 @@ class SystemWatch:
         vgpus: list[dict[str, Any]] = []
         try:
             state = json.loads(self._state_path.read_text())
-            metrics = parse_metrics(_fetch(state), PREFIX)
-            self._view.add(Sample(now.timestamp(), metrics))
+            self._view.add(Sample(now.timestamp(), read_metrics(_metrics_url(state), FETCH_S)))
             self._follow(Path(state["folder"]))
             vgpus = self._vgpus.read() if self._vgpus else []
         except FileNotFoundError:
             problem = f"No system is running: there is no {self._state_path}."
-        except (OSError, ValueError, KeyError, InputError) as error:
-            reason = getattr(error, "reason", error)  # without urllib's wrapping
-            problem = f"The system cannot be reached: {reason}"
+        except (OSError, ValueError, KeyError, InputError, MetricsError) as error:
+            problem = f"The system cannot be reached: {error}"
         self._read_history(now)
         self._samples += 1
         live = self._view.now() | {"problem": problem, "vgpus": vgpus, "time": now.isoformat()}
@@ -121,8 +118,6 @@ class SystemWatch:
         return asdict(self._history) | {"minutes": self._history.minutes + own}
 
 
-def _fetch(state: dict[str, Any]) -> str:
+def _metrics_url(state: dict[str, Any]) -> str:
     address = "127.0.0.1" if state["address"] == "0.0.0.0" else state["address"]  # noqa: S104 - compared, not bound
-    url = f"http://{address}:{state['ports']['metrics']}/metrics"
-    with urllib.request.urlopen(url, timeout=FETCH_S) as answer:
-        return answer.read().decode()
+    return f"http://{address}:{state['ports']['metrics']}/metrics"

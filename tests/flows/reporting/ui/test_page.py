@@ -18,6 +18,7 @@ from flows.reporting.ui.watch import SystemWatch
 from tests.flows.reporting.example import LONG_NAME, example_plan
 from tests.flows.reporting.test_html import read
 from tests.flows.reporting.ui.test_live import metrics
+from tests.flows.test_system_metrics import ANSWERS, answering
 from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.observations import (
@@ -142,6 +143,21 @@ def test_a_system_that_is_not_there_or_cannot_be_reached_is_told(
     watch.start()
     watch.stop()
     assert "cannot be reached" in json.loads(watch.live_json)["problem"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+def test_a_bad_answer_is_told_and_the_watch_goes_on(answer: bytes, system: Path) -> None:
+    """An exception that leaves the page's only thread would show stale data for ever."""
+    state = json.loads(system.read_text())
+    with answering(answer) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        system.write_text(json.dumps(state | {"ports": {"metrics": port}}))
+        watch = SystemWatch(system)
+        watch.sample()
+    assert "cannot be reached" in json.loads(watch.live_json)["problem"]
+    system.write_text(json.dumps(state))
+    watch.sample()
+    assert json.loads(watch.live_json)["problem"] is None
 
 
 def test_the_last_day_comes_from_the_warehouse(tmp_path: Path, system: Path) -> None:
