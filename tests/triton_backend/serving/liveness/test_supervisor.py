@@ -18,12 +18,15 @@ from tests.triton_backend.serving.gateway.gateways import (
 from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
+from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.events import LinkPaceChanged, PaceChanged
+from triton_backend.contract.units import transfer_us
 from triton_backend.runtimes.base import Tensors
 from triton_backend.runtimes.emulated import EmulatedRuntime
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
 from triton_backend.serving.liveness.processes import HealthBoard
@@ -39,6 +42,7 @@ from triton_backend.serving.liveness.supervisor import (
     Quarantine,
 )
 from triton_backend.serving.transport.wire import Kind, TimesBody
+from triton_backend.serving.worker import output
 from triton_backend.serving.worker.process import StageWorker
 from triton_backend.serving.worker.stage import open_runtime
 
@@ -350,3 +354,36 @@ def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
         assert system.status()["counters"]["workers_drained"] == 1
     finally:
         system.stop()
+
+
+@pytest.mark.slow
+def test_a_link_at_a_quarter_of_its_rate_is_planned_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 Mbit/s carry 4 samples of 512 bytes in 16.4 ms; at a quarter of that in 65.5 ms."""
+    model = two_stage()
+    (pipeline,) = model.pipelines
+    first, second = pipeline.stages
+    stages = (replace(first, boundary_bytes_per_sample=512), second)
+    planned = plan(replace(model, pipelines=(replace(pipeline, stages=stages),)))
+    nodes = tuple(replace(group, nic_gbps=0.001) for group in planned.cluster.nodes)
+    planned = replace(planned, cluster=replace(planned.cluster, nodes=nodes))
+    monkeypatch.setattr(output, "transfer_us", lambda size, rate: transfer_us(4 * size, rate))
+    system = LocalSystem(tmp_path / "serve", planned, ServeOptions())
+    try:
+        for _ in range(2 * LAST_MOVES):
+            assert not isinstance(system.ask("pair", picture(BATCH), PATIENT_US)(), Refusal)
+    finally:
+        system.stop()
+    (path,) = (tmp_path / "serve" / "events").iterdir()
+    items = list(read_events(path.read_text().splitlines()))
+    changes = {
+        (event.node, round(event.uplink_percent, -1), round(event.downlink_percent, -1))
+        for event in items
+        if isinstance(event, LinkPaceChanged)
+    }
+    assert changes == {(0, 400, 100), (1, 100, 400)}
+    dispatches = [item for item in items if isinstance(item, Dispatch)]
+    before, after = (batch.hops[1] for batch in (dispatches[0], dispatches[-1]))
+    assert before.transfer_end_us - before.transfer_start_us == transfer_us(BATCH * 512, 0.001)
+    assert after.transfer_end_us - after.transfer_start_us == pytest.approx(65_536, rel=0.02)
