@@ -1,6 +1,6 @@
-"""The gateway's door: the rule of `core.admission` for one model, and what it refused.
+"""Admission of requests: the rule of `scheduler.admission` for one model, and what it refused.
 
-The rule is the core's, so that the simulator can apply the same.
+The rule is the scheduler's, so that the simulator can apply the same.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from triton_backend.scheduler import admission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A request the core was never told of, for the event file; `model` is its number."""
+    """A request that the core never saw, for the event file; `model` is its number."""
 
     now_us: int
     model: int
@@ -24,8 +24,8 @@ class Admission:
     """The work of one model that is admitted and not yet done, as an ideal server would do it.
 
     Attributes:
-        admits: whether a request of so many samples, with this deadline (µs) as the scheduler would
-            be told it, at this instant (µs, never goes back), is handed to the scheduler; it counts
+        admits: whether a request of so many samples, with this deadline (µs, the scheduler's),
+            at this instant (µs, never goes back), is handed to the scheduler; it counts
             as work from then on.
     """
 

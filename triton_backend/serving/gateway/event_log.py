@@ -1,8 +1,9 @@
-"""The gateway's event file: JSON lines of everything the core was told and answered.
+"""The gateway's event file: JSON lines of all events of the core and of its decisions.
 
-A line is `{"t": kind, ...fields}`; kinds are the names of `core.events` and `core.decisions`,
-`Refused` (`overload`) for a request that the core was not told of, and `Plan` for a header that names the plan and generation the lines after it belong to. Instants are
-the host's monotonic clock in µs; a header also says what the wall clock showed at its own.
+A line is `{"t": kind, ...fields}`; kinds are the names of `contract.events` and
+`contract.decisions`, `Refused` for a request that admission kept from the core, and `Plan` for a
+header that names the plan and generation the lines after it belong to.
+Instants are the host's monotonic clock in µs; a header also says what the wall clock showed then.
 Another thread writes the files (`rolling_files`); a disk that is full for long leaves a `Gap` behind.
 `read_events` gives a log back for a replay through the core.
 """
@@ -167,7 +168,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
             yield Gap(**data)
             continue
         if kind == Refused.__name__:
-            continue  # the core was not told
+            continue  # the core never saw it
         if kind == "Dispatch":
             data["hops"] = tuple(decisions.Hop(**hop) for hop in data["hops"])
             data["request_ids"] = tuple(data["request_ids"])

@@ -110,7 +110,7 @@ class SchedulerService:
         command, plan_id, generation = _control_request(request)
         if command == "prepare":
             deployment = Deployment.read(self._settings, generation)
-            _same_plan(plan_id, deployment.plan.plan_id)
+            _check_plan(plan_id, deployment.plan.plan_id)
             self.call(lambda: self.gateway.prepare(deployment))
         elif command == "flush":
             self.call(lambda: self.gateway.flush(self._clock.now_us()))
@@ -122,7 +122,7 @@ class SchedulerService:
 
     def _swap(self, plan_id: str | None, generation: int) -> None:
         served = self.gateway.deployment
-        # The same plan may follow itself with other artifacts: then the generation tells.
+        # The same plan may follow itself with other artifacts: then the generation decides.
         if served.generation == generation if generation else served.plan.plan_id == plan_id:
             return  # done before: the answer got lost
         self.gateway.swap(self._clock.now_us())
@@ -175,7 +175,7 @@ class SchedulerService:
         function, future = self._calls.get()
         try:
             future.set_result(function())
-        except Exception as error:  # noqa: BLE001  # handed to the thread that asked
+        except Exception as error:  # noqa: BLE001  # handed to the calling thread
             future.set_exception(error)
 
     def _send(self, to: Address, data: bytes) -> None:
@@ -315,6 +315,6 @@ def _control_request(text: str) -> tuple[str, str | None, int]:
     return command, plan_id, generation
 
 
-def _same_plan(asked: str | None, found: str) -> None:
-    if asked is not None and asked != found:
-        raise InputError("control request, plan_id", f"{asked!r}, but the generation has {found!r}")
+def _check_plan(wanted: str | None, read: str) -> None:
+    if wanted is not None and wanted != read:
+        raise InputError("control request, plan_id", f"{wanted!r}, but the generation has {read!r}")

@@ -83,7 +83,7 @@ class WorkerAddress(NamedTuple):
 Address = FrontAddress | WorkerAddress
 
 Send = Callable[[Address, bytes], None]
-"""Sends somebody a frame; who is not there gets none."""
+"""Sends a frame to an address; nobody gets it where nobody is connected."""
 
 Observer = Callable[[Event | Refused, Sequence[Decision]], None]
 """Is shown every event and what the core decided on it, in order (the event log)."""
@@ -161,8 +161,8 @@ class WorkerSlots:
 class ExpressArrivals:
     """Requests whose tensors lie in express slots of their fronts, by the core's number.
 
-    A batch of just one of them goes to its first worker at once, who takes the tensors from there;
-    everything else goes by way of the front.
+    A batch of just one of them goes to its first worker at once, which takes the tensors from
+    there; the front gathers every other batch.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -275,7 +275,7 @@ class Gateway:
         self._resume_us: int | None = now_us + RESUME_AFTER_US
         self._apply(Pause(now_us=self._at(now_us)))
 
-    # What is known
+    # Its state
 
     @property
     def deployment(self) -> Deployment:
@@ -354,7 +354,7 @@ class Gateway:
         return self._fronts[request >> LOCAL_BITS]
 
     def _at(self, now_us: int) -> int:
-        """The instant as the core may be told it: instants never go back."""
+        """The instant for the core, for which instants never go back."""
         self._last_us = max(self._last_us, now_us)
         return self._last_us
 
@@ -395,7 +395,7 @@ class Gateway:
         )
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
-        """Overload: the core is not told of what not even an ideal server could answer in time."""
+        """Overload: the core does not see what not even an ideal server could answer in time."""
         self.counters.dropped[front.model, DropReason.OVERLOAD.text] += 1
         local, deadline_us, samples, *_ = arrival
         refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
@@ -459,15 +459,15 @@ class Gateway:
 
     # What workers and fronts report of batches, by the batch's number on the wire
 
-    def transfer_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
+    def transfer_done(self, batch_id: int, stage: int, times: TimesBody, now_us: int) -> None:
         """A boundary arrived at a worker."""
-        number = batch - self._first_batch
-        known = self._batches.get(number)
-        if known is None or stage <= 0 or not known.expects(stage):
+        number = batch_id - self._first_batch
+        batch = self._batches.get(number)
+        if batch is None or stage <= 0 or not batch.expects(stage):
             return
-        known.heard_us = now_us = self._at(now_us)
+        batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
-        dispatch = known.dispatch
+        dispatch = batch.dispatch
         sender, receiver = dispatch.hops[stage - 1].vgpu, dispatch.hops[stage].vgpu
         self._served.supervisor.transfer_done(sender, receiver, dispatch.samples, start_us, end_us)
         self._apply(
@@ -476,34 +476,34 @@ class Gateway:
             )
         )
 
-    def stage_done(self, batch: int, stage: int, times: TimesBody, now_us: int) -> None:
+    def stage_done(self, batch_id: int, stage: int, times: TimesBody, now_us: int) -> None:
         """A batch left a stage: its slot there is free again."""
-        number = batch - self._first_batch
-        known = self._batches.get(number)
-        if known is None:
+        number = batch_id - self._first_batch
+        batch = self._batches.get(number)
+        if batch is None:
             return  # aborted, or of another life of the scheduler
-        hops = known.dispatch.hops
-        if stage != known.reported or hops[stage].vgpu != times.vgpu:
-            known.keep(stage, times, self._at(now_us))
+        hops = batch.dispatch.hops
+        if stage != batch.reported or hops[stage].vgpu != times.vgpu:
+            batch.keep(stage, times, self._at(now_us))
             return
-        known.heard_us = now_us = self._at(now_us)
+        batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
         self.counters.stage_ran(times.vgpu, times.end_us - times.start_us)
-        self._end_stage(number, known, start_us, end_us)
+        self._end_stage(number, batch, start_us, end_us)
         actions = self._served.supervisor.stage_done(
-            hops[stage], known.dispatch.samples, end_us - start_us, now_us, self._up_served()
+            hops[stage], batch.dispatch.samples, end_us - start_us, now_us, self._up_served()
         )
         self._take(actions)
-        if known.early:
-            self._catch_up(batch, known, now_us)
+        if batch.early:
+            self._catch_up(batch_id, batch, now_us)
 
-    def _end_stage(self, number: int, known: BatchInFlight, start_us: int, end_us: int) -> None:
+    def _end_stage(self, number: int, batch: BatchInFlight, start_us: int, end_us: int) -> None:
         """The next stage of a batch is over, and with the last one the batch."""
-        stage = known.reported
-        known.reported = stage + 1
-        self._served.slots.give(known.dispatch.hops[stage].vgpu, known.slots[stage])
+        stage = batch.reported
+        batch.reported = stage + 1
+        self._served.slots.give(batch.dispatch.hops[stage].vgpu, batch.slots[stage])
         self._may_send = True
-        if known.reported == len(known.slots):
+        if batch.reported == len(batch.slots):
             del self._batches[number]
         self._apply(
             StageDone(
@@ -515,29 +515,29 @@ class Gateway:
             )
         )
 
-    def _catch_up(self, batch: int, known: BatchInFlight, now_us: int) -> None:
+    def _catch_up(self, batch_id: int, batch: BatchInFlight, now_us: int) -> None:
         """Take in what the next stage reported before its turn."""
-        if known.reported not in known.early:
+        if batch.reported not in batch.early:
             return
-        times = known.early.pop(known.reported)
+        times = batch.early.pop(batch.reported)
         if times is None:
-            self.batch_failed(batch, known.reported, now_us)
+            self.batch_failed(batch_id, batch.reported, now_us)
         else:
-            self.stage_done(batch, known.reported, times, now_us)
+            self.stage_done(batch_id, batch.reported, times, now_us)
 
-    def batch_failed(self, batch: int, stage: int, now_us: int) -> None:
+    def batch_failed(self, batch_id: int, stage: int, now_us: int) -> None:
         """A batch could not be run at a stage: its requests are answered by the front as failed."""
-        number = batch - self._first_batch
-        known = self._batches.get(number)
-        if known is None or not known.expects(stage):
+        number = batch_id - self._first_batch
+        batch = self._batches.get(number)
+        if batch is None or not batch.expects(stage):
             return
-        if stage > known.reported:
-            known.early[stage] = None
+        if stage > batch.reported:
+            batch.early[stage] = None
             return
-        known.early.clear()
+        batch.early.clear()
         self.counters.batches_failed += 1
         now_us = self._at(now_us)
-        for later in range(stage, len(known.slots)):
+        for later in range(stage, len(batch.slots)):
             # As if every stage that is left had taken no time: all that was reserved is free.
             if later:
                 self._apply(
@@ -545,25 +545,25 @@ class Gateway:
                         now_us=now_us, batch_id=number, stage=later, start_us=now_us, end_us=now_us
                     )
                 )
-            self._end_stage(number, known, now_us, now_us)
+            self._end_stage(number, batch, now_us, now_us)
 
-    def batch_lost(self, batch: int, stage: int) -> None:
+    def batch_lost(self, batch_id: int, stage: int) -> None:
         """A batch cannot be brought to the worker of a stage: with the next look it runs again.
 
-        Not at once: who cannot be reached now will not be in the next millisecond.
+        Not at once: a worker that cannot be reached now cannot be in the next millisecond.
         """
-        number = batch - self._first_batch
+        number = batch_id - self._first_batch
         if number in self._batches:
             self._lost_batches[number] = stage
 
     def _give_up_unreachable(self, now_us: int) -> None:
         lost, self._lost_batches = self._lost_batches, {}
         for number, stage in lost.items():
-            known = self._batches.get(number)
-            if known is None:
+            batch = self._batches.get(number)
+            if batch is None:
                 continue
-            if 0 <= stage < len(known.slots):  # first, lest its requests are sent there again
-                vgpu = known.dispatch.hops[stage].vgpu
+            if 0 <= stage < len(batch.slots):  # first, lest its requests are sent there again
+                vgpu = batch.dispatch.hops[stage].vgpu
                 supervisor = self._served.supervisor
                 self._take(supervisor.unreachable(vgpu, now_us, self._up_served()))
             self._give_up(number)
@@ -585,7 +585,7 @@ class Gateway:
     def timer(self, now_us: int) -> None:
         """The instant of `timer_us` has come.
 
-        It comes a little before the last moment, and the core is told the last moment itself: so
+        It comes a little before the last moment, and the core gets the last moment itself: so
         the dispatch is decided early, for an instant that lies ahead, and a late wake-up of this
         process does not cost the requests that waited for it.
         """
@@ -621,7 +621,7 @@ class Gateway:
         return self._up_of(self.deployment)
 
     def _take(self, actions: Iterator[Action] | Sequence[Action]) -> None:
-        """Take the supervisor's actions at the instant that the core was told last."""
+        """Take the supervisor's actions, at the instant of the core's last event."""
         deployment = self.deployment
         for action in actions:
             match action:
@@ -680,7 +680,7 @@ class Gateway:
     # What the core decides
 
     def _apply(self, event: Event) -> None:
-        """Tell the core, and carry out what it decides."""
+        """Hand the core an event, and carry out what it decides."""
         decisions = self._core.handle(event)
         self._observe(event, decisions)
         served = self._served
@@ -752,20 +752,20 @@ class Gateway:
 
     def _abort(self, batch_id: int) -> None:
         """Have front and workers forget a batch; its slots rest until nobody can write there."""
-        known = self._batches.pop(batch_id, None)
-        if known is None:
+        batch = self._batches.pop(batch_id, None)
+        if batch is None:
             kept = [d for d in self._waiting_for_slots if d.batch_id != batch_id]
             self._waiting_for_slots = deque(kept)
             self._may_send = True  # those it held up
             return
-        deployment, dispatch = self.deployment, known.dispatch
-        hops = dispatch.hops[known.reported :]
+        deployment, dispatch = self.deployment, batch.dispatch
+        hops = dispatch.hops[batch.reported :]
         number = self._first_batch + batch_id
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
         self._send(self._front_of(dispatch.request_ids[0]), notice)
         for hop in hops:
             self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
-        slots = known.slots[known.reported :]
+        slots = batch.slots[batch.reported :]
         slo_us = deployment.plan.models[dispatch.model].slo_us
         self._served.slots.hold_back(
             [(hop.vgpu, slot) for hop, slot in zip(hops, slots, strict=True)],

@@ -94,7 +94,7 @@ def dispatches(frames: list[SentFrame]) -> list[tuple[int, DispatchBody]]:
 
 
 def drops(frames: list[SentFrame]) -> list[DropBody]:
-    """Requests whose fronts were told that they are dropped."""
+    """Requests that were dropped."""
     return [
         unpack_drop(sent.data[HEADER_BYTES:])
         for sent in frames

@@ -1,4 +1,4 @@
-"""What is refused at the door, and what is left to the scheduler."""
+"""What admission refuses, and what it leaves to the scheduler."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_three_times_the_rate_is_cut_to_what_can_be_served() -> None:
     assert 0.99 * SECONDS * SLOW_STAGE_RPS <= len(kept) <= SECONDS * SLOW_STAGE_RPS + 3 * backlog
 
 
-def test_what_came_before_an_overload_was_noticed_keeps_the_door_shut_for_nobody() -> None:
+def test_what_came_before_an_overload_was_noticed_keeps_nobody_out() -> None:
     kept = admitted(Admission(MODEL), arrivals(3.0))
     by_slo, _ = np.histogram(kept, np.arange(0, SECONDS * 1_000_000, SLO_US))
     assert by_slo.min() >= 0.9 * SLOW_STAGE_RPS * SLO_US / 1e6

@@ -1,4 +1,4 @@
-"""Everything that the core was told and answered, in files."""
+"""All events and decisions of the core, in files."""
 
 import json
 from pathlib import Path

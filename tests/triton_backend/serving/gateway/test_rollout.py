@@ -51,8 +51,8 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
     ((batch, body),) = dispatches(gateway.frames())
     new = rollout(gateway, tmp_path, up=False)
     assert kinds(gateway.frames()) == [Kind.PLAN]
-    for told, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
-        told()
+    for report, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
+        report()
         with pytest.raises(InputError, match=refusal):
             gateway.swap(30)
     gateway.flush(40)
@@ -68,11 +68,11 @@ def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
 
 
 def _ups(gateway: HeldGateway) -> Callable[[], None]:
-    def told() -> None:
+    def report() -> None:
         for vgpu in range(3):
             gateway.worker_up(WorkerAddress(2, vgpu), 20)
 
-    return told
+    return report
 
 
 def test_an_abort_dispatches_what_waited_under_the_old_plan(

@@ -178,7 +178,7 @@ def test_a_failure_read_before_the_stage_that_went_well_ends_its_batch(
     assert gateway.status()["counters"]["batches_failed"] == 1
 
 
-def test_instants_that_go_back_are_told_as_the_last_one(gateway: HeldGateway) -> None:
+def test_instants_that_go_back_count_as_the_last_one(gateway: HeldGateway) -> None:
     arrive(gateway, 1, now_us=1000)
     arrive(gateway, 2, now_us=500)
     assert dict(gateway.waiting()) == {"pair": 2}
@@ -193,8 +193,8 @@ def test_a_batch_that_got_lost_runs_again_in_other_slots(gateway: HeldGateway) -
     gateway.look(20)
     frames = gateway.frames()
     ((again, new_body),) = dispatches(frames)
-    told = {sent.to for sent in frames if parse_header(sent.data).kind is Kind.ABORT}
-    assert told == {PAIR, *(WorkerAddress(1, hop.vgpu) for hop in body.hops)}
+    notified = {sent.to for sent in frames if parse_header(sent.data).kind is Kind.ABORT}
+    assert notified == {PAIR, *(WorkerAddress(1, hop.vgpu) for hop in body.hops)}
     assert new_body.requests == body.requests
     before, after = ({(hop.vgpu, hop.slot) for hop in b.hops} for b in (body, new_body))
     assert not before & after

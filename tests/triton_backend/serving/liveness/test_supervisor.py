@@ -356,6 +356,10 @@ def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
         system.stop()
 
 
+def four_times_as_long(size_bytes: int, rate_gbps: float) -> int:
+    return transfer_us(4 * size_bytes, rate_gbps)
+
+
 @pytest.mark.slow
 def test_a_link_at_a_quarter_of_its_rate_is_planned_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -368,7 +372,7 @@ def test_a_link_at_a_quarter_of_its_rate_is_planned_as_such(
     planned = plan(replace(model, pipelines=(replace(pipeline, stages=stages),)))
     nodes = tuple(replace(group, nic_gbps=0.001) for group in planned.cluster.nodes)
     planned = replace(planned, cluster=replace(planned.cluster, nodes=nodes))
-    monkeypatch.setattr(output, "transfer_us", lambda size, rate: transfer_us(4 * size, rate))
+    monkeypatch.setattr(output, "transfer_us", four_times_as_long)
     system = LocalSystem(tmp_path / "serve", planned, ServeOptions())
     try:
         for _ in range(2 * LAST_MOVES):
