@@ -10,6 +10,8 @@ from flows.state import project_state
 from flows.workspace import Workspace
 from warehouse.db import WarehouseInUseError, open_warehouse
 
+pytestmark = pytest.mark.slow
+
 HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); input()"
 
 

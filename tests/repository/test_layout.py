@@ -81,6 +81,7 @@ def test_folders_are_at_most_four_levels_deep() -> None:
     assert deep == []
 
 
+@pytest.mark.slow
 def test_import_contracts_hold() -> None:
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

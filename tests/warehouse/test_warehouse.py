@@ -200,6 +200,7 @@ def test_a_file_that_is_no_warehouse_is_refused(tmp_path: Path) -> None:
         open_warehouse(tmp_path / "no" / "such" / "w.duckdb")
 
 
+@pytest.mark.slow
 def test_a_warehouse_in_use_names_the_process(tmp_path: Path) -> None:
     path = tmp_path / "w.duckdb"
     code = (

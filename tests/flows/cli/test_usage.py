@@ -72,6 +72,7 @@ def test_wrong_usage_is_one_line_and_exit_2(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from flows.cli.main import run; run(['--help']); run(['plan', '--help']);"
@@ -81,6 +82,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     code = "from flows.cli.main import main; main()"
     reader, writer = os.pipe()
@@ -98,6 +100,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_no_traceback(planned: Path) -> None:
     code = "from flows.cli.main import main; main()"
     with Path("/dev/full").open("w") as full:
@@ -113,6 +116,7 @@ def test_output_that_cannot_be_written_is_no_traceback(planned: Path) -> None:
     assert "output: No space left on device" in done.stderr
 
 
+@pytest.mark.slow
 def test_names_and_terminals_need_not_be_utf_8(planned: Path, poolpipe: Command) -> None:
     done = subprocess.run(
         [
@@ -152,6 +156,7 @@ def test_a_folder_that_cannot_be_made_is_no_traceback(
     assert "file" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_command_ends_cleanly(number: signal.Signals, code: int) -> None:

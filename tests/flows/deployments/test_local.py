@@ -12,6 +12,8 @@ import pytest
 
 from flows.deployments.background import running, start, stop
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 POOLPIPE = str(Path(sys.executable).with_name("poolpipe"))
 OPERATIONS = (sys.executable, "-m", "flows.deployments.local")

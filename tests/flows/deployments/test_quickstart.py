@@ -15,6 +15,7 @@ import pytest
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.slow
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
 
 

@@ -357,6 +357,7 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
     assert label("A100 (80 GB).2") == "a100-80-gb-2"
 
 
+@pytest.mark.slow
 def test_the_start_script_says_what_is_missing(bundle: Bundle, tmp_path: Path) -> None:
     script = bundle.folder / "start-node.sh"
     for arguments, environment, told in (

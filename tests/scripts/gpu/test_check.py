@@ -21,6 +21,7 @@ from triton_backend.runtimes.cuda import open_cuda
 SCRIPT = Path(__file__).parents[3] / "scripts" / "gpu" / "check.py"
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_ends(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--json", str(tmp_path / "summary.json")],

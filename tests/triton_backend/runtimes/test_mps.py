@@ -15,6 +15,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MpsDaemon:
     return MpsDaemon.in_folder(tmp_path / "mps", ("GPU-1", "GPU-2"))
 
 
+@pytest.mark.slow
 def test_daemon_is_started_found_and_stopped(daemon: MpsDaemon) -> None:
     assert not daemon.running()
     daemon.start()
@@ -24,6 +25,7 @@ def test_daemon_is_started_found_and_stopped(daemon: MpsDaemon) -> None:
     assert not daemon.running()
 
 
+@pytest.mark.slow
 def test_second_start_keeps_the_daemon_that_runs(daemon: MpsDaemon) -> None:
     daemon.start()
     before = (daemon.pipes / "nvidia-cuda-mps-control.pid").stat().st_mtime_ns
@@ -36,6 +38,7 @@ def test_stopping_what_does_not_run_does_nothing(daemon: MpsDaemon) -> None:
     assert not daemon.running()
 
 
+@pytest.mark.slow
 def test_daemon_with_clients_stays_until_they_leave(daemon: MpsDaemon) -> None:
     daemon.start()
     (daemon.pipes / "clients").write_text("1234")
@@ -46,6 +49,7 @@ def test_daemon_with_clients_stays_until_they_leave(daemon: MpsDaemon) -> None:
     assert not daemon.running()
 
 
+@pytest.mark.slow
 def test_two_daemons_in_two_folders_do_not_meet(daemon: MpsDaemon, tmp_path: Path) -> None:
     other = MpsDaemon.in_folder(tmp_path / "other", ("GPU-3",))
     daemon.start()
@@ -63,6 +67,7 @@ def test_without_mps_the_error_says_what_to_do(
         daemon.start()
 
 
+@pytest.mark.slow
 def test_daemon_that_does_not_start_is_an_error_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

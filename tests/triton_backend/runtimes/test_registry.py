@@ -80,6 +80,7 @@ def test_a_manifest_from_before_devices_were_stated_is_read(tmp_path: Path) -> N
         shutil.rmtree(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_onnxruntime_tells_its_makers_nothing(tmp_path: Path) -> None:
     """It would write to the home folder when it is imported."""
     for module in ("flows.preparation.splitting.running", "triton_backend.runtimes.onnxruntime"):

@@ -141,12 +141,14 @@ def test_a_folder_that_serves_nothing_says_so(tmp_path: Path) -> None:
     assert not stop(tmp_path)
 
 
+@pytest.mark.slow
 def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a settings file"):
         start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
     assert not (tmp_path / "state.json").exists()
 
 
+@pytest.mark.slow
 def test_a_triton_that_ends_is_a_failure_and_not_the_callers_fault(tmp_path: Path) -> None:
     folder = tmp_path / "serve"
     render_repository(folder, plan(two_stage()), ServeOptions())

@@ -59,6 +59,7 @@ def test_a_mig_slice_is_named_by_its_uuid(tmp_path: Path) -> None:
     assert NodeGpus(made, "FAST").environment(0) == {"CUDA_VISIBLE_DEVICES": "MIG-b"}
 
 
+@pytest.mark.slow
 def test_part_of_a_gpu_runs_under_the_nodes_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 

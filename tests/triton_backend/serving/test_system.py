@@ -25,6 +25,8 @@ from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
 from triton_backend.serving.transport.wire import Kind, frame
 
+pytestmark = pytest.mark.slow
+
 # What may be late on a busy machine must not decide: a tenth of this is kept back.
 PATIENT_US = 2_000_000
 

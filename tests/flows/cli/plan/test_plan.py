@@ -48,6 +48,7 @@ def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
     assert stage["placement"][0].keys() == {"node", "gpu", "slot"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("profiled")
 def test_margins_can_be_chosen_by_simulation(poolpipe: Command) -> None:
     made = poolpipe(*PLAN, "--json", "--slo-margin", "auto").document

@@ -24,6 +24,7 @@ def cpu_project(project: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu_project")
 def test_a_model_is_split_built_profiled_and_planned(poolpipe: Command) -> None:
     split = ("split", "tiny.onnx", "--blocks", "2", "--max-batch", "2", "--json")

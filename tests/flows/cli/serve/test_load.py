@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.fakes.kserve import doubled, grpc_sink
 from tests.fakes.plans import two_stages
 
 
+@pytest.mark.slow
 def test_an_interrupted_load_tells_and_keeps_what_it_measured(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(two_stages().to_dict()))
 

@@ -9,6 +9,7 @@ def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
     assert poolpipe("stop", "--json").document == {"stopped": False}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> None:
     http, metrics = map(str, free_ports(2))

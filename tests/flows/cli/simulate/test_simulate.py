@@ -135,6 +135,7 @@ def test_records_of_every_request_are_written_as_parquet(poolpipe: Command) -> N
     assert duckdb.sql(gone).fetchall() == [("deadline", None, None, None)]
 
 
+@pytest.mark.slow
 def test_a_warehouse_in_use_is_said_and_does_not_spoil_a_simulation() -> None:
     holder = (
         "import sys; from warehouse.db import open_warehouse;"

@@ -92,6 +92,7 @@ def test_reading_twice_changes_nothing(tmp_path: Path) -> None:
     assert everything(work) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 1 << 20])
 def test_a_growing_file_ends_with_the_rows_of_the_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int

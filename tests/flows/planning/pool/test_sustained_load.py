@@ -16,6 +16,8 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
+pytestmark = pytest.mark.slow
+
 SLO_US = 12_000
 OPTIONS = PlanOptions()
 MARGINS_US = np.full(2, OPTIONS.slo_margin * SLO_US)

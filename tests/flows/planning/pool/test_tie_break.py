@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import ceil, inf
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,7 @@ def price_stages_moves(
     return price, len(stages), sum(gpus.values()) - stay
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

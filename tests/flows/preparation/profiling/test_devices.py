@@ -131,6 +131,7 @@ def test_link_rate_is_never_missing() -> None:
     assert node["nic_gbps"] > 0
 
 
+@pytest.mark.slow
 def test_mps_state_names_the_daemon_of_this_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

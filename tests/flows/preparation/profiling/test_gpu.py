@@ -13,6 +13,8 @@ from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.plans import tensor
 from triton_backend.runtimes.mps import MpsDaemon
 
+pytestmark = pytest.mark.slow
+
 QUICK = MeasureLimits(warm_up=1, min_runs=2, max_runs=2, max_seconds=0.1)
 
 

@@ -49,6 +49,7 @@ def description(split: SplitModel) -> EngineDescription:
     return EngineDescription.from_dict(json.loads((result.folder / "layers.json").read_text()))
 
 
+@pytest.mark.slow
 def test_every_profile_of_an_engine_does_every_node_that_computes(
     split: SplitModel, description: EngineDescription
 ) -> None:
@@ -61,12 +62,14 @@ def test_every_profile_of_an_engine_does_every_node_that_computes(
         assert expected <= done <= expected | silent
 
 
+@pytest.mark.slow
 def test_layers_that_only_wait_do_no_node(description: EngineDescription) -> None:
     waiting = [x for x in description.layers if not x.works]
     assert waiting
     assert not any(x.nodes for x in waiting)
 
 
+@pytest.mark.slow
 def test_times_of_fused_layers_add_up_over_the_models_layers(
     split: SplitModel, description: EngineDescription
 ) -> None:
@@ -77,6 +80,7 @@ def test_times_of_fused_layers_add_up_over_the_models_layers(
     assert sum(mapped) == pytest.approx(sum(times.values()))
 
 
+@pytest.mark.slow
 def test_cuts_follow_the_times_they_are_given(
     split: SplitModel, description: EngineDescription
 ) -> None:
@@ -91,6 +95,7 @@ def test_cuts_follow_the_times_they_are_given(
     assert found.to_dict()["split_at"] == list(split.cuts)
 
 
+@pytest.mark.slow
 def test_a_model_is_split_by_the_times_of_an_engine(
     split: SplitModel, description: EngineDescription, tmp_path: Path
 ) -> None:
@@ -105,6 +110,7 @@ def test_a_model_is_split_by_the_times_of_an_engine(
     assert again.cuts == compare_cuts(split, times).gpu
 
 
+@pytest.mark.slow
 def test_layers_cannot_be_measured_without_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

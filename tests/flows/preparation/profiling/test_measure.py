@@ -36,6 +36,7 @@ def target(folder: Path, block: int, divisors: tuple[int, ...] = (1,)) -> Profil
     )
 
 
+@pytest.mark.slow
 def test_every_cell_is_measured_and_stored_in_order(tmp_path: Path) -> None:
     targets = [target(tmp_path / "a", 0, (1, 2)), target(tmp_path / "b", 1, (1, 2))]
     stored: list[MeasuredCell] = []
@@ -56,6 +57,7 @@ def test_every_cell_is_measured_and_stored_in_order(tmp_path: Path) -> None:
         assert 0 < cell.latency.p50_us <= cell.latency.p99_us
 
 
+@pytest.mark.slow
 def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     targets = [target(tmp_path / "a", 0), target(tmp_path / "b", 1)]
     first: list[MeasuredCell] = []
@@ -82,6 +84,7 @@ def test_what_is_done_starts_no_process(tmp_path: Path) -> None:
     assert measure_cells(targets, done=set(cells_of(targets)), store=never) == 0
 
 
+@pytest.mark.slow
 def test_an_artifact_that_cannot_be_loaded_stops_the_measurement(tmp_path: Path) -> None:
     broken = target(tmp_path / "a", 0)
     (tmp_path / "a" / "m.onnx").unlink()
@@ -89,12 +92,14 @@ def test_an_artifact_that_cannot_be_loaded_stops_the_measurement(tmp_path: Path)
         measure_cells([broken], done=(), store=lambda _: None, limits=QUICK)
 
 
+@pytest.mark.slow
 def test_a_copy_that_dies_is_reported(tmp_path: Path) -> None:
     copies = Copies({"PYTHONHASHSEED": "not a number"})
     with copies, pytest.raises(PoolPipeError, match="a profiling process ended with code"):
         copies.load(tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_blocks_are_compared_with_the_whole(tmp_path: Path) -> None:
     write_doubling(tmp_path / "whole", cores=[CORE], threads=1, stretch=1.0)
     found: list[SumRatio] = []

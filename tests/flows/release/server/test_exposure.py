@@ -203,6 +203,7 @@ def test_the_token_never_enters_a_log(state: ServerState) -> None:
     assert not [path.name for path in logs if token in path.read_text(errors="replace")]
 
 
+@pytest.mark.slow
 def test_files_that_are_no_pair_are_named_before_anything_starts(tmp_path: Path) -> None:
     one, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
     pair = Pair(one.pair("a").certificate, other.pair("b").key)

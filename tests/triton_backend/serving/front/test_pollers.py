@@ -3,6 +3,8 @@
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
@@ -10,6 +12,8 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import POLLERS
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_request_that_cannot_be_announced_is_answered_and_leaves_nothing(tmp_path: Path) -> None:

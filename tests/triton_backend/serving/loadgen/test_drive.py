@@ -21,6 +21,8 @@ from triton_backend.serving.loadgen.payload import Request
 from triton_backend.serving.loadgen.record import LoadRun
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule
 
+pytestmark = pytest.mark.slow
+
 PROTOCOLS = {"grpc": (grpc_sink, GrpcClient), "http": (http_sink, HttpClient)}
 GENEROUS_US = 20_000_000
 

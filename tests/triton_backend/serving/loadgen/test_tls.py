@@ -17,6 +17,8 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.client_grpc import GrpcClient, Tls
 from triton_backend.serving.loadgen.drive import run_precisely
 
+pytestmark = pytest.mark.slow
+
 BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2090, 1, 1, tzinfo=UTC)
 
 

@@ -17,6 +17,8 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.worker.process import StageWorker
 
+pytestmark = pytest.mark.slow
+
 X, Y = tensor("x", 3), tensor("y", 3)
 PATIENT_US = 2_000_000
 

@@ -51,6 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> EngineResult:
     return result
 
 
+@pytest.mark.slow
 def test_engine_is_kept_with_manifest_log_and_layers(built: EngineResult) -> None:
     artifact = Artifact.read(built.folder)
     assert artifact.runtime == "tensorrt"
@@ -66,6 +67,7 @@ def test_engine_is_kept_with_manifest_log_and_layers(built: EngineResult) -> Non
         assert (built.folder / file).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_engine_description_names_every_profile_and_node(built: EngineResult) -> None:
     description = EngineDescription.from_dict(
         json.loads((built.folder / "layers.json").read_text())
@@ -77,6 +79,7 @@ def test_engine_description_names_every_profile_and_node(built: EngineResult) ->
     assert {(t.name, t.is_input) for t in description.tensors} == {("x", True), ("y", False)}
 
 
+@pytest.mark.slow
 def test_second_call_builds_nothing(built: EngineResult) -> None:
     report = build_engines([built.request], built.folder.parent, RTX)
     assert (report.built, report.reused) == (0, 1)
@@ -84,6 +87,7 @@ def test_second_call_builds_nothing(built: EngineResult) -> None:
     assert not report.left_out()
 
 
+@pytest.mark.slow
 def test_same_stage_asked_twice_is_built_once(tmp_path: Path) -> None:
     onnx = models.two_in_three_out(tmp_path / "m.onnx")
     report = build_engines([request(onnx), request(onnx, stage="again")], tmp_path / "art", RTX)
@@ -91,6 +95,7 @@ def test_same_stage_asked_twice_is_built_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "art").glob("*/engine.json"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -107,6 +112,7 @@ def test_anything_that_changes_the_engine_changes_its_key(
     assert other.key != built.key
 
 
+@pytest.mark.slow
 def test_two_inputs_and_three_outputs_with_int64(tmp_path: Path) -> None:
     result = build_one(models.two_in_three_out(tmp_path / "m.onnx"), tmp_path / "art")
     assert isinstance(result, EngineResult)
@@ -119,6 +125,7 @@ def test_two_inputs_and_three_outputs_with_int64(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_tensor_handed_on_stays_at_the_edge_but_not_in_the_engine(tmp_path: Path) -> None:
     result = build_one(models.hands_on(tmp_path / "m.onnx"), tmp_path / "art")
     assert isinstance(result, EngineResult)
@@ -130,6 +137,7 @@ def test_tensor_handed_on_stays_at_the_edge_but_not_in_the_engine(tmp_path: Path
     assert {t["name"] for t in layers["tensors"]} == {"x", "y"}
 
 
+@pytest.mark.slow
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     onnx = models.with_weights_beside(tmp_path / "m.onnx", mebibytes=8)
     result = build_one(onnx, tmp_path / "art", batches=(1,))
@@ -143,6 +151,7 @@ def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert again.key != result.key
 
 
+@pytest.mark.slow
 def test_dynamic_size_is_refused_by_name_or_fixed_by_option(tmp_path: Path) -> None:
     shape = ["N", 3, "height", 8]
     onnx = models.one_node(tmp_path / "m.onnx", "Relu", (shape, shape))
@@ -155,6 +164,7 @@ def test_dynamic_size_is_refused_by_name_or_fixed_by_option(tmp_path: Path) -> N
     assert Artifact.read(fixed.folder).inputs[0].shape == (-1, 3, 6, 8)
 
 
+@pytest.mark.slow
 def test_one_failure_names_stage_and_node_and_keeps_the_rest(tmp_path: Path) -> None:
     square = (["N", 4, 4], ["N"])
     bad = models.one_node(tmp_path / "bad.onnx", "Det", square)
@@ -185,6 +195,7 @@ def no_model(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -214,6 +225,7 @@ def test_card_that_the_library_does_not_build_for_is_a_failure_of_that_class(
     assert "SM89" in failure.reason
 
 
+@pytest.mark.slow
 def test_builder_that_dies_costs_the_stage_it_was_building(tmp_path: Path) -> None:
     onnx = models.two_in_three_out(tmp_path / "m.onnx")
     settings = EngineSettings(library="tensorrt-rtx", time_limit_s=0.01)
@@ -222,6 +234,7 @@ def test_builder_that_dies_costs_the_stage_it_was_building(tmp_path: Path) -> No
     assert "stopped after" in failure.reason
 
 
+@pytest.mark.slow
 def test_two_builds_never_share_a_gpu(tmp_path: Path) -> None:
     gpu = f"GPU-of-{tmp_path.name}"
     lock = Path(tempfile.gettempdir()) / f"poolpipe-locks-{os.getuid()}" / f"{gpu}.lock"
@@ -245,6 +258,7 @@ def test_capability_comes_from_the_name_or_is_stated() -> None:
         compute_capability("mine", {})
 
 
+@pytest.mark.slow
 def test_loading_without_a_gpu_says_so_in_one_line(
     built: EngineResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +268,7 @@ def test_loading_without_a_gpu_says_so_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_engine_of_another_library_version_is_refused(built: EngineResult, tmp_path: Path) -> None:
     manifest = json.loads((built.folder / "engine.json").read_text())
     manifest["options"]["library_version"] = "0.1"

@@ -42,6 +42,7 @@ def build(*more: str) -> int:
     return run([*command, "--library", "tensorrt-rtx", "--batch", "2", "--batch", "1", *more])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_command_builds_what_it_can_and_names_what_it_cannot(
     capsys: pytest.CaptureFixture[str],
@@ -59,6 +60,7 @@ def test_command_builds_what_it_can_and_names_what_it_cannot(
     assert (report["built"], report["reused"]) == (3, 3)
 
 
+@pytest.mark.slow
 def test_command_in_fp16_keeps_the_loss_with_the_engines(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +73,7 @@ def test_command_in_fp16_keeps_the_loss_with_the_engines(
     assert all(0 < a.options["precision_loss"]["max_relative"] < 0.01 for a in artifacts)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_stages_of_a_plan_get_engines_for_their_batches() -> None:
     x = plans.tensor("x", 8, 8, 8)
@@ -122,6 +125,7 @@ def test_no_such_precision() -> None:
         EngineOptions(precision="int4")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_profiling_engines_needs_a_gpu_and_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -52,6 +52,7 @@ def test_loss_is_measured_on_the_models_outputs(tmp_path: Path) -> None:
     assert loss.to_dict()["computed_by"].startswith("onnxruntime")
 
 
+@pytest.mark.slow
 def test_converted_stages_become_engines_that_keep_the_loss(tmp_path: Path) -> None:
     chain = convert_chain(two_stages(tmp_path), tmp_path / "half")
     request = EngineRequest(

@@ -19,6 +19,8 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact
 from warehouse.profiles import CellRecord, add_cells
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = """
 gpu_classes: {L4: {}, A10: {}}
 nodes:
