@@ -55,6 +55,7 @@ def looked(watch: HealthWatch, from_us: int, till_us: int) -> HealthWatch:
     return watch
 
 
+@pytest.mark.slow
 def test_who_is_silent_is_hung_sooner_when_no_thread_wants_to_run(
     board: HealthBoard, waiting: int
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard) -> 
     assert watch.complaint(0, WANTS_TO_RUN) is None
 
 
+@pytest.mark.slow
 def test_a_machine_that_stood_still_hangs_nobody(board: HealthBoard, waiting: int) -> None:
     watch = looked(HealthWatch(board), NOW_US, NOW_US + LOOK_US)
     board.rows[0, 0] = NOW_US
@@ -120,6 +122,7 @@ def complaints(watch: StubWatch, file: Path, looks: int) -> list[str | None]:
     return [one.complaint for one in seen if one is not None]
 
 
+@pytest.mark.slow
 def test_one_that_waits_is_hung_sooner_than_one_that_is_busy(
     process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_one_that_waits_is_hung_sooner_than_one_that_is_busy(
     assert "silent" in str(complaints(watch, file, 1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
 def test_one_that_is_stopped_is_hung_and_one_that_is_killed_is_dead(
     process: subprocess.Popen[bytes], tmp_path: Path
