@@ -43,6 +43,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     shutil.rmtree(made.settings.socket_folder)
 
 
+@pytest.mark.slow
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: Deployment) -> None:
     node = Node(deployment, "SLOW", SystemClock())
     node.start()
@@ -149,6 +150,7 @@ def test_the_command_line_of_the_server_says_what_is_wrong(
     assert "not a settings file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_wakes_its_watcher() -> None:
     watch = ExitWatch()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -162,6 +164,7 @@ def test_the_end_of_a_process_wakes_its_watcher() -> None:
     assert watch.wait(0) == []
 
 
+@pytest.mark.slow
 def test_short_slices_are_asked_for_a_process_and_its_threads() -> None:
     code = """
 import threading
