@@ -1,0 +1,101 @@
+"""A policy is one file: the registry finds it, and everything that takes a policy's name runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.plans import two_stages
+from triton_backend.contract.errors import InputError
+from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.scheduler.policies.registry import (
+    POLICIES,
+    SIMULATOR_ONLY,
+    policy_number,
+)
+from triton_backend.scheduler.scheduler import Scheduler
+
+ROOT = Path(__file__).parents[4]
+
+POLICY = '''
+"""Policy `alone`: every request at once and alone on the first pipeline of its model."""
+
+from triton_backend.scheduler.compiled import NONE, kernel
+from triton_backend.scheduler.policies.head import dispatch_head, out_of_room
+from triton_backend.scheduler.probe import BY_FINISH, probe
+from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED
+
+
+@kernel
+def decide(tables, model):
+    while tables.queues[model]["first"] != NONE:
+        if out_of_room(tables):
+            return NEEDS_ROOM
+        pipeline = tables.topology.models[model]["first_pipeline"]
+        probe(tables, pipeline, 1, tables.counts[0]["now_us"], BY_FINISH)
+        dispatch_head(tables, model, pipeline, 1, BY_FINISH)
+    return SETTLED
+
+
+POLICIES = {"alone": decide}
+'''
+
+PROGRAM = """
+import sys
+from triton_backend.scheduler import policies
+policies.__path__.append(sys.argv[1])
+from tests.fakes.plans import two_stages
+from triton_backend.contract.events import Arrival
+from triton_backend.scheduler.policies.registry import POLICIES
+from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+print(POLICIES)
+for policy in POLICIES:
+    scheduler = Scheduler(two_stages(), policy=policy)
+    arrivals = [Arrival(now_us=0, request_id=n, model=0, deadline_us=100_000) for n in range(4)]
+    print([type(d).__name__ for event in arrivals for d in scheduler.handle(event)])
+    result = simulate(two_stages(), SimOptions(policy=policy, duration_s=0.1, load_factor=0.5))
+    print(result.attainment, result.models[0].mean_batch)
+"""
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"]
+)
+def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: bool) -> None:
+    added = tmp_path / "added"
+    added.mkdir()
+    (added / "alone.py").write_text(POLICY)
+    environment = dict(os.environ) | {
+        "PYTHONPATH": str(ROOT),
+        "NUMBA_DISABLE_JIT": "0" if compiled else "1",
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(added)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "('alone', 'reservation', 'reservation-ahead')"
+    assert lines[1] == "['Dispatch', 'Dispatch', 'Dispatch', 'Dispatch']"
+    assert lines[2] == "1.0 1.0"
+    assert lines[3] == lines[5] == "['SetTimer', 'SetTimer', 'SetTimer', 'Dispatch']"
+
+
+def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> None:
+    assert POLICIES == ("reservation", "reservation-ahead")
+    assert [policy_number(name) for name in POLICIES] == [0, 1]
+    assert SERVING_POLICY in POLICIES
+
+
+def test_a_policy_for_the_simulator_only_cannot_be_served() -> None:
+    assert SIMULATOR_ONLY == ("reactive",)
+    with pytest.raises(InputError, match="runs in the simulator only"):
+        Scheduler(two_stages(), policy="reactive")

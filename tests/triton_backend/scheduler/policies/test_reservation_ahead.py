@@ -1,0 +1,45 @@
+"""Policy `reservation-ahead`: no head costs more than it serves."""
+
+from tests.fakes.plans import Pool, make_plan
+from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
+from triton_backend.contract.decisions import (
+    Dispatch,
+    Drop,
+)
+from triton_backend.contract.events import (
+    Arrival,
+)
+from triton_backend.scheduler.scheduler import Scheduler
+
+
+def test_looking_ahead_drops_nobody_because_whole_requests_do_not_fill_a_batch() -> None:
+    pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+    scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy="reservation-ahead")
+    decided = [
+        decision
+        for number in range(12)
+        for decision in scheduler.handle(
+            Arrival(now_us=0, request_id=number, model=0, deadline_us=10**9, samples=3)
+        )
+    ]
+    served = [d.samples for d in decided if isinstance(d, Dispatch)]
+    assert served
+    assert set(served) == {3}
+    assert not [d for d in decided if isinstance(d, Drop)]
+
+
+def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_are_short() -> None:
+    def singles(policy: str) -> int:
+        pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+        scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy=policy)
+        decided = arrive(scheduler, 36)
+        late = [
+            Arrival(now_us=0, request_id=100 + n, model=0, deadline_us=97_000) for n in range(4)
+        ]
+        for event in late:
+            decided += scheduler.handle(event)
+        scheduler.check_invariants()
+        return sum(d.samples == 1 for d in decided if isinstance(d, Dispatch))
+
+    assert singles("reservation") > 0
+    assert singles("reservation-ahead") == 0

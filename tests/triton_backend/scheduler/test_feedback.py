@@ -1,0 +1,130 @@
+"""What really happened enters the tables; workers, batches and vGPUs that are lost."""
+
+import pytest
+
+from tests.fakes.plans import Pool, make_plan
+from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
+from triton_backend.contract.decisions import (
+    Abort,
+    Dispatch,
+    Drop,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    BatchLost,
+    StageDone,
+    TransferDone,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.contract.reasons import DropReason
+from triton_backend.scheduler.scheduler import Scheduler
+
+
+def test_a_batch_that_ended_is_forgotten(scheduler: Scheduler) -> None:
+    arrive(scheduler, 4)
+    scheduler.handle(StageDone(now_us=8_000, batch_id=0, stage=0, start_us=0, end_us=8_000))
+    scheduler.handle(
+        TransferDone(now_us=12_000, batch_id=0, stage=1, start_us=8_000, end_us=12_000)
+    )
+    scheduler.handle(StageDone(now_us=16_000, batch_id=0, stage=1, start_us=12_000, end_us=16_000))
+    assert scheduler.in_flight() == 0
+    with pytest.raises(InputError, match="batch 0"):
+        scheduler.handle(
+            StageDone(now_us=16_000, batch_id=0, stage=1, start_us=12_000, end_us=16_000)
+        )
+
+
+def test_a_stage_that_ends_late_delays_what_follows() -> None:
+    plan = make_plan([[Pool(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
+    scheduler = Scheduler(plan)
+    arrive(scheduler, 2)
+    scheduler.handle(StageDone(now_us=13_000, batch_id=0, stage=0, start_us=0, end_us=13_000))
+    decided = arrive(scheduler, 1, now_us=13_000, first=2)
+    assert isinstance(decided[0], Dispatch)
+    assert decided[0].hops[0].start_us == 23_000
+    scheduler.check_invariants()
+
+
+def test_a_stage_that_ends_early_frees_its_vgpu() -> None:
+    plan = make_plan([[Pool(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
+    scheduler = Scheduler(plan)
+    arrive(scheduler, 1)
+    scheduler.handle(StageDone(now_us=6_000, batch_id=0, stage=0, start_us=0, end_us=6_000))
+    decided = arrive(scheduler, 1, now_us=6_000, first=1)
+    assert isinstance(decided[0], Dispatch)
+    assert decided[0].hops[0].start_us == 6_000
+
+
+def test_a_lost_vgpu_aborts_its_batches_and_their_requests_go_elsewhere(
+    scheduler: Scheduler,
+) -> None:
+    arrive(scheduler, 4)
+    decided = scheduler.handle(WorkerLost(now_us=1_000, vgpu=0))
+    assert decided[0] == Abort(batch_id=0)
+    again = decided[1]
+    assert isinstance(again, Dispatch)
+    assert again.request_ids == (0, 1, 2, 3)
+    assert again.hops[0].vgpu == 1
+
+
+def test_what_a_lost_vgpu_has_not_yet_sent_is_gone(scheduler: Scheduler) -> None:
+    arrive(scheduler, 4)
+    scheduler.handle(StageDone(now_us=8_000, batch_id=0, stage=0, start_us=0, end_us=8_000))
+    decided = scheduler.handle(WorkerLost(now_us=9_000, vgpu=0))
+    assert decided[0] == Abort(batch_id=0)
+
+
+def test_a_batch_that_has_left_a_lost_vgpu_goes_on(scheduler: Scheduler) -> None:
+    arrive(scheduler, 4)
+    scheduler.handle(StageDone(now_us=8_000, batch_id=0, stage=0, start_us=0, end_us=8_000))
+    scheduler.handle(
+        TransferDone(now_us=12_000, batch_id=0, stage=1, start_us=8_000, end_us=12_000)
+    )
+    assert scheduler.handle(WorkerLost(now_us=12_500, vgpu=0)) == []
+    assert scheduler.in_flight() == 1
+
+
+def test_requests_that_a_lost_vgpu_made_late_are_dropped_for_that_reason() -> None:
+    plan = make_plan([[Pool(latency_us=(60_000,), gpus=1)]], slo_us=SLO_US)
+    scheduler = Scheduler(plan)
+    arrive(scheduler, 1)
+    decided = scheduler.handle(WorkerLost(now_us=50_000, vgpu=0))
+    assert [type(d) for d in decided] == [Abort, Drop]
+    assert isinstance(decided[1], Drop)
+    assert decided[1].reason == DropReason.WORKER_LOST
+    scheduler.check_invariants()
+
+
+def test_a_vgpu_that_is_back_is_used_again() -> None:
+    scheduler = Scheduler(make_plan([[Pool(latency_us=(1_000,), gpus=1)]]))
+    scheduler.handle(WorkerLost(now_us=0, vgpu=0))
+    assert isinstance(arrive(scheduler, 1)[0], Drop)
+    scheduler.handle(WorkerBack(now_us=10, vgpu=0))
+    assert isinstance(arrive(scheduler, 1, now_us=20, first=1)[0], Dispatch)
+
+
+def test_requests_of_a_batch_that_got_lost_run_again(scheduler: Scheduler) -> None:
+    first = arrive(scheduler, 4)[-1]
+    assert isinstance(first, Dispatch)
+    aborted, again = scheduler.handle(BatchLost(now_us=1_000, batch_id=first.batch_id))
+    assert aborted == Abort(batch_id=first.batch_id)
+    assert isinstance(again, Dispatch)
+    assert again.request_ids == first.request_ids
+    # All that the lost one had reserved is free again: the same path, as early as can be.
+    assert [hop.vgpu for hop in again.hops] == [hop.vgpu for hop in first.hops]
+    assert again.hops[0].start_us == 1_000
+    assert scheduler.in_flight() == 1
+
+
+def test_a_transfer_that_ends_late_delays_its_run_and_what_waits_for_its_links() -> None:
+    first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=5_000_000)
+    scheduler = Scheduler(make_plan([[first, Pool(latency_us=(1_000,), gpus=2)]]))
+    arrive(scheduler, 2)  # moves 1,000 .. 6,000 and 6,000 .. 11,000 over one uplink
+    for batch in (0, 1):
+        scheduler.handle(StageDone(now_us=1_000, batch_id=batch, stage=0, start_us=0, end_us=1_000))
+    scheduler.handle(TransferDone(now_us=8_000, batch_id=0, stage=1, start_us=1_000, end_us=8_000))
+    (third,) = arrive(scheduler, 1, now_us=8_000, first=2)
+    assert isinstance(third, Dispatch)
+    assert third.hops[1].transfer_start_us == 13_000, "behind the second, moved to 8,000 .. 13,000"
+    scheduler.check_invariants()

@@ -1,0 +1,130 @@
+"""A plan as arrays: links shared or isolated, transfers counted, paces corrected."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
+from triton_backend.contract.decisions import (
+    Decision,
+    Dispatch,
+    Drop,
+    Hop,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    LinkPaceChanged,
+    PaceChanged,
+    StageDone,
+    TransferDone,
+)
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.scheduler.scheduler import Scheduler
+
+
+def test_isolated_links_do_not_hinder_other_pipelines() -> None:
+    def finishes(nic: str) -> list[int]:
+        pools = [
+            Pool(latency_us=(1_000,), gpus=1, bytes_out=5_000_000),
+            Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2),
+        ]
+        scheduler = Scheduler(make_plan([pools, pools]), nic=nic)
+        decided = arrive(scheduler, 2)
+        return [d.hops[-1].end_us for d in decided if isinstance(d, Dispatch)]
+
+    assert finishes("isolated") == [7_000, 7_000]
+
+
+def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
+    image = TensorSpec(name="image", dtype="UINT8", shape=(-1, 2_000_000))
+    classes = TensorSpec(name="classes", dtype="UINT8", shape=(-1, 1_000_000))
+    plan = make_plan([[Pool(latency_us=(10_000,))]])
+    plan = replace(plan, models=(replace(plan.models[0], inputs=(image,), outputs=(classes,)),))
+    scheduler = Scheduler(plan, count_io=True)
+    first, second = arrive(scheduler, 2)
+    assert isinstance(first, Dispatch)
+    assert isinstance(second, Dispatch)
+    assert first.hops[0] == Hop(
+        vgpu=0, transfer_start_us=0, transfer_end_us=2_000, start_us=2_000, end_us=12_000
+    )
+    assert second.hops[0].transfer_start_us == 2_000
+    done = {"now_us": 12_000, "batch_id": 0, "end_us": 12_000}
+    scheduler.handle(StageDone(stage=0, start_us=2_000, **done))
+    assert scheduler.in_flight() == 2
+    scheduler.handle(
+        TransferDone(now_us=13_000, batch_id=0, stage=1, start_us=12_000, end_us=13_000)
+    )
+    assert scheduler.in_flight() == 1
+    scheduler.check_invariants()
+
+
+def test_links_that_have_become_slower_are_planned_as_if_they_always_were() -> None:
+    planned = two_stages()
+    senders, receivers = planned.cluster.nodes
+    slower = replace(
+        planned.cluster,
+        nodes=(
+            replace(senders, nic_gbps=senders.nic_gbps / 4),
+            replace(receivers, nic_gbps=receivers.nic_gbps / 2),
+        ),
+    )
+    scheduler, planned_so = Scheduler(planned), Scheduler(replace(planned, cluster=slower))
+    for node in range(planned.cluster.node_count):
+        percent = 400 if node < senders.count else 200
+        change = LinkPaceChanged(
+            now_us=0, node=node, uplink_percent=percent, downlink_percent=percent
+        )
+        assert scheduler.handle(change) == []
+    for number in range(40):
+        event = arrival(number, number * 700)
+        assert scheduler.handle(event) == planned_so.handle(event)
+    scheduler.check_invariants()
+
+
+def test_a_slow_uplink_alone_delays_what_leaves_its_node() -> None:
+    scheduler = Scheduler(two_stages())
+    scheduler.handle(LinkPaceChanged(now_us=0, node=0, uplink_percent=300, downlink_percent=100))
+    decided = arrive(scheduler, 20)
+    moves = {
+        d.hops[0].vgpu: d.hops[1].transfer_end_us - d.hops[1].transfer_start_us
+        for d in decided
+        if isinstance(d, Dispatch)
+    }
+    assert moves == {0: 12_000, 1: 4_000, 2: 4_000, 3: 4_000}
+    back = LinkPaceChanged(now_us=1, node=0, uplink_percent=100, downlink_percent=100)
+    assert scheduler.handle(back) == []
+    scheduler.check_invariants()
+
+
+def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
+    scheduler = Scheduler(make_plan([[Pool(latency_us=(1_000,), gpus=1)]]))
+
+    def takes(now_us: int, number: int) -> int:
+        (decided,) = [d for d in arrive(scheduler, 1, now_us, number) if isinstance(d, Dispatch)]
+        hop = decided.hops[-1]
+        done = StageDone(
+            now_us=hop.end_us,
+            batch_id=decided.batch_id,
+            stage=0,
+            start_us=hop.start_us,
+            end_us=hop.end_us,
+        )
+        scheduler.handle(done)
+        scheduler.check_invariants()
+        return hop.end_us - hop.start_us
+
+    def pace(now_us: int, percent: int) -> list[Decision]:
+        changed = PaceChanged(now_us=now_us, model=0, pipeline=0, stage=0, percent=percent)
+        return scheduler.handle(changed)
+
+    assert takes(0, 1) == 1_000
+    pace(20_000, 250)
+    assert takes(20_000, 2) == 2_500
+    pace(40_000, 100)
+    assert takes(40_000, 3) == 1_000
+    pace(60_000, 100 * SLO_US)
+    (refused,) = arrive(scheduler, 1, now_us=60_000, first=4)
+    assert isinstance(refused, Drop)
+    with pytest.raises(InputError, match="no such stage"):
+        scheduler.handle(PaceChanged(now_us=70_000, model=0, pipeline=0, stage=1, percent=100))
