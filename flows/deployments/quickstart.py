@@ -35,11 +35,12 @@ from flows.quickstart.load_process import LoadRequest, LoadResult, run_load
 from flows.quickstart.outcome import QuickstartOutcome, keep_outcome
 from flows.quickstart.reference_outputs import write_answers
 from flows.release.artifacts import attach_artifacts
-from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.results import SimResult
@@ -64,7 +65,7 @@ class QuickstartOptions:
     load_seconds: float = 20.0
     http_seconds: float = 5.0
     seed: int = 0
-    ports: ServerPorts = field(default_factory=ServerPorts)
+    ports: Endpoints = field(default_factory=Endpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def _simulate(plan: Plan, options: QuickstartOptions) -> SimResult:
 
 
 @task(name="roll-out", cache_policy=NO_CACHE)
-def _roll_out(work: Workspace, plan: Plan, ports: ServerPorts, say: Say) -> ServerState:
+def _roll_out(work: Workspace, plan: Plan, ports: Endpoints, say: Say) -> ServerState:
     folder = work.state.serve
     render_repository(folder, plan, ServeOptions(artifacts=work.state.artifacts))
     return start(folder, ports, lambda text: say(f"  {text}"))

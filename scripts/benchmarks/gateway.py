@@ -29,6 +29,7 @@ from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -109,7 +110,7 @@ class Served:
         self._root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-"))
         self._plan = plan
         self._folder = self._root / "serve"
-        self._ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self._ports = Endpoints(http=port, grpc=port + 1, metrics=port + 2)
         render_repository(self._folder, plan, ServeOptions())
         for name, code in FLOORS.items():
             model = self._folder / "repository" / name

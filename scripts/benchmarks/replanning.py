@@ -34,6 +34,7 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.served import FAILED, SERVED, Load
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.profiles import import_profile
@@ -69,7 +70,7 @@ def served(home: Path, port: int) -> tuple[Workspace, Plan, ServerState]:
     plan = plan_step(work, cluster, workload, PlanOptions()).plan
     (home / "plan.json").write_text(json.dumps(plan.to_dict()))
     render_repository(work.state.serve, plan, ServeOptions())
-    ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+    ports = Endpoints(http=port, grpc=port + 1, metrics=port + 2)
     return work, plan, admin.start(work.state.serve, ports)
 
 

@@ -28,6 +28,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -157,7 +158,7 @@ class Served:
         self.root = Path(tempfile.mkdtemp(prefix="poolpipe-bench-", dir=within))
         self.folder = self.root / "serve"
         self.plan = plan
-        self.ports = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        self.ports = Endpoints(http=port, grpc=port + 1, metrics=port + 2)
         self.options = options or ServeOptions()
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
 from scripts.faults import rollout_faults as faults
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.plans import add_plan
@@ -159,7 +160,7 @@ def run(asked: argparse.Namespace, home: Path) -> list[dict[str, Any]]:
             add_plan(warehouse, plan, now_utc())
     (home / "plan.json").write_text(json.dumps(plans[0].to_dict()))
     render_repository(work.state.serve, plans[0], ServeOptions())
-    ports = admin.ServerPorts(http=asked.port, grpc=asked.port + 1, metrics=asked.port + 2)
+    ports = Endpoints(http=asked.port, grpc=asked.port + 1, metrics=asked.port + 2)
     cells = cells_of(asked)
     needs_prefect = any(fault in faults.BY_PREFECT for _, fault in cells)
     rows: list[dict[str, Any]] = []

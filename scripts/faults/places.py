@@ -29,9 +29,10 @@ FAR_NODE = "SLOW-1"
 START = """
 import sys
 from pathlib import Path
-from flows.release.server.admin import ServerPorts, start
+from flows.release.server.admin import start
+from triton_backend.serve_folder.endpoints import Endpoints
 http = int(sys.argv[2])
-ports = ServerPorts(http=http, grpc=http + 1, metrics=http + 2)
+ports = Endpoints(http=http, grpc=http + 1, metrics=http + 2)
 start(Path(sys.argv[1]), ports, wait_for_workers=False)
 """
 

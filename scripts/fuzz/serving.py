@@ -38,6 +38,7 @@ from scripts.fuzz.made import (
     bad_message,
     sink_plan,
 )
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_host, render_repository
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -56,14 +57,14 @@ class TwoHosts:
     def __init__(self, root: Path, port: int) -> None:
         plan = sink_plan()
         self._folders = root / "gateway", root / "node"
-        there = admin.ServerPorts(http=port + 3, grpc=port + 4, metrics=port + 5, address=ELSEWHERE)
+        there = Endpoints(http=port + 3, grpc=port + 4, metrics=port + 5, address=ELSEWHERE)
         options = ServeOptions(
             hosts={"THERE": ELSEWHERE}, base_port=port + 10, host_http_port=there.http
         )
         render_repository(self._folders[0], plan, options)
         settings = ServeSettings.read(self._folders[0] / "settings.json")
         render_host(self._folders[1], settings, plan, ELSEWHERE, None)
-        here = admin.ServerPorts(http=port, grpc=port + 1, metrics=port + 2)
+        here = Endpoints(http=port, grpc=port + 1, metrics=port + 2)
         self._ports = here, there
 
     def __enter__(self) -> Self:

@@ -14,13 +14,14 @@ from flows.preparation.profiling.statistics import summarise
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
 from flows.quickstart.load_process import LoadRequest, run_load
-from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.admin import start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.mps import MpsDaemon
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -55,7 +56,7 @@ def serve_two_pools(
     folder = work / "serve"
     render_repository(folder, plan, ServeOptions(artifacts=work))
     (work / "plan.json").write_text(json.dumps(plan.to_dict()) + "\n")
-    ports = ServerPorts(http=_free_port(), grpc=_free_port(), metrics=_free_port())
+    ports = Endpoints(http=_free_port(), grpc=_free_port(), metrics=_free_port())
     start(folder, ports)
     try:
         found = run_load(

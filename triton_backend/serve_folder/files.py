@@ -1,8 +1,11 @@
-"""Files of a serve folder, written whole or not at all: somebody may be reading them just now."""
+"""Files written whole or not at all, and folders that are nobody else's."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+from triton_backend.contract.errors import InputError
 
 PRIVATE = 0o600  # of what holds the token
 
@@ -22,3 +25,19 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
     except OSError:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder for this user alone; one that is there already must be such a folder.
+
+    In a place where everybody may write, another user may have made it before us.
+
+    Raises:
+        InputError: it is another user's, others may enter it, or it is no folder.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise InputError(str(folder), f"is not this user's folder (owner {found.st_uid})")
+    if found.st_mode & 0o077:
+        raise InputError(str(folder), f"is open to others (mode {found.st_mode & 0o777:o})")

@@ -46,8 +46,8 @@ def _begin(settings: ServeSettings) -> ServeSettings:
     return settings
 
 
-def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
-    """A whole serve folder for a plan, to be started by `admin.start`.
+def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
+    """A whole serve folder for a plan, to be started by `admin.start`; its settings.
 
     Raises:
         InputError: a model's name cannot be a Triton model's.
@@ -61,6 +61,7 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> None:
     render_control(folder, FIRST_GENERATION)
     for model in plan.models:
         render_front(folder, model, FIRST_GENERATION)
+    return settings
 
 
 def render_host(
@@ -223,7 +224,7 @@ def _model(folder: Path, kind: str, name: str, settings: Path | None, **variable
     path = (folder / SETTINGS_NAME).resolve() if settings is None else settings
     common = {"name": name, "settings_path": str(path), "restart": 0}
     for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
-        # Whole or not at all: the supervisor of a system that runs may be loading it just now.
+        # Whole or not at all: the keeper of a system that runs may be loading it just now.
         text = render_template(f"{kind}/{template}.j2", **common, **variables)
         write_whole(place / target, text)
 

@@ -14,9 +14,9 @@ from triton_backend.contract.errors import InputError
 from triton_backend.scheduler.policies import SERVING_POLICY
 
 if TYPE_CHECKING:
-    from flows.release.server.admin import ServerPorts
     from flows.release.server.running import ServerState
     from triton_backend.contract.plan import Plan
+    from triton_backend.serve_folder.endpoints import Endpoints
     from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 
@@ -38,6 +38,20 @@ def serve(
         Path | None,
         typer.Option(metavar="PEM", help="Let in clients with certificates of this authority."),
     ] = None,
+    opened: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--open",
+            metavar="NAME",
+            help="Answer without the token: model-config, statistics or shared-memory.",
+        ),
+    ] = None,
+    accept_old_server: Annotated[
+        bool,
+        typer.Option(
+            "--accept-old-server", help="Let the wheel's Triton of 2024 listen beyond loopback."
+        ),
+    ] = False,
     policy: shared_options.Policy = SERVING_POLICY,
     nic: shared_options.Nic = "shared",
     noise: Annotated[
@@ -77,19 +91,20 @@ def serve(
     `poolpipe serve PLAN --join settings.json --host ADDRESS`, with a copy of the gateway's file.
     """
     from flows.cli.project import the_plan
-    from flows.release.server.admin import ServerPorts
-    from flows.release.server.exposure import Tls, cautions
     from flows.state import project_state
+    from triton_backend.serve_folder.endpoints import Endpoints, Tls
     from triton_backend.serve_folder.settings import ServeOptions
 
     state, found = project_state(), the_plan(plan, plan_option, warehouse)
-    ports = ServerPorts(
+    ports = Endpoints(
         http=http_port,
         grpc=grpc_port,
         metrics=metrics_port,
         address=address,
         metrics_address=metrics_address,
         tls=Tls.from_files(tls_cert, tls_key, tls_client_ca),
+        opened=tuple(opened or ()),
+        accept_old_server=accept_old_server,
     )
     asked = ServeOptions(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
@@ -103,7 +118,7 @@ def serve(
     )
     with progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)
-    notes(cautions(address, metrics_address, ports.tls))
+    notes(ports.cautions())
     addresses = {
         "http": running.http_url,
         "grpc": running.grpc_url,
@@ -127,7 +142,7 @@ def _start(
     folder: Path,
     plan: "Plan",
     asked: "ServeOptions",
-    ports: "ServerPorts",
+    ports: "Endpoints",
     joined: tuple[Path | None, str | None],
     report: Report,
 ) -> "ServerState":
@@ -138,24 +153,29 @@ def _start(
             addresses do not fit the plan.
         ServerError: the server or a worker does not come up.
     """
-    from flows.release.server.admin import start
-    from flows.release.server.exposure import LOOPBACK
+    from flows.release.server.admin import check_can_start, start, stop, take_over
+    from flows.release.server.running import served_without_keeper
+    from triton_backend.serve_folder.endpoints import LOOPBACK
     from triton_backend.serve_folder.repository import render_host, render_repository
     from triton_backend.serve_folder.settings import ServeSettings
 
-    # Rendering begins the folder anew, so nobody may be using it.
-    if (folder / "state.json").exists():
-        raise InputError(str(folder / "state.json"), "serving already; `poolpipe stop` first")
+    if served_without_keeper(folder) == plan.plan_id:
+        return take_over(folder, report)
     settings, host = joined
     if (settings is None) != (host is None):
         raise InputError("serve", "--join and --host go together")
     if settings is not None and host is not None:
         given = ServeSettings.read(settings)
         _check_port(ports, given, settings)
-        render_host(folder, given, plan, host, asked.artifacts)
         # A rollout loads the nodes of the next plan through this host's own Triton.
         reachable = replace(ports, address=host) if ports.address == LOOPBACK else ports
+        # Rendering begins the folder anew, so nobody may be using it.
+        check_can_start(folder, reachable)
+        stop(folder)
+        render_host(folder, given, plan, host, asked.artifacts)
         return start(folder, reachable, report, wait_for_workers=False)
+    check_can_start(folder, ports)
+    stop(folder)
     elsewhere = other_hosts(plan, asked.gateway_host)
     render_repository(folder, plan, replace(asked, hosts=elsewhere))
     return start(folder, ports, report, wait_for_workers=not elsewhere)
@@ -171,7 +191,7 @@ def other_hosts(plan: "Plan", gateway_host: str) -> dict[str, str]:
     return hosts
 
 
-def _check_port(ports: "ServerPorts", settings: "ServeSettings", path: Path) -> None:
+def _check_port(ports: "Endpoints", settings: "ServeSettings", path: Path) -> None:
     expected = settings.host_http_port
     if ports.http != expected:
         raise InputError(

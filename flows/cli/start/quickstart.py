@@ -84,10 +84,11 @@ def quickstart(
     left is reused, and everything started is stopped at the end. Wrong answers, and a model under
     the attainment target, end it with 1.
     """
-    from flows.release.server.admin import ServerPorts, check_can_start
+    from flows.release.server.admin import check_can_start
+    from triton_backend.serve_folder.endpoints import Endpoints
 
     work = _flow_workspace(warehouse)
-    ports = ServerPorts(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
+    ports = Endpoints(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
     # Said at once, not after the minutes that profiling takes.
     models = _own_models(model or (), slo_ms or ())
     check_can_start(work.state.serve, ports)

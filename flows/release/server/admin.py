@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,9 +17,15 @@ from pathlib import Path
 
 import psutil
 
-from flows.release.server.exposure import LOOPBACK, Tls
 from flows.release.server.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.state import (
+    STATE_NAME,
+    keeper_runs,
+    read_state_file,
+    server_runs,
+)
 
 START_POLLS = 600
 POLL_SECONDS = 0.2
@@ -28,95 +33,114 @@ STOP_SECONDS = 15
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPorts:
-    """Where the server shall listen; `address` is that of inference.
+def check_can_start(folder: Path, endpoints: Endpoints) -> None:
+    """Refuse what `start` would refuse now.
 
     Raises:
-        InputError: a port is given twice.
+        InputError: something is served from the folder already, an address is not safe, a file is
+            no certificate, or a port is in use.
     """
-
-    http: int = 8000
-    grpc: int = 8001
-    metrics: int = 8002
-    address: str = LOOPBACK
-    metrics_address: str = LOOPBACK
-    tls: Tls | None = None
-
-    def __post_init__(self) -> None:
-        taken: dict[int, str] = {}
-        for name in ("http", "grpc", "metrics"):
-            port = getattr(self, name)
-            if port in taken:
-                raise InputError(f"--{name}-port {port}", f"is --{taken[port]}-port too")
-            taken[port] = name
-
-
-def check_can_start(folder: Path, ports: ServerPorts) -> None:
-    """Refuse what `admin.start` would refuse now.
-
-    Raises:
-        InputError: something is served from the folder already, or a port is in use.
-    """
-    if (folder / "state.json").exists():
+    state = read_state_file(folder)
+    if state is not None and keeper_runs(state):
         raise InputError(
-            str(folder / "state.json"), "is being served already; `poolpipe stop` ends it"
+            str(folder / STATE_NAME), "is being served already; `poolpipe stop` ends it"
         )
-    listening = (
-        ("http", ports.http, ports.address),
-        ("grpc", ports.grpc, ports.address),
-        ("metrics", ports.metrics, ports.metrics_address),
-    )
-    for name, port, address in listening:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                raise InputError(
-                    f"--{name}-port {port}", f"cannot be listened on at {address}: {error}"
-                ) from error
+    if state is not None and server_runs(state):
+        raise InputError(
+            str(folder / STATE_NAME),
+            "is being served already, but its keeper is gone: `poolpipe serve` of the plan in force"
+            " takes it over, `poolpipe stop` ends it",
+        )
+    endpoints.check_can_listen()
 
 
 def start(
     folder: Path,
-    ports: ServerPorts,
+    endpoints: Endpoints,
     progress: Callable[[str], None] = lambda _: None,
     *,
     wait_for_workers: bool = True,
 ) -> ServerState:
     """Start the rendered repository in `folder` and wait until every worker is ready.
 
+    What a system that was killed left behind (its machine went down, say) is removed first.
+
     Args:
         folder: the serve folder.
-        ports: where the server shall listen.
-        progress: told what is being waited for.
+        endpoints: where the server shall listen.
+        progress: called with what is being waited for.
         wait_for_workers: False returns as soon as the server is ready: on a host that has nodes
             only, and on the gateway's before the other hosts are started.
 
     Raises:
-        InputError: something is served from here already, or a port is in use.
+        InputError: as `check_can_start`.
         ServerError: the server or a worker does not come up; what was started is stopped.
     """
-    if (folder / "state.json").exists():
-        raise InputError(str(folder / "state.json"), "is being served already; stop it first")
-    log_path = folder / "logs" / "server.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    begin = log_path.stat().st_size if log_path.exists() else 0
-    child = _spawn(folder, ports, log_path)
+    check_can_start(folder, endpoints)
+    stop(folder)
+    arguments = ["start", f"--folder={folder}", *endpoints.arguments()]
+    return _run_keeper(folder, arguments, progress, wait_for_workers=wait_for_workers)
+
+
+def take_over(folder: Path, progress: Callable[[str], None] = lambda _: None) -> ServerState:
+    """Give a server whose keeper is gone another keeper; requests go on meanwhile.
+
+    Raises:
+        InputError: nothing is served there, or its keeper runs.
+        ServerError: the new keeper does not come up; the server runs on.
+    """
+    state = read_state_file(folder)
+    if state is None or keeper_runs(state) or not server_runs(state):
+        raise InputError(str(folder / STATE_NAME), "no server whose keeper is gone")
+    arguments = [*state["arguments"], "--take-over"]
+    log_path, begin = _log(folder)
+    child = _spawn(arguments, log_path)
+    for _ in range(START_POLLS):
+        if (code := child.poll()) is not None:
+            raise ServerError(
+                f"the keeper ended with {code} ({log_path}: {_last_line(log_path, begin)})"
+            )
+        found = read_state(folder)
+        if found.data["pid"] == child.pid:
+            return found
+        progress("taking the server over")
+        time.sleep(POLL_SECONDS)
+    raise ServerError(f"the keeper did not take over within {START_POLLS * POLL_SECONDS:.0f} s")
+
+
+def _run_keeper(
+    folder: Path,
+    arguments: list[str],
+    progress: Callable[[str], None],
+    *,
+    wait_for_workers: bool,
+) -> ServerState:
+    log_path, begin = _log(folder)
+    child = _spawn(arguments, log_path)
     try:
         return _wait_started(folder, child, progress, wait_for_workers=wait_for_workers)
     except BaseException as error:
         stop(folder)
         child.end()
         if isinstance(error, ServerError):
-            lines = log_path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else str(error)
+            reason = _last_line(log_path, begin) or str(error)
             if child.code == 2:  # noqa: PLR2004  # the exit code of wrong input
                 where, _, why = reason.partition(": ")
                 raise InputError(where, why) from error
             raise ServerError(f"{error} ({log_path}: {reason})") from error
         raise
+
+
+def _log(folder: Path) -> tuple[Path, int]:
+    """The keeper's log, and where in it the next lines begin."""
+    path = folder / "logs" / "server.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path, path.stat().st_size if path.exists() else 0
+
+
+def _last_line(log_path: Path, begin: int) -> str:
+    lines = log_path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 @dataclass(slots=True)
@@ -141,20 +165,9 @@ class _Child:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _spawn(folder: Path, ports: ServerPorts, log_path: Path) -> _Child:
-    command = [
-        sys.executable,
-        "-m",
-        "triton_backend.serving.server.tritonserver",
-        "start",
-        f"--folder={folder}",
-        f"--address={ports.address}",
-        f"--metrics-address={ports.metrics_address}",
-        *(() if ports.tls is None else ports.tls.arguments()),
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-    ]
+def _spawn(arguments: list[str], log_path: Path) -> _Child:
+    module = "triton_backend.serving.server.tritonserver"
+    command = [sys.executable, "-m", module, *arguments]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         sys.executable,
@@ -206,16 +219,17 @@ def stop(folder: Path) -> bool:
     Works also when parts of it were killed: processes are found by the process group that the
     state file names, shared memory by its prefix.
     """
-    try:
-        data = read_state(folder).data
-    except InputError:
+    data = read_state_file(folder)
+    if data is None:
         return False
-    group = int(data["process_group"])
-    with contextlib.suppress(ProcessLookupError):
-        if _is_ours(int(data["pid"]), folder):
+    if keeper_runs(data):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(int(data["pid"]), signal.SIGTERM)
-    _wait_gone(int(data["pid"]), folder)
-    members = [p for p in psutil.process_iter() if _in_group(p, group)]
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            psutil.Process(int(data["pid"])).wait(STOP_SECONDS)
+    # The server is in the group of another keeper where this one took it over.
+    groups = {int(data["process_group"]), int(data.get("server_group", data["process_group"]))}
+    members = [p for p in psutil.process_iter() if _in_group(p, groups)]
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -223,28 +237,14 @@ def stop(folder: Path) -> bool:
     for path in SHARED_FOLDER.glob(f"poolpipe-{data['instance']}-*"):
         path.unlink(missing_ok=True)
     shutil.rmtree(data["socket_folder"], ignore_errors=True)
-    (folder / "state.json").unlink(missing_ok=True)
+    (folder / STATE_NAME).unlink(missing_ok=True)
     return True
 
 
-def _is_ours(pid: int, folder: Path) -> bool:
-    """Whether a process is the server of this folder, not a later one under the same number."""
-    try:
-        return f"--folder={folder}" in psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
-
-
-def _wait_gone(pid: int, folder: Path) -> None:
-    if _is_ours(pid, folder):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-            psutil.Process(pid).wait(STOP_SECONDS)
-
-
-def _in_group(process: psutil.Process, group: int) -> bool:
+def _in_group(process: psutil.Process, groups: set[int]) -> bool:
     """Whether a process is left of the system: same group, and no other program took the number."""
     try:
-        return os.getpgid(process.pid) == group and any(
+        return os.getpgid(process.pid) in groups and any(
             word in " ".join(process.cmdline()) for word in ("triton", "poolpipe")
         )
     except (OSError, psutil.Error):

@@ -6,15 +6,23 @@ processes (`admin`).
 
 import contextlib
 import json
-import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.repository import CONTROL_MODEL
+from triton_backend.serve_folder.state import (
+    STATE_NAME,
+    keeper_runs,
+    read_state_file,
+    server_runs,
+    write_state_file,
+)
 
 REQUEST_SECONDS = 30
 
@@ -106,34 +114,68 @@ def read_state(folder: Path) -> ServerState:
     Raises:
         InputError: none does.
     """
-    path = folder / "state.json"
-    try:
-        return ServerState(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise InputError(str(path), "nothing is being served from here") from error
+    data = read_state_file(folder)
+    if data is None:
+        raise InputError(str(folder / STATE_NAME), "nothing is being served from here")
+    return ServerState(data)
 
 
 def note_plan(folder: Path, plan_id: str, generation: int) -> None:
     """Write the plan being served into the state file."""
-    path = folder / "state.json"
-    data = {**json.loads(path.read_text()), "plan_id": plan_id, "generation": generation}
-    temporary = path.with_suffix(".noted")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump(data, file, indent=1)
-    temporary.replace(path)
+    data = read_state(folder).data
+    write_state_file(folder, {**data, "plan_id": plan_id, "generation": generation})
 
 
 def status(folder: Path) -> dict[str, Any]:
     """What the system served from a folder says of itself, and where it is reached.
 
     Raises:
-        InputError: nothing is served from here.
+        InputError: nothing is served from here; or what was, was killed with its machine.
         ServerError: it does not answer.
     """
     state = read_state(folder)
-    return {"http": state.http_url, "grpc": state.grpc_url, **state.control("status")}
+    if not keeper_runs(state.data) and not server_runs(state.data):
+        raise InputError(
+            str(folder / STATE_NAME),
+            "is left of a system that was killed, nothing is being served: `poolpipe serve` begins"
+            " anew",
+        )
+    return {
+        "http": state.http_url,
+        "grpc": state.grpc_url,
+        "keeper": keeper_of(state.data),
+        "restarts": state.data.get("restarts", 0),
+        "restarted": _instant(state.data.get("restarted_us")),
+        **state.control("status"),
+    }
+
+
+def keeper_of(state: dict[str, Any]) -> str:
+    """Whether anybody keeps the server well: `runs`, or what to do."""
+    if keeper_runs(state):
+        return "runs"
+    return (
+        "is gone, nobody would start the server anew: `poolpipe serve` of this plan takes it over"
+    )
+
+
+def _instant(at_us: int | None) -> str | None:
+    """An instant in words; None where there was none."""
+    if at_us is None:
+        return None
+    return datetime.fromtimestamp(at_us / US_PER_S, UTC).isoformat(timespec="seconds")
+
+
+def served_without_keeper(folder: Path) -> str | None:
+    """The plan in force on a server that runs on without a keeper; None where none does.
+
+    Raises:
+        ServerError: it does not answer.
+    """
+    data = read_state_file(folder)
+    if data is None or keeper_runs(data) or not server_runs(data):
+        return None
+    return str(ServerState(data).control("status")["plan_id"])
 
 
 def served_plan_id(folder: Path) -> str | None:

@@ -11,10 +11,11 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.admin import start, stop
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_host, render_repository
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
@@ -22,13 +23,14 @@ ROOT = Path(__file__).parents[3]
 HERE, THERE = "10.123.78.1", "10.123.78.2"
 SPACE = f"poolpipe-test-{os.getpid()}"
 LINK = "ppt0"
-PORTS = ServerPorts(http=18081, grpc=18082, metrics=18083)
+PORTS = Endpoints(http=18081, grpc=18082, metrics=18083)
 # The node, the last to be served, is started by a process inside its namespace.
 START = """
 import sys
 from pathlib import Path
-from flows.release.server.admin import ServerPorts, start
-start(Path(sys.argv[1]), ServerPorts(http=18081, grpc=18082, metrics=18083), wait_for_workers=False)
+from flows.release.server.admin import start
+from triton_backend.serve_folder.endpoints import Endpoints
+start(Path(sys.argv[1]), Endpoints(http=18081, grpc=18082, metrics=18083), wait_for_workers=False)
 """
 CLIENT_SECONDS = 20.0
 PATIENT_US = 3_000_000

@@ -23,9 +23,9 @@ from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.plans import plan
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.serve_folder.endpoints import TOKEN_HEADER
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.warm_up import warm_up
-from triton_backend.serving.server.access import TOKEN_HEADER
 from triton_backend.serving.server.command import lay_out_backends, wheel_folder
 
 pytestmark = pytest.mark.slow

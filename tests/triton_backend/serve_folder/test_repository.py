@@ -10,11 +10,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, read_state, status
 from tests.triton_backend.serving.plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
@@ -144,7 +145,7 @@ def test_a_folder_that_serves_nothing_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_starting_without_settings_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a settings file"):
-        start(tmp_path, ServerPorts(http=18010, grpc=18011, metrics=18012))
+        start(tmp_path, Endpoints(http=18010, grpc=18011, metrics=18012))
     assert not (tmp_path / "state.json").exists()
 
 
@@ -154,7 +155,7 @@ def test_a_triton_that_ends_is_a_failure_and_not_the_callers_fault(tmp_path: Pat
     render_repository(folder, plan(two_stage()), ServeOptions())
     (folder / "repository" / CONTROL_MODEL / "config.pbtxt").write_text("no configuration")
     with pytest.raises(ServerError, match=r"triton\.log: tritonserver ended with 1"):
-        start(folder, ServerPorts(http=18013, grpc=18014, metrics=18015))
+        start(folder, Endpoints(http=18013, grpc=18014, metrics=18015))
     assert not (folder / "state.json").exists()
 
 
@@ -167,7 +168,7 @@ def test_a_policy_or_links_that_are_not_there_are_named_before_anything_starts()
 
 def test_a_port_given_twice_is_named() -> None:
     with pytest.raises(InputError, match="--metrics-port 8000: is --http-port too"):
-        ServerPorts(metrics=8000)
+        Endpoints(metrics=8000)
 
 
 def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path: Path) -> None:
-    """The supervisor reads it whenever a gateway dies, also in the middle of a rollout."""
+    """The keeper reads it whenever a gateway dies, also in the middle of a rollout."""
     render_repository(tmp_path, plan(two_stage()), ServeOptions())
     config = tmp_path / "repository" / CONTROL_MODEL / "config.pbtxt"
     whole = config.read_text()

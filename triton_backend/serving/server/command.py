@@ -4,54 +4,21 @@ The server inside the PyTriton wheel, whose backend folder is laid out here as l
 or the one of a Triton container (`server_root`).
 """
 
+import contextlib
 import os
-import socket
+import resource
 import sys
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints
 from triton_backend.serve_folder.settings import ServeSettings
-from triton_backend.serving.server.access import Access
 
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """Where the server listens, and which server it is.
-
-    `server_root` holds `bin/tritonserver` and `backends`; None: the PyTriton wheel's.
-    """
-
-    access: Access
-    http: int
-    grpc: int
-    metrics: int
-    server_root: Path | None = None
-
-    def check_free(self) -> None:
-        """Refuse a port somebody else listens on.
-
-        Raises:
-            InputError: naming the port.
-        """
-        listening = (
-            ("http", self.http, self.access.http_address),
-            ("grpc", self.grpc, self.access.address),
-            ("metrics", self.metrics, self.access.metrics_address),
-        )
-        for name, port, address in listening:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((address, port))
-                except OSError as error:
-                    raise InputError(
-                        f"--{name}-port {port}", f"cannot be listened on at {address}: {error}"
-                    ) from error
+STACK_BYTES = 1 << 30
 
 
 def wheel_folder() -> Path:
@@ -100,12 +67,31 @@ def server_environment() -> dict[str, str]:
     }
 
 
-def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
-    """The `tritonserver` command line."""
-    if ports.server_root is None:
+@contextlib.contextmanager
+def large_stack() -> Generator[None]:
+    """What is started within has a stack of `STACK_BYTES`, as far as this user may have one.
+
+    Triton 2.51 parses JSON and chunked bodies by recursion: with the usual 8 MiB one request nested
+    40,000 deep, or in 600,000 chunks, ends it. Unlimited is worse: its threads then get 2 MiB.
+    """
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    hard = before[1]
+    size = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+def server_command(
+    settings: ServeSettings, endpoints: Endpoints, server_root: Path | None
+) -> list[str]:
+    """The `tritonserver` command line; `server_root` None is the server of the PyTriton wheel."""
+    if server_root is None:
         root, backends = wheel_folder() / "tritonserver", lay_out_backends(settings.folder)
     else:
-        root, backends = ports.server_root, ports.server_root / "backends"
+        root, backends = server_root, server_root / "backends"
     repository = settings.folder / "repository"
     models = sorted(p.name for p in repository.iterdir() if not p.name.startswith(STAGE_PREFIX))
     return [
@@ -114,10 +100,10 @@ def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={settings.stub_prefix}",
         "--backend-config=python,shm-default-byte-size=4194304",
-        *ports.access.flags(settings.token),
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
+        *_access_flags(endpoints, settings.token),
+        f"--http-port={endpoints.http}",
+        f"--grpc-port={endpoints.grpc}",
+        f"--metrics-port={endpoints.metrics}",
         "--disable-auto-complete-config",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in models),
@@ -128,3 +114,28 @@ def server_command(settings: ServeSettings, ports: Ports) -> list[str]:
         "--http-header-forward-pattern=(?i)traceparent",
         "--grpc-header-forward-pattern=(?i)traceparent",
     ]
+
+
+def _access_flags(endpoints: Endpoints, token: str) -> list[str]:
+    """The part of the command line that is about access."""
+    restricted = f"{','.join(endpoints.restricted)}:{TOKEN_HEADER}={token}"
+    flags = [
+        f"--http-address={endpoints.http_address}",
+        f"--grpc-address={endpoints.address}",
+        f"--metrics-address={endpoints.metrics_address}",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
+    ]
+    tls = endpoints.tls
+    if tls is not None:
+        flags += [
+            "--grpc-use-ssl=true",
+            f"--grpc-server-cert={tls.certificate.resolve()}",
+            f"--grpc-server-key={tls.key.resolve()}",
+        ]
+        if tls.client_authority is not None:
+            flags += [
+                "--grpc-use-ssl-mutual=true",
+                f"--grpc-root-cert={tls.client_authority.resolve()}",
+            ]
+    return flags

@@ -1,19 +1,21 @@
-"""Running Triton: the process that starts the server inside the PyTriton wheel and keeps it well.
+"""Running Triton: the keeper, the process that starts tritonserver and keeps it well.
 
 `python -m triton_backend.serving.server.tritonserver start --folder F --http-port N --grpc-port N
 --metrics-port N [--address A] [--tls-cert C --tls-key K]` stays in the foreground until SIGTERM. It
 1. lays out a backend folder (links into the wheel), or takes the server of a Triton container
    (`--server-root`), and starts `tritonserver` on the rendered repository, with everything but
-   inference closed to whoever has no token (`access`);
+   inference closed to whoever has no token (`serve_folder/endpoints.py`);
 2. writes the state file (mode 0600) once the server is ready;
-3. loads models anew whose stub process died or hangs (Triton does not notice), and starts the server anew
-   when it died;
-4. at the end stops the server and removes sockets, shared memory and the state file.
+3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of its
+   own, so that a load that takes long hides no other death;
+4. starts the server anew when it died, or no longer answers `/v2/health/live`;
+5. at the end stops the server and removes sockets, shared memory and the state file.
+
+A keeper that was killed leaves the server running. With `--take-over` the next keeper goes on with it.
 """
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import re
@@ -30,52 +32,271 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints, reached_at
+from triton_backend.serve_folder.files import make_private_folder, write_whole
+from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
-from triton_backend.serving.liveness.processes import ExitWatch, StubWatch
-from triton_backend.serving.server.access import TOKEN_HEADER, Access, reached_at
+from triton_backend.serve_folder.state import (
+    STATE_NAME,
+    command_line,
+    keeper_runs,
+    read_state_file,
+    server_runs,
+    write_state_file,
+)
+from triton_backend.serving.liveness.processes import ExitWatch, StubWatch, thread_states
 from triton_backend.serving.server.command import (
     EXIT_TIMEOUT_SECONDS,
-    Ports,
+    large_stack,
     server_command,
     server_environment,
 )
 from triton_backend.serving.transport.shared_memory import remove_segments
 
-STATE_NAME = "state.json"
-OWN_PREFIX = "poolpipe_"  # of scheduler and nodes; all others are fronts
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
 MOST_RESTARTS = 5  # one after the other
 LASTING_US = 600_000_000  # a server that ran so long died for a new reason
 HTTP_OK = 200
+NO_ANSWER = 0
 RETRY_SECONDS = 1.0
+LOAD_SECONDS = 120
+# Each probe is a new connection, which the server hands to one of its eight HTTP threads: a few of
+# them may be busy with slow loads, so one failure says nothing.
+PROBE_SECONDS = 0.5
+PROBE_TIMEOUT_SECONDS = 1.0
+FAILED_PROBES = 3
+# Of a server that wants to run (it is overloaded, or the machine is), or waits for a disk.
+SILENT_US = 15_000_000
 _LOG = logging.getLogger(__name__)
 
 
-class Supervisor:
-    """Owns one tritonserver process."""
+class TritonApi:
+    """The server's HTTP endpoint, with the token."""
 
-    def __init__(self, settings: ServeSettings, ports: Ports) -> None:
+    def __init__(self, settings: ServeSettings, endpoints: Endpoints) -> None:
+        self._base = f"http://{reached_at(endpoints.http_address)}:{endpoints.http}"
+        self._headers = {TOKEN_HEADER: settings.token}
+
+    def get(self, path: str, timeout_s: float) -> int:
+        """GET; the status code, or `NO_ANSWER`."""
+        return self._request("GET", path, None, timeout_s)
+
+    def load(self, model: str) -> int:
+        """Load a model, anew where its configuration changed; the status code, or `NO_ANSWER`."""
+        return self._request("POST", f"/v2/repository/models/{model}/load", b"{}", LOAD_SECONDS)
+
+    def unload(self, model: str) -> int:
+        """Unload a model; the status code, or `NO_ANSWER`."""
+        return self._request("POST", f"/v2/repository/models/{model}/unload", b"{}", LOAD_SECONDS)
+
+    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> int:
+        request = urllib.request.Request(  # noqa: S310  # our own server
+            self._base + path, body, self._headers, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # as above
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except (OSError, ValueError):
+            return NO_ANSWER
+
+
+class HealthProbe:
+    """Asks a server whether it is live, again and again, from a thread of its own."""
+
+    def __init__(self, api: TritonApi) -> None:
+        self._api = api
+        self._clock = SystemClock()
+        self._stopping = threading.Event()
+        self._failures = 0
+        self._answered_us = self._clock.now_us()
+        self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopping.set()
+
+    def complaint(self, pid: int) -> str | None:
+        """Why the server must be taken for hung, or None."""
+        silent_us = self._clock.now_us() - self._answered_us
+        if self._failures < FAILED_PROBES:
+            return None
+        if silent_us < SILENT_US and thread_states(pid) & set("RD"):
+            return None
+        return f"no answer to {self._failures} probes in {silent_us / 1e6:.1f} s"
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PROBE_SECONDS):
+            # Any answer is one: what is asked is whether anybody is there.
+            if self._api.get("/v2/health/live", PROBE_TIMEOUT_SECONDS) == NO_ANSWER:
+                self._failures += 1
+            else:
+                self._failures, self._answered_us = 0, self._clock.now_us()
+
+
+class ModelReloads:
+    """Loads models whose stubs died anew, each in a thread of its own."""
+
+    def __init__(self, settings: ServeSettings, api: TritonApi) -> None:
+        self._repository = settings.folder / "repository"
+        self._api = api
+        self._threads: dict[str, threading.Thread] = {}
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Try no failed load again."""
+        self._stopping.set()
+
+    def begin(self, file: Path) -> None:
+        """Load a model anew, unless it is being loaded; `file` is that of its dead stub.
+
+        A load that fails (no memory, say) is tried again with the next call; the file stays until
+        the new process writes its own.
+        """
+        running = self._threads.get(file.name)
+        if running is None or not running.is_alive():
+            thread = threading.Thread(target=self._reload, args=(file,), daemon=True)
+            self._threads[file.name] = thread
+            thread.start()
+
+    def is_loading(self, model: str) -> bool:
+        """Whether a model is being loaded anew."""
+        thread = self._threads.get(model)
+        return thread is not None and thread.is_alive()
+
+    def _reload(self, file: Path) -> None:
+        model = file.name
+        if not model.startswith(RESERVED_PREFIX):
+            # Until the new process is there, refuse what the dead one would never answer.
+            self._api.unload(model)
+        config = self._repository / model / "config.pbtxt"
+        try:
+            text = config.read_text()
+        except OSError:  # a rollout took it away
+            file.unlink(missing_ok=True)
+            return
+        # An unchanged configuration is not loaded again.
+        text = re.sub(
+            r'(key: "restart"[^"]*string_value: ")(\d+)',
+            lambda match: f"{match[1]}{int(match[2]) + 1}",
+            text,
+        )
+        _LOG.warning("%s is loaded anew", model)
+        try:
+            write_whole(config, text)
+        except OSError as error:
+            _LOG.warning("%s: %s", config, error)
+        code = self._api.load(model)
+        if code != HTTP_OK:
+            _LOG.warning("%s was not loaded (HTTP %d), tried again soon", model, code)
+            self._stopping.wait(RETRY_SECONDS)
+
+
+class TritonServer:
+    """The process of a server: a child of ours, or of a keeper that is gone.
+
+    Args:
+        pid: of the process.
+        group: the process group that its stubs and workers are in.
+        child: None where it is not ours to wait for.
+    """
+
+    def __init__(self, pid: int, group: int, child: "subprocess.Popen[bytes] | None") -> None:
+        self.pid = pid
+        self.group = group
+        self._child = child
+
+    def ended(self) -> str | None:
+        """Its exit code, or words for one that nobody knows; None while it runs."""
+        if self._child is not None:
+            code = self._child.poll()
+            return None if code is None else str(code)
+        return None if thread_states(self.pid) else "an unknown code"
+
+    def stop(self, signal_number: int, exits: ExitWatch, timeout_s: float) -> None:
+        """Send a signal and wait until it has ended, or the time is over."""
+        exits.watch(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal_number)
+        for _ in range(int(timeout_s / WATCH_SECONDS)):
+            if self.ended() is not None:
+                return
+            exits.wait(WATCH_SECONDS)
+
+    def kill_group(self) -> None:
+        """Kill what a dead server left in its process group (stubs and workers)."""
+        mine = os.getpid()
+        if self._child is not None and self.group != mine:
+            return  # started in somebody else's group, which is not ours to clear
+        for entry in Path("/proc").glob("[0-9]*"):
+            pid = int(entry.name)
+            with contextlib.suppress(OSError):
+                if pid != mine and os.getpgid(pid) == self.group and _is_of_triton(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _is_of_triton(pid: int) -> bool:
+    """Whether a process is a stub or a worker, and no other program has its number."""
+    return any(word in " ".join(command_line(pid)) for word in ("triton", "poolpipe"))
+
+
+class Keeper:
+    """Owns one tritonserver process.
+
+    Args:
+        settings: of the system.
+        endpoints: where the server listens.
+        server_root: of a Triton container; None is the server inside the PyTriton wheel.
+        arguments: of this process, by which others find it and another keeper could be started.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        endpoints: Endpoints,
+        server_root: Path | None,
+        arguments: list[str],
+    ) -> None:
         self._settings = settings
-        self._ports = ports
-        self._process: subprocess.Popen[bytes] | None = None
+        self._endpoints = endpoints
+        self._server_root = server_root
+        self._arguments = arguments
+        self._api = TritonApi(settings, endpoints)
+        self._server: TritonServer | None = None
+        self._probe: HealthProbe | None = None
+        self._deaths_in_a_row = 0
         self._restarts = 0
+        self._restarted_us: int | None = None
         self._clock = SystemClock()
         self._started_us = 0
         self._exits = ExitWatch()
         self._stubs = StubWatch(self._clock)
+        self._reloads = ModelReloads(settings, self._api)
         self._stopping = threading.Event()
-        self._state_path = settings.folder / STATE_NAME
 
-    def run(self) -> None:
-        """Start, keep well, stop at SIGTERM or SIGINT."""
+    def run(self, *, take_over: bool = False) -> None:
+        """Start the server, or go on with one; keep it well; stop it at SIGTERM or SIGINT.
+
+        Raises:
+            InputError: there is no server to go on with, or the folder of the sockets is not ours.
+            PoolPipeError: the server does not start, or died too often.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        if take_over:
+            self._take_over()
+        else:
+            make_private_folder(self._settings.socket_folder)
         try:
-            self._start()
+            if not take_over:
+                self._start()
             while not self._stopping.is_set():
                 self._exits.wait(WATCH_SECONDS)
-                self._watch()
+                self._watch_server()
+                self._watch_stubs()
         finally:
             self._clean()
 
@@ -83,69 +304,91 @@ class Supervisor:
         del number, frame
         self._stopping.set()
 
+    def _take_over(self) -> None:
+        state = read_state_file(self._settings.folder)
+        if state is None or not server_runs(state):
+            raise InputError(str(self._settings.folder / STATE_NAME), "no server to take over")
+        if keeper_runs(state):
+            raise InputError(str(self._settings.folder / STATE_NAME), "its keeper runs")
+        group = int(state.get("server_group", state["process_group"]))
+        self._server = TritonServer(int(state["triton_pid"]), group, None)
+        self._restarts = int(state.get("restarts", 0))
+        self._started_us = self._clock.now_us()
+        _LOG.warning("tritonserver %d is taken over", self._server.pid)
+        self._write_state(ready=True)
+        self._watch_health()
+
     def _start(self) -> None:
         settings = self._settings
-        settings.socket_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(settings.folder / "pids", ignore_errors=True)
         remove_segments(settings.segment_prefix)
         logs = settings.folder / "logs"
         logs.mkdir(exist_ok=True)
-        with (logs / "triton.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                server_command(settings, self._ports),
+        command = server_command(settings, self._endpoints, self._server_root)
+        with (logs / "triton.log").open("ab") as log, large_stack():
+            child = subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=server_environment(),
             )
+        self._server = TritonServer(child.pid, os.getpgid(0), child)
+        self._exits.watch(child.pid)
         self._started_us = self._clock.now_us()
         self._write_state(ready=False)
-        self._wait_ready()
+        self._wait_ready(self._server)
         self._write_state(ready=True)
+        self._watch_health()
 
-    def _wait_ready(self) -> None:
-        assert self._process is not None
+    def _wait_ready(self, server: TritonServer) -> None:
+        log = self._settings.folder / "logs" / "triton.log"
         for _ in range(int(READY_SECONDS / WATCH_SECONDS)):
-            if self._process.poll() is not None:
-                log = self._settings.folder / "logs" / "triton.log"
-                raise PoolPipeError(f"{log}: tritonserver ended with {self._process.returncode}")
-            if self._http("GET", "/v2/health/ready") == HTTP_OK:
+            ended = server.ended()
+            if ended is not None:
+                raise PoolPipeError(f"{log}: tritonserver ended with {ended}")
+            if self._api.get("/v2/health/ready", PROBE_TIMEOUT_SECONDS) == HTTP_OK:
                 return
             if self._stopping.wait(WATCH_SECONDS):
                 return
-        raise PoolPipeError(f"tritonserver: not ready after {READY_SECONDS} s")
+        server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+        raise PoolPipeError(f"{log}: tritonserver is not ready after {READY_SECONDS} s")
 
-    def _http(self, method: str, path: str, body: bytes | None = None) -> int:
-        request = urllib.request.Request(  # our own server
-            f"http://{reached_at(self._ports.access.http_address)}:{self._ports.http}{path}",
-            data=body,
-            method=method,
-            headers={TOKEN_HEADER: self._settings.token},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # as above
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return 0
+    def _watch_health(self) -> None:
+        """Begin to probe a server that has just become ready."""
+        self._probe = HealthProbe(self._api)
 
-    def _watch(self) -> None:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            lasted = self._clock.now_us() - self._started_us > LASTING_US
-            self._restarts = 1 if lasted else self._restarts + 1
-            if self._restarts > MOST_RESTARTS:
-                raise PoolPipeError(f"tritonserver: died {self._restarts} times, given up")
-            _LOG.warning("tritonserver ended with %s, started anew", self._process.returncode)
-            self._kill_group_members()
-            try:
-                self._start()
-            except PoolPipeError as error:
-                _LOG.warning("%s", error)  # tried again
+    def _watch_server(self) -> None:
+        server = self._server
+        assert server is not None
+        hung = None if self._probe is None else self._probe.complaint(server.pid)
+        if hung is not None and server.ended() is None:
+            _LOG.warning("tritonserver is killed: %s", hung)
+            server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+        ended = server.ended()
+        if ended is None:
             return
+        if self._probe is not None:
+            self._probe.stop()
+            self._probe = None
+        lasted = self._clock.now_us() - self._started_us > LASTING_US
+        self._deaths_in_a_row = 1 if lasted else self._deaths_in_a_row + 1
+        if self._deaths_in_a_row > MOST_RESTARTS:
+            raise PoolPipeError(f"tritonserver: died {self._deaths_in_a_row} times, given up")
+        _LOG.warning("tritonserver ended with %s, started anew", ended)
+        self._restarts += 1
+        self._restarted_us = self._clock.wall_us()
+        server.kill_group()
+        try:
+            self._start()
+        except PoolPipeError as error:
+            _LOG.warning("%s", error)  # tried again
+
+    def _watch_stubs(self) -> None:
         pids = self._settings.folder / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
+            if self._reloads.is_loading(file.name):
+                continue
             seen = self._stubs.look(file)
             if seen is None:
                 continue
@@ -156,38 +399,10 @@ class Supervisor:
             if seen.alive:
                 with contextlib.suppress(OSError):
                     os.kill(seen.pid, signal.SIGKILL)
-            self._heal(file)
-
-    def _heal(self, file: Path) -> None:
-        """Load a model whose stub died anew, under the next restart number.
-
-        A load that fails (no memory, say) is tried again with the next look at the file, which
-        stays until the new process writes its own.
-        """
-        if not file.name.startswith(OWN_PREFIX):
-            # Until the new process is there, refuse what the dead one would never answer.
-            self._http("POST", f"/v2/repository/models/{file.name}/unload", b"{}")
-        config = self._settings.folder / "repository" / file.name / "config.pbtxt"
-        if not config.is_file():
-            file.unlink(missing_ok=True)
-            return
-        text = re.sub(
-            r'(key: "restart"[^"]*string_value: ")(\d+)',
-            lambda match: f"{match[1]}{int(match[2]) + 1}",
-            config.read_text(),
-        )
-        # On a full disk the old configuration stays whole.
-        written = config.with_suffix(".new")
-        written.write_text(text)
-        written.replace(config)
-        _LOG.warning("%s is loaded anew", file.name)
-        code = self._http("POST", f"/v2/repository/models/{file.name}/load", b"{}")
-        if code != HTTP_OK:
-            _LOG.warning("%s was not loaded (HTTP %d), tried again soon", file.name, code)
-            self._stopping.wait(RETRY_SECONDS)
+            self._reloads.begin(file)
 
     def _write_state(self, *, ready: bool) -> None:
-        assert self._process is not None
+        assert self._server is not None
         state: dict[str, Any] = {
             "ready": ready,
             "instance": self._settings.instance,
@@ -196,49 +411,31 @@ class Supervisor:
             "token": self._settings.token,
             "token_header": TOKEN_HEADER,
             "pid": os.getpid(),
+            "arguments": self._arguments,
             "process_group": os.getpgid(0),
-            "triton_pid": self._process.pid,
-            **self._ports.access.to_state(),
-            "ports": {
-                "http": self._ports.http,
-                "grpc": self._ports.grpc,
-                "metrics": self._ports.metrics,
-            },
+            "server_group": self._server.group,
+            "triton_pid": self._server.pid,
+            "restarts": self._restarts,
+            "restarted_us": self._restarted_us,
+            **self._endpoints.to_state(),
         }
-        with contextlib.suppress(OSError, ValueError):
-            # Kept over a restart: what others noted (the plan being served).
-            state = {**json.loads(self._state_path.read_text()), **state}
-        temporary = self._state_path.with_suffix(".new")
-        temporary.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(state, file, indent=1)
-        temporary.replace(self._state_path)
+        # Kept over a restart: what others noted (the plan being served).
+        noted = read_state_file(self._settings.folder) or {}
+        write_state_file(self._settings.folder, {**noted, **state})
 
     def _clean(self) -> None:
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(EXIT_TIMEOUT_SECONDS + 5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._kill_group_members()
+        self._reloads.stop()
+        if self._probe is not None:
+            self._probe.stop()
+        if self._server is not None:
+            if self._server.ended() is None:
+                self._server.stop(signal.SIGTERM, self._exits, EXIT_TIMEOUT_SECONDS + 5)
+            if self._server.ended() is None:
+                self._server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+            self._server.kill_group()
         remove_segments(self._settings.segment_prefix)
         shutil.rmtree(self._settings.socket_folder, ignore_errors=True)
-        self._state_path.unlink(missing_ok=True)
-
-    def _kill_group_members(self) -> None:
-        """Kill what a dead server left in our process group (stubs and workers)."""
-        mine = os.getpid()
-        if os.getpgid(0) != mine:
-            return  # started in somebody else's group, which is not ours to clear
-        for entry in Path("/proc").glob("[0-9]*"):
-            pid = int(entry.name)
-            with contextlib.suppress(OSError):
-                if pid != mine and os.getpgid(pid) == mine:
-                    os.kill(pid, signal.SIGKILL)
+        (self._settings.folder / STATE_NAME).unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -246,24 +443,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m triton_backend.serving.server.tritonserver")
     start = parser.add_subparsers(dest="command", required=True).add_parser("start")
     start.add_argument("--folder", type=Path, required=True)
-    Access.add_options(start)
     start.add_argument("--server-root", type=Path, help="of a Triton container: /opt/tritonserver")
-    start.add_argument("--http-port", type=int, default=8000)
-    start.add_argument("--grpc-port", type=int, default=8001)
-    start.add_argument("--metrics-port", type=int, default=8002)
-    options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(asctime)s %(levelname)s server: %(message)s", level=logging.INFO)
+    start.add_argument("--take-over", action="store_true", help="a server whose keeper is gone")
+    Endpoints.add_options(start)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
+    logging.basicConfig(format="%(asctime)s %(levelname)s keeper: %(message)s", level=logging.INFO)
     try:
-        ports = Ports(
-            access=Access.from_options(options),
-            http=options.http_port,
-            grpc=options.grpc_port,
-            metrics=options.metrics_port,
-            server_root=options.server_root,
-        )
+        endpoints = Endpoints.from_options(options)
         settings = ServeSettings.read(options.folder / SETTINGS_NAME)
-        ports.check_free()
-        Supervisor(settings, ports).run()
+        if not options.take_over:
+            endpoints.check_can_listen(options.server_root)
+        own = [argument for argument in given if argument != "--take-over"]
+        keeper = Keeper(settings, endpoints, options.server_root, own)
+        keeper.run(take_over=options.take_over)
     except PoolPipeError as error:
         sys.stderr.write(f"{error}\n")
         return 2 if isinstance(error, InputError) else 1

@@ -11,14 +11,14 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.server.admin import ServerPorts, start, stop
-from flows.release.server.exposure import Tls, cautions, is_loopback
+from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState, read_state
 from tests.flows.release.certificates import Authority, Pair
 from tests.ports import free_ports
 from tests.triton_backend.serving.plans import model, plan, stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.endpoints import Endpoints, Tls, is_loopback
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -32,9 +32,9 @@ def emulated() -> Plan:
     return plan(model(MODEL, (stage((0, 10), "FAST", 0),)))
 
 
-def server_ports(**fields: Any) -> ServerPorts:
+def server_ports(**fields: Any) -> Endpoints:
     http, grpc, metrics = free_ports(3)
-    return ServerPorts(http=http, grpc=grpc, metrics=metrics, **fields)
+    return Endpoints(http=http, grpc=grpc, metrics=metrics, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def state(
         key=pair.key,
         client_authority=clients_authority.certificate,
     )
-    yield start(folder, server_ports(address="0.0.0.0", tls=tls))
+    yield start(folder, server_ports(address="0.0.0.0", tls=tls, accept_old_server=True))
     stop(folder)
 
 
@@ -237,10 +237,16 @@ def test_half_a_pair_is_refused() -> None:
 def test_whoever_opens_a_server_is_told_what_that_means() -> None:
     tls = Tls(certificate=Path("c"), key=Path("k"))
     mutual = Tls(certificate=Path("c"), key=Path("k"), client_authority=Path("ca"))
-    assert cautions("127.0.0.1", "127.0.0.1", None) == []
+
+    def cautions(address: str, metrics: str, tls: Tls | None, *opened: str) -> list[str]:
+        given = Endpoints(address=address, metrics_address=metrics, tls=tls, opened=opened)
+        return given.cautions()
+
+    assert cautions("127.0.0.1", "127.0.0.1", None, "shared-memory") == []
     assert "unencrypted" in cautions("0.0.0.0", "127.0.0.1", None)[0]
     assert "may infer" in cautions("10.0.0.1", "127.0.0.1", tls)[0]
     assert cautions("10.0.0.1", "127.0.0.1", mutual) == []
+    assert "/dev/shm" in cautions("10.0.0.1", "127.0.0.1", mutual, "shared-memory")[0]
     assert "metrics" in cautions("127.0.0.1", "0.0.0.0", None)[0]
     assert is_loopback("127.8.8.8")
     assert is_loopback("localhost")

@@ -18,7 +18,7 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from flows.release.rollout.change import Step, StepDone, change_plan, is_same_plan, plan_in_force
-from flows.release.server.admin import ServerPorts, start, stop
+from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
@@ -26,6 +26,7 @@ from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -34,9 +35,9 @@ CLIENTS = {"grpc": grpc_client, "http": http_client}
 PATIENT_US = 1_000_000
 
 
-def server_ports() -> ServerPorts:
+def server_ports() -> Endpoints:
     http, grpc, metrics = free_ports(3)
-    return ServerPorts(http=http, grpc=grpc, metrics=metrics)
+    return Endpoints(http=http, grpc=grpc, metrics=metrics)
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +311,7 @@ def test_a_rollout_that_fails_leaves_the_old_plan_serving(
     assert infer("affine", {"x": line(4)}).as_numpy("y").shape == (4, 3)
 
 
-def test_stop_clears_up_after_the_supervisor_was_killed(tmp_path: Path, first_plan: Plan) -> None:
+def test_stop_clears_up_after_the_keeper_was_killed(tmp_path: Path, first_plan: Plan) -> None:
     alone = replace(first_plan, models=first_plan.models[:1])
     render_repository(tmp_path, alone, ServeOptions())
     running = start(tmp_path, server_ports())

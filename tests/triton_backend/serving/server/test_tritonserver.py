@@ -16,6 +16,7 @@ from tests.triton_backend.serving.gateway.gateways import HeldGateway
 from tests.triton_backend.serving.plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.endpoints import RESTRICTED, TOKEN_HEADER, Endpoints
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
@@ -23,7 +24,6 @@ from triton_backend.serving.liveness.processes import ExitWatch
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server import command as server_command
 from triton_backend.serving.server import tritonserver as server
-from triton_backend.serving.server.access import RESTRICTED, TOKEN_HEADER, Access
 from triton_backend.serving.server.metrics import (
     METRICS,
     Publisher,
@@ -122,8 +122,8 @@ def test_latency_buckets_are_cumulative() -> None:
 
 
 def test_the_server_is_started_closed_to_strangers(deployment: Deployment) -> None:
-    ports = server_command.Ports(access=Access(), http=1, grpc=2, metrics=3)
-    command = server_command.server_command(deployment.settings, ports)
+    endpoints = Endpoints(http=1, grpc=2, metrics=3)
+    command = server_command.server_command(deployment.settings, endpoints, None)
     closed = f"{','.join(RESTRICTED)}:{TOKEN_HEADER}={deployment.settings.token}"
     assert "model-repository" in RESTRICTED
     for option in (

@@ -1,0 +1,236 @@
+"""The process that keeps a real Triton well: hung, stuck, killed, overfed, and left alone itself."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from flows.release.server.admin import check_can_start, start, stop, take_over
+from flows.release.server.running import (
+    ServerError,
+    ServerState,
+    read_state,
+    served_without_keeper,
+    status,
+)
+from tests.ports import free_ports
+from tests.triton_backend.serving.plans import model, plan, stage
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serve_folder.state import command_line
+
+pytestmark = pytest.mark.slow
+NAME = "bare"
+SERVED = plan(model(NAME, (stage((0, 10), "FAST", 0),)))
+STUCK_MODEL = """
+class TritonPythonModel:
+    def initialize(self, args):
+        with open({path!r}) as fifo:  # until somebody writes
+            fifo.read()
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def endpoints() -> Endpoints:
+    http, grpc, metrics = free_ports(3)
+    return Endpoints(http=http, grpc=grpc, metrics=metrics)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[ServerState]:
+    render_repository(tmp_path, SERVED, ServeOptions())
+    yield start(tmp_path, endpoints())
+    stop(tmp_path)
+
+
+def answers(state: ServerState, model: str = NAME) -> bool:
+    given = grpc_client.InferInput("input", [1, 4096], "UINT8")
+    given.set_data_from_numpy(np.zeros((1, 4096), np.uint8))
+    with (
+        contextlib.suppress(InferenceServerException),
+        grpc_client.InferenceServerClient(state.grpc_url) as client,
+    ):
+        return client.infer(model, [given], timeout=2_000_000, client_timeout=3.0) is not None
+    return False
+
+
+def stub_pid(state: ServerState, name: str) -> int:
+    return int((state.folder / "pids" / name).read_text().split()[0])
+
+
+def keeper_log(state: ServerState) -> str:
+    return (state.folder / "logs" / "server.log").read_text()
+
+
+def test_a_server_that_hangs_is_started_anew(state: ServerState) -> None:
+    hung = int(state.data["triton_pid"])
+    os.kill(hung, signal.SIGSTOP)
+
+    def another() -> bool:
+        data = read_state(state.folder).data
+        return data["triton_pid"] != hung and data["ready"]
+
+    wait_for(another)
+    wait_for(lambda: answers(state))
+    assert "tritonserver is killed: no answer to" in keeper_log(state)
+    assert "tritonserver ended with -9, started anew" in keeper_log(state)
+    found = status(state.folder)
+    assert (found["keeper"], found["restarts"]) == ("runs", 1)
+    assert found["restarted"] is not None
+
+
+def test_a_load_that_hangs_hides_no_other_death(state: ServerState, tmp_path: Path) -> None:
+    """A stub of `stuck` is dead, and its load never ends; the front's stub dies meanwhile."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    place = state.folder / "repository" / "stuck" / "1"
+    place.mkdir(parents=True)
+    config = (state.folder / "repository" / NAME / "config.pbtxt").read_text()
+    (place.parent / "config.pbtxt").write_text(config.replace(f'name: "{NAME}"', 'name: "stuck"'))
+    (place / "model.py").write_text(STUCK_MODEL.format(path=str(fifo)))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    (state.folder / "pids" / "stuck").write_text(f"{ended.pid} 1")
+    wait_for(lambda: "stuck is loaded anew" in keeper_log(state))
+    first = stub_pid(state, NAME)
+    os.kill(first, signal.SIGKILL)
+    try:
+        wait_for(lambda: stub_pid(state, NAME) != first)
+        wait_for(lambda: answers(state))
+        assert "tritonserver ended" not in keeper_log(state)
+    finally:
+        (state.folder / "pids" / "stuck").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def post(state: ServerState, body: bytes, *headers: str) -> int:
+    """The status of an infer with a body as it goes over the wire; 0 where nobody answers."""
+    host, port = state.http_url.split(":")
+    head = [f"POST /v2/models/{NAME}/infer HTTP/1.1", f"Host: {host}", *headers]
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host, int(port)), timeout=60) as connection,
+    ):
+        connection.sendall(("\r\n".join(head) + "\r\n\r\n").encode() + body)
+        return int(connection.recv(64).split()[1])
+    return 0
+
+
+def nested(levels: int) -> bytes:
+    return b'{"inputs":[{"name":"input","shape":[1,4096],"datatype":"UINT8","data":' + (
+        b"[" * levels + b"]" * levels + b"}]}"
+    )
+
+
+def test_bodies_that_end_the_server_with_a_usual_stack_are_answered(state: ServerState) -> None:
+    pid, form = int(state.data["triton_pid"]), b"a=" + b"b" * 6_000_000
+    chunks = b"1\r\nx\r\n" * 600_000 + b"0\r\n\r\n"
+    deep = nested(100_000)
+    codes = {
+        "deep": post(state, deep, f"Content-Length: {len(deep)}"),
+        "form": post(
+            state,
+            form,
+            "Content-Type: application/x-www-form-urlencoded",
+            f"Content-Length: {len(form)}",
+        ),
+        "chunks": post(state, chunks, "Transfer-Encoding: chunked"),
+    }
+    assert codes == {"deep": 500, "form": 500, "chunks": 500}  # Triton's own parser
+    assert read_state(state.folder).data["triton_pid"] == pid
+    assert psutil.Process(pid).rlimit(psutil.RLIMIT_STACK)[0] == 1 << 30
+    assert answers(state)
+    assert "ended with" not in keeper_log(state)
+
+
+def test_the_keepers_own_stack_stays_as_it_was(state: ServerState) -> None:
+    keeper = psutil.Process(int(state.data["pid"]))
+    assert keeper.rlimit(psutil.RLIMIT_STACK) == resource.getrlimit(resource.RLIMIT_STACK)
+
+
+def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(state: ServerState) -> None:
+    folder, server = state.folder, int(state.data["triton_pid"])
+    assert served_without_keeper(folder) is None
+    with pytest.raises(InputError, match="no server whose keeper is gone"):
+        take_over(folder)
+    os.kill(int(state.data["pid"]), signal.SIGKILL)
+    wait_for(lambda: served_without_keeper(folder) == SERVED.plan_id)
+    found = status(folder)
+    assert (found["keeper"].split(",")[0], found["state"]) == ("is gone", "serving")
+    with pytest.raises(InputError, match="its keeper is gone: `poolpipe serve`"):
+        check_can_start(folder, endpoints())
+    taken = take_over(folder)
+    assert (taken.data["triton_pid"], status(folder)["keeper"]) == (server, "runs")
+    assert answers(state)
+    # It keeps a server well that is no child of its own: a stub first, then the server itself.
+    first = stub_pid(state, NAME)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: stub_pid(state, NAME) != first)
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: read_state(folder).data["triton_pid"] != server and answers(state))
+    assert "tritonserver ended with an unknown code, started anew" in keeper_log(state)
+    groups = {taken.data["process_group"], taken.data["server_group"]}
+    assert len(groups) == 2
+    assert stop(folder)
+    left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
+    assert [p for p in left if os.getpgid(p.pid) in groups] == []
+
+
+def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -> None:
+    """Everything was killed at once, and the state file lies there."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == state.data["process_group"]:
+                process.kill()
+    wait_for(lambda: not command_line(int(state.data["pid"])))
+    with pytest.raises(InputError, match="left of a system that was killed"):
+        status(state.folder)
+    segments = f"poolpipe-{state.data['instance']}-*"
+    assert list(Path("/dev/shm").glob(segments))
+    ports = endpoints()
+    check_can_start(state.folder, ports)
+    stop(state.folder)
+    assert not list(Path("/dev/shm").glob(segments))
+    render_repository(state.folder, SERVED, ServeOptions())
+    again = start(state.folder, ports)
+    assert answers(again)
+
+
+def test_the_wheels_server_listens_beyond_loopback_only_when_told(tmp_path: Path) -> None:
+    render_repository(tmp_path, SERVED, ServeOptions())
+    for wrong in (Endpoints(address="0.0.0.0"), Endpoints(metrics_address="10.1.2.3")):
+        with pytest.raises(InputError, match=r"Triton 2\.51 of 2024.*--accept-old-server"):
+            start(tmp_path, wrong)
+    arguments = Endpoints(address="0.0.0.0").arguments()
+    command = [sys.executable, "-m", "triton_backend.serving.server.tritonserver", "start"]
+    refused = subprocess.run(
+        [*command, f"--folder={tmp_path}", *arguments], capture_output=True, text=True, check=False
+    )
+    assert (refused.returncode, "--accept-old-server" in refused.stderr) == (2, True)
+
+
+def test_a_folder_for_sockets_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    settings = render_repository(tmp_path, SERVED, ServeOptions())
+    settings.socket_folder.mkdir(mode=0o755)
+    try:
+        with pytest.raises((InputError, ServerError), match="is open to others"):
+            start(tmp_path, endpoints())
+    finally:
+        settings.socket_folder.rmdir()
