@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport.channel import BUFFERS, Channel
 from triton_backend.serving.transport.connection import CloseReason, Connection
@@ -38,6 +39,7 @@ SEGMENT = "poolpipe-bench-transport"
 NAMESPACE = "poolpipe-bench"
 OVERHEAD_TARGET_US = 150.0
 TCP_TARGET = 1.3
+KEY = b"any"
 HERE, THERE = "10.123.77.1", "10.123.77.2"
 
 
@@ -60,9 +62,9 @@ class Receiver:
         del header, body
         connection.send(frame(Kind.ANSWER, str(time.monotonic_ns()).encode()))
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """The sender has finished."""
-        del connection, reason, detail
+        del connection, reason
         self.done = True
 
     def payload_target(
@@ -83,9 +85,9 @@ class Sender:
         del connection, header
         self.answer = int(body)
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """The receiver must not go first."""
-        raise RuntimeError(f"{connection.name}: {reason} {detail}")
+        raise RuntimeError(f"{connection.name}: {reason}")
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
@@ -97,7 +99,7 @@ class Sender:
 def receive(address: str, size: int) -> None:
     """The receiver's process: says its address and segment, serves one sender, ends."""
     receiver = Receiver(size)
-    loop = EventLoop(receiver)
+    loop = EventLoop(receiver, SystemClock(), KEY)
     print(loop.listen(address), receiver.segment.path, flush=True)
     while not receiver.done:
         loop.poll(None)
@@ -150,7 +152,7 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
     """Median and p99 of one hop, the writing of the payload included."""
     with child(["--receive", address, "--size", str(size)], netns=netns) as (where, path):
         owner = Sender()
-        loop = EventLoop(owner)
+        loop = EventLoop(owner, SystemClock(), KEY)
         connection = loop.connect(where)
         assert connection is not None
         shared = where.startswith("unix")

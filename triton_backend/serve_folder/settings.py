@@ -88,7 +88,8 @@ class ServeSettings(ServeOptions):
         instance: prefix of all this host leaves outside its folder (shared memory, sockets).
         folder: state file, model repository, generations, logs and event files.
         socket_folder: Unix sockets (short, because their paths may have 107 bytes).
-        token: opens the repository API, the control request and TCP connections.
+        token: opens the repository API and the control request; the key of TCP connections
+            is derived from it.
         python: interpreter that workers run under.
     """
 

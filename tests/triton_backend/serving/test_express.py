@@ -28,6 +28,7 @@ from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     ArrivalBody,
     BatchBody,
+    FailureBody,
     Header,
     HopGrant,
     Kind,
@@ -319,7 +320,7 @@ def test_a_failure_of_a_run_given_up_is_not_told_to_the_client(system: LocalSyst
     for slot in system.deployment.express_slots(0):
         given_up = Header(Kind.BATCH_FAILED, 0, 0, 0, 9, tag, 0)
         front._batches.abort(given_up.batch_id, 0)
-        front._failed(given_up, {"reason": "gone", "express": number, "slot": slot})
+        front._failed(given_up, FailureBody("gone", number, slot))
     system.control("abort")
     assert not isinstance(waiting(), Refusal)
 

@@ -14,7 +14,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays, Segment
-from triton_backend.serving.transport.wire import Kind, frame, pack_json
+from triton_backend.serving.transport.wire import Kind, WorkerHello, frame, pack_hello
 
 pytestmark = pytest.mark.slow
 PATIENT_US = 2_000_000
@@ -116,9 +116,8 @@ class SilentWorker:
             path.unlink(missing_ok=True)
             listener.bind(str(path))
             listener.listen()
-        hello = {"role": "worker", "generation": 1, "vgpu": vgpu, "token": system.settings.token}
         self._sockets[0].connect(system.settings.scheduler_address().removeprefix("unix:"))
-        self._sockets[0].sendall(frame(Kind.HELLO, pack_json(hello)))
+        self._sockets[0].sendall(frame(Kind.HELLO, pack_hello(WorkerHello(1, vgpu))))
 
     def stop(self) -> None:
         for one in self._sockets:

@@ -22,6 +22,7 @@ from triton_backend.contract.units import transfer_us
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
+from triton_backend.serving.transport.authentication import CHALLENGE_FRAME_BYTES
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
 from triton_backend.serving.transport.wire import Kind, frame
 
@@ -226,6 +227,7 @@ def test_hosts_without_common_memory_are_served_over_tcp(tmp_path: Path) -> None
     with socket.create_connection(("127.0.0.2", system.deployment.worker_port(0))) as stranger:
         stranger.sendall(frame(Kind.BATCH, b"", payload_bytes=100) + bytes(100))
         with contextlib.suppress(ConnectionResetError):
+            assert len(stranger.recv(1000)) == CHALLENGE_FRAME_BYTES
             assert stranger.recv(1) == b""
     assert not isinstance(system.ask("halves", {"x": numbers(4)}, PATIENT_US)(), Refusal)
     system.stop()

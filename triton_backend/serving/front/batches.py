@@ -5,7 +5,7 @@ is called from the front's polling thread, except where a reply thread gives a s
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.express import ExpressSlots
@@ -17,6 +17,7 @@ from triton_backend.serving.transport.wire import (
     AnswerBody,
     BatchBody,
     DispatchBody,
+    FailureBody,
     FrameError,
     Header,
     Kind,
@@ -196,21 +197,14 @@ class FrontBatches:
         batch.requests[0].batch_id = header.batch_id
         return batch
 
-    def failed(self, header: Header, data: Mapping[str, object]) -> Batch | None:
-        """Take a batch that failed; None when nobody waits for it.
-
-        Raises:
-            FrameError: `data` do not say which it was.
-        """
-        express, slot = data.get("express", NONE), data.get("slot", NONE)
-        if not isinstance(express, int) or not isinstance(slot, int):
-            raise FrameError(f"FAILED with express {express!r} in slot {slot!r}")
-        if express == NONE:
+    def failed(self, header: Header, message: FailureBody) -> Batch | None:
+        """Take a batch that failed; None when nobody waits for it."""
+        if message.express == NONE:
             return self._batches.pop(header.batch_id, None)
         generation = self._generations.get(header.plan_tag)
         if generation is None or header.batch_id in self._aborted:
             return None
-        batch = generation.express_batch(slot, express)
+        batch = generation.express_batch(message.slot, message.express)
         if batch is not None:
             generation.take_express(batch)
         return batch

@@ -17,7 +17,6 @@ import logging
 import threading
 from collections import deque
 from functools import partial
-from typing import Any
 
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
@@ -33,21 +32,28 @@ from triton_backend.serving.front.pending import (
     arrival_frame,
 )
 from triton_backend.serving.front.replies import Refusal, Reply
+from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.channel import Channels
-from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
+    NONE,
     AnswerBody,
+    FailureBody,
     FrameError,
+    FrontHello,
     Header,
     Kind,
+    PlanBody,
     frame,
-    pack_json,
+    pack_failure,
+    pack_hello,
     pack_request,
     unpack_answer,
     unpack_dispatch,
     unpack_drop,
-    unpack_json,
+    unpack_failure,
+    unpack_plan,
 )
 
 TICK_US = 15_000
@@ -75,7 +81,7 @@ class FrontService:
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
-        self._loop = EventLoop(self)
+        self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
         self._batches = FrontBatches(
             model,
@@ -197,8 +203,7 @@ class FrontService:
         connection = self._loop.connect(self._settings.scheduler_address())
         if connection is None:
             return
-        hello = {"role": "front", "model": self.model}
-        connection.send(frame(Kind.HELLO, pack_json(hello)))
+        connection.send(frame(Kind.HELLO, pack_hello(FrontHello(self.model))))
         self._scheduler = connection
         # Told again by number, so that one already told is not counted twice. An express request may
         # be in flight since the last scheduler's life, and runs twice then.
@@ -229,11 +234,9 @@ class FrontService:
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
             case Kind.BATCH_FAILED:
-                self._failed(header, unpack_json(body))
+                self._failed(header, unpack_failure(body))
             case Kind.PLAN:
-                self._plan(unpack_json(body))
-            case Kind.HELLO:
-                self._trust(connection, unpack_json(body))
+                self._plan(unpack_plan(body))
             case Kind.HEARTBEAT:
                 pass
             case _:
@@ -242,14 +245,11 @@ class FrontService:
     def _check_sender(self, connection: Connection, kind: Kind) -> None:
         if kind in FROM_SCHEDULER and connection is not self._scheduler:
             raise FrameError(f"{kind.name} from somebody who is not the scheduler")
-        if not connection.trusted and kind is not Kind.HELLO:
-            raise FrameError(f"{kind.name} before HELLO")
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """The scheduler or a worker is gone, or was refused."""
-        if reason is CloseReason.REFUSED:
+        if reason in REFUSALS:
             self.counters.frames_refused += 1
-            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         if connection is self._scheduler:
             self._scheduler = None
         self._channels.closed(connection)
@@ -258,7 +258,7 @@ class FrontService:
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
         """Outputs from another host go into the answer slot of their batch."""
-        if not connection.trusted or header.kind is not Kind.ANSWER:
+        if header.kind is not Kind.ANSWER:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         answer = unpack_answer(body)
         batch = self._batches.get(header, answer)
@@ -266,20 +266,14 @@ class FrontService:
             raise FrameError(f"an answer to batch {header.batch_id}, which is not in flight")
         return batch.pieces()
 
-    def _trust(self, connection: Connection, data: dict[str, Any]) -> None:
-        if data.get("token") != self._settings.token:
-            raise FrameError("HELLO without the token")
-        connection.trusted = True
-
     # What becomes of requests
 
-    def _plan(self, data: dict[str, Any]) -> None:
-        generation = int(data["generation"])
-        deployment = self._batches.deployment(generation)
+    def _plan(self, message: PlanBody) -> None:
+        deployment = self._batches.deployment(message.generation)
         if deployment is None:
-            deployment = Deployment.read(self._settings, generation)
+            deployment = Deployment.read(self._settings, message.generation)
             self._batches.add(deployment)
-        if data.get("prepared"):
+        if message.prepared:
             return
         self._current = deployment
         self._express = self._batches.express(deployment)
@@ -296,7 +290,7 @@ class FrontService:
         kind, reason = Kind.BATCH_FAILED, "its requests were answered before it was dispatched"
         if worker_gone:
             kind, reason = Kind.BATCH_LOST, "its first worker is gone, or takes nothing"
-        data = pack_json({"reason": reason})
+        data = pack_failure(FailureBody(reason, NONE, NONE))
         self._scheduler.send(frame(kind, data, batch_id=header.batch_id, plan_tag=header.plan_tag))
 
     def _answer(self, header: Header, body: AnswerBody) -> None:
@@ -317,11 +311,11 @@ class FrontService:
         if self._batches.give_back(batch):
             self._loop.wake()
 
-    def _failed(self, header: Header, data: dict[str, Any]) -> None:
-        batch = self._batches.failed(header, data)
+    def _failed(self, header: Header, message: FailureBody) -> None:
+        batch = self._batches.failed(header, message)
         if batch is None:
             return
-        failure = Refusal("INTERNAL", f"model {self.model!r}: {data.get('reason')}")
+        failure = Refusal("INTERNAL", f"model {self.model!r}: {message.reason}")
         for request in batch.requests:
             self._pending.refuse(request.number, failure)
         self._batches.free(batch, self._clock.now_us())

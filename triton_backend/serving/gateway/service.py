@@ -22,17 +22,21 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
 from triton_backend.serving.gateway.state import Address, FrontAddress, Gateway, WorkerAddress
 from triton_backend.serving.gateway.warm_up import warm_up
+from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
-from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
     FrameError,
+    FrontHello,
     Header,
     Kind,
+    WorkerHello,
     frame,
-    pack_json,
+    pack_heartbeat,
     unpack_arrival,
-    unpack_json,
+    unpack_failure,
+    unpack_hello,
     unpack_request,
     unpack_times,
 )
@@ -66,7 +70,7 @@ class SchedulerService:
             observe=self._log.write,
             send=self._send,
         )
-        self._loop = EventLoop(self)
+        self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_heartbeat_us = now_us
         self._next_look_us = now_us
@@ -185,7 +189,7 @@ class SchedulerService:
 
     def _send_heartbeats(self) -> None:
         self._log.flush()
-        data = frame(Kind.HEARTBEAT, pack_json({"now_us": self._clock.now_us()}))
+        data = frame(Kind.HEARTBEAT, pack_heartbeat(self._clock.now_us()))
         for connection in self._loop.connections:
             connection.send(data)
 
@@ -199,7 +203,7 @@ class SchedulerService:
         """
         now_us = self._clock.now_us()
         if header.kind is Kind.HELLO:
-            self._hello(connection, unpack_json(body), now_us)
+            self._hello(connection, unpack_hello(body), now_us)
             return
         if not self._heard:
             self._heard_us = now_us
@@ -223,7 +227,7 @@ class SchedulerService:
         elif header.kind is Kind.BATCH_FAILED:
             self.gateway.batch_failed(header.batch_id, 0, now_us)
         elif header.kind is Kind.BATCH_LOST:
-            reason = unpack_json(body).get("reason")
+            reason = unpack_failure(body).reason
             _LOG.warning("batch %d is lost: %s", header.batch_id, reason)
             self.gateway.batch_lost(header.batch_id, header.stage)
         else:
@@ -240,26 +244,19 @@ class SchedulerService:
         elif header.kind is Kind.PACE_RESULT:
             gateway.pace_result(worker, unpack_times(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
-            _LOG.error("batch %d failed: %s", batch, unpack_json(body).get("reason"))
+            _LOG.error("batch %d failed: %s", batch, unpack_failure(body).reason)
             gateway.batch_failed(batch, stage, now_us)
         elif header.kind is Kind.BATCH_LOST:
-            _LOG.warning("batch %d is lost: %s", batch, unpack_json(body).get("reason"))
+            _LOG.warning("batch %d is lost: %s", batch, unpack_failure(body).reason)
             gateway.batch_lost(batch, stage)
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
-    def _hello(self, connection: Connection, data: dict[str, Any], now_us: int) -> None:
-        if not connection.trusted and data.get("token") != self._settings.token:
-            raise FrameError("HELLO without the token")
-        connection.trusted = True
-        try:
-            peer = (
-                FrontAddress(str(data["model"]))
-                if data["role"] == "front"
-                else WorkerAddress(int(data["generation"]), int(data["vgpu"]))
-            )
-        except (KeyError, ValueError, TypeError) as error:
-            raise FrameError(f"not a HELLO: {error}") from error
+    def _hello(self, connection: Connection, hello: FrontHello | WorkerHello, now_us: int) -> None:
+        if isinstance(hello, FrontHello):
+            peer = FrontAddress(hello.model)
+        else:
+            peer = WorkerAddress(hello.generation, hello.vgpu)
         old = self._peers.get(peer)
         if old is not None and old is not connection:
             self._loop.drop(old, CloseReason.REPLACED)
@@ -271,11 +268,10 @@ class SchedulerService:
         else:
             self.gateway.worker_up(peer, now_us)
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is lost."""
-        if reason is CloseReason.REFUSED:
+        if reason in REFUSALS:
             self.gateway.counters.frames_refused += 1
-            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
         elif reason is CloseReason.INTERNAL_ERROR:
             self.gateway.counters.internal_errors += 1
         peer = self._names.pop(connection, None)

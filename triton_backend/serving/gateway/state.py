@@ -53,12 +53,13 @@ from triton_backend.serving.transport.wire import (
     ArrivalBody,
     DropBody,
     Kind,
+    PlanBody,
     TimesBody,
     frame,
     pack_batch_path,
     pack_drop,
-    pack_json,
     pack_path,
+    pack_plan,
 )
 
 # A new scheduler dispatches when all workers have reported, at the latest after this.
@@ -789,12 +790,8 @@ def _path(dispatch: Dispatch, slots: Sequence[int]) -> list[int]:
 
 def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:
     """PLAN: what a front must know of the generation served, or of the one prepared."""
-    body = {
-        "generation": deployment.generation,
-        "plan_id": deployment.plan.plan_id,
-        "prepared": prepared,
-    }
-    return frame(Kind.PLAN, pack_json(body), plan_tag=deployment.tag)
+    body = PlanBody(deployment.generation, deployment.plan.plan_id, prepared)
+    return frame(Kind.PLAN, pack_plan(body), plan_tag=deployment.tag)
 
 
 def _drop_frame(

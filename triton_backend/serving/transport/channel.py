@@ -17,7 +17,6 @@ from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.wire import Kind, frame, pack_json
 
 # Batches on their way to one receiver on another host. One is written while one is sent; more only
 # make up for a link that pauses.
@@ -164,8 +163,6 @@ class Channels:
         except InputError:
             self._loop.drop(connection, CloseReason.NO_SEGMENT)
             return None
-        if not shared:
-            connection.send(frame(Kind.HELLO, pack_json({"token": self._settings.token})))
         channel = self._open_channels[key] = Channel(
             connection, segment, shared=shared, express=taken_from
         )

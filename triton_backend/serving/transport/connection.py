@@ -9,6 +9,7 @@ they have left it.
 """
 
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -19,10 +20,17 @@ from enum import StrEnum
 from itertools import islice
 from typing import Protocol
 
+from triton_backend.serving.transport.authentication import (
+    CHALLENGE_FRAME_BYTES,
+    PROOF_BYTES,
+    Challenge,
+    Prover,
+)
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     FrameError,
     Header,
+    Kind,
     check_body,
     parse_header,
 )
@@ -32,6 +40,7 @@ _PIECES_AT_ONCE = 64
 # A peer on a fast link takes tensors as quickly as they are copied; being woken for every piece that it
 # has taken would cost a third more.
 _STAY_SECONDS = 0.002
+_LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 17
 _WAKE_AT_BYTES = 1 << 19
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -46,9 +55,13 @@ class CloseReason(StrEnum):
 
     END_OF_STREAM = "the peer is gone"
     REFUSED = "refused"  # the peer sent what is not of this protocol, or not for it to say
+    UNAUTHENTICATED = "unauthenticated"  # a TCP peer without a proof, or not in time
     INTERNAL_ERROR = "an error of ours"  # logged with its traceback
     REPLACED = "replaced by a newer connection of the same peer"
     NO_SEGMENT = "the peer has no shared memory"
+
+
+REFUSALS = frozenset({CloseReason.REFUSED, CloseReason.UNAUTHENTICATED})
 
 
 class Handler(Protocol):
@@ -62,8 +75,8 @@ class Handler(Protocol):
         """
         ...
 
-    def on_close(self, connection: "Connection", reason: CloseReason, detail: str) -> None:
-        """The connection ended or was ended; called once. `detail` is for messages."""
+    def on_close(self, connection: "Connection", reason: CloseReason) -> None:
+        """The connection ended or was ended; called once."""
         ...
 
     def payload_target(
@@ -87,20 +100,37 @@ class _Payload:
 
 
 class Connection:
-    """One peer. `name` is for messages; `trusted` is False until a TCP peer showed the token."""
+    """One peer. `name` is for messages.
 
-    def __init__(self, sock: socket.socket, epoll: select.epoll, name: str) -> None:
+    Args:
+        challenge: what the peer has to prove before it may say anything else; None: nothing.
+        prover: answers the peer's challenge, which comes before all else; what is sent waits for it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        epoll: select.epoll,
+        name: str,
+        *,
+        challenge: Challenge | None = None,
+        prover: Prover | None = None,
+    ) -> None:
         self.name = name
         self.closed = False
+        self._challenge = challenge
         self._socket = sock
         self._epoll = epoll
         self._local = sock.family == socket.AF_UNIX
-        self.trusted = self._local
         # Sending; guarded by the lock
         self._lock = threading.Lock()
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._payloads: deque[_Payload] = deque()
+        self._payloads_sent = 0
+        self._prover = prover
+        self._challenge_frame = bytearray()
+        self._mask = select.EPOLLIN
         # Receiving; of the thread that polls
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
@@ -114,10 +144,16 @@ class Connection:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         else:
             _notice_silence(sock)
+        epoll.register(sock, self._mask)
 
     def fileno(self) -> int:
         """The descriptor polled."""
         return self._socket.fileno()
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether the peer has proven what it had to."""
+        return self._challenge is None
 
     # Sending, from any thread
 
@@ -126,7 +162,7 @@ class Connection:
         with self._lock:
             if self.closed:
                 return False
-            if self._pending:
+            if self._pending or self._prover is not None:
                 return self._queue(memoryview(data))
             try:
                 sent = self._socket.send(data)
@@ -152,13 +188,7 @@ class Connection:
             self._pending.extend(pieces)
             self._pending_bytes += size
             self._payloads.append(_Payload(size, self._pending_bytes, sent))
-            alive = waiting or self._push_waiting(_STAY_SECONDS)
-            if self._pending and not waiting:
-                self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
-            done = self._done()
-        for call in done:
-            call()
-        return alive
+        return waiting or self._push_until(lambda: not self._pending, _STAY_SECONDS)
 
     def _queue(self, rest: memoryview) -> bool:
         self._pending_bytes += len(rest)
@@ -168,10 +198,18 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             return False
-        if not self._pending:
-            self._epoll.modify(self._socket, select.EPOLLIN | select.EPOLLOUT)
         self._pending.append(rest)
+        self._watch_output()
         return True
+
+    def _watch_output(self) -> None:
+        """Have `flush` called when the peer takes data again, while something waits."""
+        mask = select.EPOLLIN
+        if self._pending and self._prover is None:
+            mask |= select.EPOLLOUT
+        if mask != self._mask and not self.closed:
+            self._mask = mask
+            self._epoll.modify(self._socket, mask)
 
     def flush(self) -> None:
         """The peer takes data again: send what waited."""
@@ -179,8 +217,7 @@ class Connection:
             if self.closed:
                 return
             self._push()
-            if not self._pending:
-                self._epoll.modify(self._socket, select.EPOLLIN)
+            self._watch_output()
             done = self._done()
         for call in done:
             call()
@@ -188,27 +225,70 @@ class Connection:
     def drain(self, patience_s: float) -> None:
         """Wait until the first of the tensors that wait are sent, or nothing is for `patience_s`."""
         with self._lock:
-            if self.closed or not self._payloads:
+            before = self._payloads_sent
+            if not self._payloads:
                 return
-            self._push_waiting(patience_s, first_only=True)
-            done = self._done()
-        for call in done:
-            call()
+        self._push_until(lambda: self._payloads_sent > before, patience_s)
 
-    def _push_waiting(self, patience_s: float, *, first_only: bool = False) -> bool:
-        """As `_push`, while the peer takes something every `patience_s`."""
-        self._socket.settimeout(patience_s)
+    def _push_until(self, enough: Callable[[], bool], patience_s: float) -> bool:
+        """Send what waits, while the peer takes something every `patience_s`; False when it is gone.
+
+        Other threads may send and read meanwhile: the socket stays as it is, and the lock is free
+        during a wait. `enough` is asked under the lock whether to stop.
+        """
+        ready = select.poll()
+        in_vain, left_bytes = False, 0
+        while True:
+            with self._lock:
+                if self.closed:
+                    return False
+                alive = self._push()
+                done = self._done()
+                stuck = in_vain and self._pending_bytes == left_bytes
+                over = not alive or stuck or not self._pending or enough()
+                left_bytes = self._pending_bytes
+                if over:
+                    self._watch_output()
+                ready.register(self._socket, select.POLLIN if self._prover else select.POLLOUT)
+            for call in done:
+                call()
+            if over:
+                return alive
+            in_vain = not ready.poll(patience_s * 1000)
+
+    def _prove(self) -> bool:
+        """Answer the peer's challenge as soon as it is here; False when the peer is gone, or none."""
+        if self._prover is None:
+            return True
         try:
-            return self._push(first_only=first_only)
-        finally:
-            self._socket.settimeout(0)
+            missing = CHALLENGE_FRAME_BYTES - len(self._challenge_frame)
+            piece = self._socket.recv(missing)
+            self._challenge_frame += piece
+            if len(piece) == missing:
+                proof = self._prover.answer(bytes(self._challenge_frame))
+                self._pending.appendleft(memoryview(proof))
+                self._pending_bytes += len(proof)
+                for payload in self._payloads:
+                    payload.left += len(proof)
+                self._prover = None
+        except BlockingIOError:
+            return True
+        except (OSError, FrameError) as error:
+            _LOG.warning("%s is not one of ours: %s", self.name, error)
+            with contextlib.suppress(OSError):  # who polls sees the end of it
+                self._socket.shutdown(socket.SHUT_RDWR)
+            return False
+        return bool(piece)
 
-    def _push(self, *, first_only: bool = False) -> bool:
+    def _push(self) -> bool:
         """Send what waits, as far as the socket takes it; False when the peer is gone."""
-        while self._pending and not (first_only and self._payloads[0].left <= 0):
+        if not self._prove():
+            self._pending.clear()
+            return False
+        while self._pending and self._prover is None:
             try:
                 taken = self._socket.sendmsg(list(islice(self._pending, _PIECES_AT_ONCE)))
-            except (BlockingIOError, TimeoutError):
+            except BlockingIOError:
                 return True
             except OSError:
                 self._pending.clear()
@@ -224,6 +304,7 @@ class Connection:
         done: list[Callable[[], None]] = []
         while self._payloads and self._payloads[0].left <= 0:
             done.append(self._payloads.popleft().sent)
+        self._payloads_sent += len(done)
         return done
 
     def close(self) -> None:
@@ -243,25 +324,39 @@ class Connection:
         Raises:
             FrameError: the peer does not speak the protocol.
         """
+        if self._prover is not None:
+            return self._receive_challenge()
         try:
-            if self._payload:
-                got = self._socket.recv_into(self._payload[0])
-                if got:
-                    _advance(self._payload, got)
-                    self._finish_payload(handler)
-                return got > 0
-            # No view may outlive the read: `_parse` makes the buffer larger for a large frame.
-            with memoryview(self._buffer) as whole, whole[self._filled :] as room:
-                got = self._socket.recv_into(room)
+            got = self._read()
         except BlockingIOError:
             return True
         except OSError:
             return False
-        if not got:
-            return False
-        self._filled += got
-        self._parse(handler)
-        return True
+        if self._payload and got:
+            _advance(self._payload, got)
+            self._finish_payload(handler)
+        elif got:
+            self._filled += got
+            self._parse(handler)
+        return got > 0
+
+    def _read(self) -> int:
+        """Bytes read into the payload's memory, or behind what is in the buffer."""
+        if self._payload:
+            return self._socket.recv_into(self._payload[0])
+        # No view may outlive the read: `_parse` makes the buffer larger for a large frame.
+        with memoryview(self._buffer) as whole, whole[self._filled :] as room:
+            return self._socket.recv_into(room)
+
+    def _receive_challenge(self) -> bool:
+        """Answer it, and send what has waited for that."""
+        with self._lock:
+            alive = self._push()
+            self._watch_output()
+            done = self._done()
+        for call in done:
+            call()
+        return alive
 
     def _parse(self, handler: Handler) -> None:
         self._taken = 0
@@ -288,6 +383,10 @@ class Connection:
         if ready < HEADER_BYTES:
             return False
         header = parse_header(self._buffer, at)
+        if self._challenge is not None and (
+            header.kind is not Kind.PROOF or header.body_bytes != PROOF_BYTES
+        ):
+            raise FrameError(f"{header.kind.name} of {header.body_bytes} bytes before PROOF")
         size = HEADER_BYTES + header.body_bytes
         if ready < size:
             if size > len(self._buffer):  # a plan; `parse_header` knows the largest body
@@ -296,6 +395,10 @@ class Connection:
         body = bytes(self._buffer[at + HEADER_BYTES : at + size])
         self._taken += size
         check_body(header, body)
+        if self._challenge is not None:
+            self._challenge.check(body)
+            self._challenge = None
+            return True
         # On one host the tensors lie in shared memory; only TCP carries them behind the frame.
         if header.payload_bytes and not self._local:
             self._await_payload(handler, header, body)

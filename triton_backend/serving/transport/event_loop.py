@@ -1,30 +1,53 @@
 """Sockets of one process: listeners, connections, a timer and a wake-up behind one epoll.
 
-Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame. Addresses are
-texts: `unix:/path` or `tcp:host:port`. Reading and calling back happen in the one thread that calls
-`EventLoop.poll`.
+Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame, and a proof first
+(`authentication`). Addresses are texts: `unix:/path` or `tcp:host:port`. Reading and calling back happen
+in the one thread that calls `EventLoop.poll`.
+
+What strangers can do is bounded: `MAX_UNPROVEN` TCP connections wait for their proof, `PROOF_US` each, and
+what is refused is logged a few times a second at most. Where the process has no descriptor left, it
+accepts nobody for a while instead of trying all the time.
 
 Here: bytes and readiness. Not here: one peer's bytes (`connection`), what frames mean.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import select
 import socket
 
 from triton_backend.contract.errors import InputError
-from triton_backend.serving.transport.connection import CloseReason, Connection, Handler
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.transport.authentication import Challenge, Prover
+from triton_backend.serving.transport.backoff import Backoff
+from triton_backend.serving.transport.connection import (
+    REFUSALS,
+    CloseReason,
+    Connection,
+    Handler,
+)
 from triton_backend.serving.transport.timerfd import TimerFd
 from triton_backend.serving.transport.wire import FrameError
 
+MAX_UNPROVEN = 64
+PROOF_US = 2_000_000
+LOGGED_PER_SECOND = 5
 _LOG = logging.getLogger(__name__)
 _CONNECT_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS = 0.05
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_NOBODY_THERE = frozenset({errno.EAGAIN, errno.EINTR, errno.ECONNABORTED})
 
 
 def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
-    """An unconnected socket for an address, and the address as the socket wants it."""
+    """An unconnected socket for an address, and the address as the socket wants it.
+
+    Raises:
+        InputError: it is not an address.
+        OSError: the process has no descriptor left.
+    """
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), rest
@@ -38,14 +61,26 @@ def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
 
 
 class EventLoop:
-    """All sockets of a process; `handler` is called when something happens on them."""
+    """All sockets of a process; `handler` is called when something happens on them.
 
-    def __init__(self, handler: Handler) -> None:
+    Args:
+        clock: of the limits on strangers.
+        key: what TCP peers prove that they have.
+    """
+
+    def __init__(self, handler: Handler, clock: Clock, key: bytes) -> None:
         self._handler = handler
+        self._clock = clock
+        self._key = key
         self._epoll = select.epoll()
-        self._listeners: dict[int, socket.socket] = {}
+        self._listeners: dict[int, tuple[socket.socket, str]] = {}
+        self._paused: dict[int, int] = {}  # listeners, and when they accept again
+        self._accepting = Backoff(_FIRST_PAUSE_SECONDS)
         self._connections: dict[int, Connection] = {}
+        self._unproven: dict[Connection, int] = {}  # until when; the oldest first
         self._paths: list[str] = []
+        self._logged_in = 0  # the second, and the lines in it
+        self._logged = 0
         self.timer = TimerFd()
         self._timer_fd = self.timer.fileno()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -54,14 +89,18 @@ class EventLoop:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Everyone connected."""
-        return tuple(self._connections.values())
+        """Everyone connected who belongs to the system."""
+        # Other threads may connect meanwhile.
+        return tuple(peer for peer in list(self._connections.values()) if peer.authenticated)
 
     def listen(self, address: str) -> str:
         """Accept peers at an address; a left-over Unix socket file is replaced.
 
         Returns:
             the address with the port the system chose where it was 0.
+
+        Raises:
+            InputError: it cannot be listened on.
         """
         sock, target = make_socket(address)
         if isinstance(target, str):
@@ -75,29 +114,42 @@ class EventLoop:
             raise InputError(f"address {address}", f"cannot be listened on: {error}") from error
         sock.listen(256)
         sock.settimeout(0)
-        self._listeners[sock.fileno()] = sock
-        self._epoll.register(sock, select.EPOLLIN)
         if isinstance(target, tuple):
-            return f"tcp:{target[0]}:{sock.getsockname()[1]}"
+            address = f"tcp:{target[0]}:{sock.getsockname()[1]}"
+        self._listeners[sock.fileno()] = sock, address
+        self._epoll.register(sock, select.EPOLLIN)
         return address
 
     def connect(self, address: str) -> Connection | None:
-        """Connect to a peer; None when nobody answers there."""
-        sock, target = make_socket(address)
+        """Connect to a peer, with a proof where it wants one; None when nobody answers there.
+
+        Raises:
+            InputError: it is not an address.
+        """
+        try:
+            sock, target = make_socket(address)
+        except OSError as error:
+            self._note(f"{address}: no socket for it: {error}")
+            return None
         sock.settimeout(_CONNECT_SECONDS)
         try:
             sock.connect(target)
+            prover = Prover(self._key, address) if isinstance(target, tuple) else None
+            return self._add(sock, address, prover=prover)
         except OSError:
             sock.close()
             return None
-        connection = self._adopt(sock, address)
-        connection.trusted = True
-        return connection
 
-    def _adopt(self, sock: socket.socket, name: str) -> Connection:
-        connection = Connection(sock, self._epoll, name)
+    def _add(
+        self,
+        sock: socket.socket,
+        name: str,
+        *,
+        challenge: Challenge | None = None,
+        prover: Prover | None = None,
+    ) -> Connection:
+        connection = Connection(sock, self._epoll, name, challenge=challenge, prover=prover)
         self._connections[sock.fileno()] = connection
-        self._epoll.register(sock, select.EPOLLIN)
         return connection
 
     def wake(self) -> None:
@@ -108,6 +160,8 @@ class EventLoop:
     def poll(self, timeout_s: float | None = None) -> bool:
         """Wait for something and handle all of it; True when the timer has expired."""
         expired = False
+        if self._unproven or self._paused:
+            timeout_s = self._until_next_limit_s(timeout_s)
         for fd, mask in self._epoll.poll(timeout_s):
             connection = self._connections.get(fd)
             if connection is not None:
@@ -116,28 +170,87 @@ class EventLoop:
                 self.timer.acknowledge()
                 expired = True
             elif fd == self._wake:
-                os.eventfd_read(self._wake)
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
             elif fd in self._listeners:
-                self._accept(self._listeners[fd])
+                self._accept(*self._listeners[fd])
+        if self._unproven or self._paused:
+            self._enforce_limits()
         return expired
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+    # Strangers
+
+    def _accept(self, listener: socket.socket, address: str) -> None:
+        try:
             sock, peer = listener.accept()
-            if sock.family == socket.AF_INET:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._adopt(sock, str(peer) or "local peer")
+        except OSError as error:
+            if error.errno not in _NOBODY_THERE:
+                self._pause(listener, address, error)
+            return
+        self._accepting.succeeded()
+        try:
+            if sock.family == socket.AF_UNIX:
+                self._add(sock, "local peer")
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = Challenge(self._key, address)
+            connection = self._add(sock, str(peer), challenge=challenge)
+        except OSError:  # it has gone already
+            sock.close()
+            return
+        if len(self._unproven) >= MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            self.drop(oldest, CloseReason.UNAUTHENTICATED, "others are waiting")
+        self._unproven[connection] = self._clock.now_us() + PROOF_US
+        connection.send(challenge.frame)
+
+    def _pause(self, listener: socket.socket, address: str, error: OSError) -> None:
+        """Stop accepting for a while: the process has no descriptor or no memory left."""
+        pause_s = self._accepting.failed()
+        self._epoll.unregister(listener)
+        self._paused[listener.fileno()] = self._clock.now_us() + round(pause_s * 1e6)
+        self._note(f"{address}: accepts nobody for {pause_s:.2f} s: {error}")
+
+    def _until_next_limit_s(self, timeout_s: float | None) -> float:
+        """`timeout_s`, or less where a stranger's time or a pause ends before."""
+        ends_us = [*self._paused.values(), *list(self._unproven.values())[:1]]
+        left_s = max(min(ends_us) - self._clock.now_us(), 0) / 1e6
+        return left_s if timeout_s is None or timeout_s < 0 else min(timeout_s, left_s)
+
+    def _enforce_limits(self) -> None:
+        now_us = self._clock.now_us()
+        for fd in [fd for fd, until_us in self._paused.items() if now_us >= until_us]:
+            del self._paused[fd]
+            self._epoll.register(self._listeners[fd][0], select.EPOLLIN)
+        for connection, until_us in list(self._unproven.items()):
+            if now_us >= until_us:
+                self.drop(connection, CloseReason.UNAUTHENTICATED, "no proof in time")
+
+    def _note(self, line: str) -> None:
+        """Log what others do wrong, `LOGGED_PER_SECOND` times a second at most."""
+        second = self._clock.now_us() // 1_000_000
+        if second != self._logged_in:
+            if self._logged > LOGGED_PER_SECOND:
+                _LOG.warning("and %d more", self._logged - LOGGED_PER_SECOND)
+            self._logged_in, self._logged = second, 0
+        self._logged += 1
+        if self._logged <= LOGGED_PER_SECOND:
+            _LOG.warning("%s", line)
+
+    # Peers
 
     def _serve(self, connection: Connection, mask: int) -> None:
-        if mask & select.EPOLLOUT:
-            connection.flush()
-        if not mask & _READABLE:
-            return
         try:
-            if not connection.receive(self._handler):
+            if mask & select.EPOLLOUT:
+                connection.flush()
+            if mask & _READABLE and not connection.receive(self._handler):
                 self.drop(connection, CloseReason.END_OF_STREAM)
+            elif self._unproven and connection.authenticated:
+                self._unproven.pop(connection, None)
         except (FrameError, InputError) as error:
-            self.drop(connection, CloseReason.REFUSED, repr(error))
+            known = connection.authenticated
+            reason = CloseReason.REFUSED if known else CloseReason.UNAUTHENTICATED
+            self.drop(connection, reason, repr(error))
         except Exception:  # noqa: BLE001  # whatever else is our defect: this peer goes, the others stay
             _LOG.exception("a frame of %s", connection.name)
             self.drop(connection, CloseReason.INTERNAL_ERROR)
@@ -145,16 +258,23 @@ class EventLoop:
     def drop(self, connection: Connection, reason: CloseReason, detail: str = "") -> None:
         """End a connection and tell the handler why, once; `detail` is for messages."""
         fd = connection.fileno()
-        if self._connections.get(fd) is connection:
-            del self._connections[fd]
-            connection.close()
-            self._handler.on_close(connection, reason, detail)
+        if self._connections.get(fd) is not connection:
+            return
+        del self._connections[fd]
+        self._unproven.pop(connection, None)
+        connection.close()
+        if reason in REFUSALS:
+            self._note(f"{connection.name}: {reason}: {detail}")
+        try:
+            self._handler.on_close(connection, reason)
+        except Exception:  # noqa: BLE001  # as in `_serve`
+            _LOG.exception("the end of %s", connection.name)
 
     def close(self) -> None:
         """Close everything; nobody is told."""
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close()
-        for listener in self._listeners.values():
+        for listener, _ in self._listeners.values():
             listener.close()
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):

@@ -11,6 +11,7 @@ Here: kinds, header, bodies. Not here: sockets (`connection`), tensors in memory
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from itertools import starmap
@@ -20,7 +21,7 @@ from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.reasons import DropReason
 
 MAGIC = b"PPIP"
-VERSION = 1
+VERSION = 2
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
 
@@ -42,7 +43,7 @@ class FrameError(PoolPipeError):
 class Kind(IntEnum):
     """What a frame says; the sender and receiver of each stand beside it."""
 
-    HELLO = 1  # anyone -> scheduler: who I am (JSON)
+    HELLO = 1  # front or worker -> scheduler: who I am (JSON)
     HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)
     PLAN = 3  # scheduler -> fronts: from now on this generation (JSON)
     ARRIVAL = 4  # front -> scheduler
@@ -52,9 +53,7 @@ class Kind(IntEnum):
     ABORT = 8  # scheduler -> front and workers of the path: forget this batch
     BATCH = 9  # front or worker -> worker: tensors are in your slot; scheduler -> worker: in its front's
     ANSWER = 10  # last worker -> front: outputs are in your slot
-    BATCH_FAILED = (
-        11  # worker -> front and scheduler, front -> scheduler: it could not be run (JSON)
-    )
+    BATCH_FAILED = 11  # worker -> front and scheduler, front -> scheduler: it was not run (JSON)
     TRANSFER_DONE = 12  # worker -> scheduler
     STAGE_DONE = 13  # worker -> scheduler
     RETIRE = 14  # scheduler -> worker: end your process, your node starts a new one
@@ -63,6 +62,10 @@ class Kind(IntEnum):
     PACE_PROBE = 17  # scheduler -> worker: run your stage once on zeros and report how long it took
     PACE_RESULT = 18  # worker -> scheduler: when it began and ended
     BATCH_LOST = 19  # front or worker -> scheduler: this stage's worker cannot be reached (JSON)
+    CHALLENGE = (
+        20  # who listens on TCP -> who connected: prove for this nonce that you have the key
+    )
+    PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
 class Header(NamedTuple):
@@ -135,17 +138,109 @@ def check_body(header: Header, body: bytes) -> None:
         raise FrameError(f"body of {header.kind.name} does not match its checksum")
 
 
-def pack_json(data: object) -> bytes:
-    """Compact JSON, for the frames that are rare."""
+# Bodies of frames that are rare: JSON objects
+
+
+class FrontHello(NamedTuple):
+    """HELLO of the front of a model."""
+
+    model: str
+
+
+class WorkerHello(NamedTuple):
+    """HELLO of the worker of a vGPU of a generation; it is idle."""
+
+    generation: int
+    vgpu: int
+
+
+class PlanBody(NamedTuple):
+    """PLAN: the generation served from now on, or one that is prepared beside it."""
+
+    generation: int
+    plan_id: str
+    prepared: bool
+
+
+class FailureBody(NamedTuple):
+    """BATCH_FAILED: why; an express request and the front's slot that it lay in, else NONE."""
+
+    reason: str
+    express: int
+    slot: int
+
+
+def pack_hello(hello: FrontHello | WorkerHello) -> bytes:
+    """Body of HELLO."""
+    return _pack_json(hello._asdict())
+
+
+def unpack_hello(body: bytes) -> FrontHello | WorkerHello:
+    """Inverse of `pack_hello`."""
+    data = _unpack_json(body)
+    if "model" in data:
+        return FrontHello(_text(data, "model"))
+    return WorkerHello(_integer(data, "generation"), _integer(data, "vgpu"))
+
+
+def pack_plan(message: PlanBody) -> bytes:
+    """Body of PLAN."""
+    return _pack_json(message._asdict())
+
+
+def unpack_plan(body: bytes) -> PlanBody:
+    """Inverse of `pack_plan`."""
+    data = _unpack_json(body)
+    prepared = data.get("prepared") is True
+    return PlanBody(_integer(data, "generation"), _text(data, "plan_id"), prepared)
+
+
+def pack_heartbeat(now_us: int) -> bytes:
+    """Body of HEARTBEAT: the gateway's time when it was sent."""
+    return _pack_json({"now_us": now_us})
+
+
+def unpack_heartbeat(body: bytes) -> int:
+    """Inverse of `pack_heartbeat`."""
+    return _integer(_unpack_json(body), "now_us")
+
+
+def pack_failure(message: FailureBody) -> bytes:
+    """Body of BATCH_FAILED."""
+    return _pack_json(message._asdict())
+
+
+def unpack_failure(body: bytes) -> FailureBody:
+    """Inverse of `pack_failure`."""
+    data = _unpack_json(body)
+    return FailureBody(_text(data, "reason"), _integer(data, "express"), _integer(data, "slot"))
+
+
+def pack_run_stage(samples: int) -> bytes:
+    """Body of RUN_STAGE."""
+    return _pack_json({"samples": samples})
+
+
+def unpack_run_stage(body: bytes) -> int:
+    """Inverse of `pack_run_stage`."""
+    return _integer(_unpack_json(body), "samples")
+
+
+def pack_stage_result(error: str) -> bytes:
+    """Body of STAGE_RESULT: what went wrong, or nothing."""
+    return _pack_json({"error": error})
+
+
+def unpack_stage_result(body: bytes) -> str:
+    """Inverse of `pack_stage_result`."""
+    return _text(_unpack_json(body), "error")
+
+
+def _pack_json(data: Mapping[str, object]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def unpack_json(body: bytes) -> dict[str, Any]:
-    """Inverse of `pack_json` for objects.
-
-    Raises:
-        FrameError: not a JSON object.
-    """
+def _unpack_json(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -153,6 +248,20 @@ def unpack_json(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FrameError("body is not a JSON object")
     return data
+
+
+def _text(data: Mapping[str, object], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str):
+        raise FrameError(f"{name} is {value!r:.80}, not a text")
+    return value
+
+
+def _integer(data: Mapping[str, object], name: str) -> int:
+    value = data.get(name)
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise FrameError(f"{name} is {value!r:.80}, not an integer of 64 bits")
+    return value
 
 
 # Bodies that every request pays for: tuples, packed and unpacked

@@ -18,15 +18,17 @@ from triton_backend.serving.transport.emulated_links import EmulatedLinks
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
+    NONE,
     AnswerBody,
     BatchBody,
+    FailureBody,
     FrameError,
     HopGrant,
     Kind,
     frame,
     pack_answer,
     pack_batch,
-    pack_json,
+    pack_failure,
 )
 from triton_backend.serving.worker.queue import QueuedBatch
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
@@ -124,14 +126,12 @@ class OutputSender:
 
     def report_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
-        failure = {
-            "reason": f"stage {self._stage} failed: {reason}",
-            "express": body.express,
-            "slot": body.answer_slot,
-        }
+        failure = FailureBody(
+            f"stage {self._stage} failed: {reason}", body.express, body.answer_slot
+        )
         data = frame(
             Kind.BATCH_FAILED,
-            pack_json(failure),
+            pack_failure(failure),
             batch_id=batch_id,
             stage=self._stage,
             plan_tag=self._tag,
@@ -145,7 +145,7 @@ class OutputSender:
         """Have the batch's requests run again."""
         data = frame(
             Kind.BATCH_LOST,
-            pack_json({"reason": reason}),
+            pack_failure(FailureBody(reason, NONE, NONE)),
             batch_id=batch_id,
             stage=self._stage + 1,
             plan_tag=self._tag,

@@ -21,6 +21,7 @@ from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import HealthBoard, end_with_parent
+from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
@@ -32,9 +33,10 @@ from triton_backend.serving.transport.wire import (
     Header,
     Kind,
     frame,
-    pack_json,
+    pack_stage_result,
     unpack_batch,
-    unpack_json,
+    unpack_heartbeat,
+    unpack_run_stage,
 )
 from triton_backend.serving.worker.executor import LeaderFollowers
 from triton_backend.serving.worker.output import OutputSender
@@ -69,7 +71,7 @@ class StageWorker:
         time = GatewayTime(clock)
         self._stage = LoadedStage(deployment, vgpu, runtime, board, time)
         self._stage.pin(self._segment)
-        self._loop = EventLoop(self)
+        self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
         self._queue = BatchQueue(deployment, vgpu, self._segment, time.now_us)
@@ -121,18 +123,14 @@ class StageWorker:
         if header.kind in FROM_SCHEDULER:
             self._obey(connection, header, body)
             return
-        if not connection.trusted and header.kind is not Kind.HELLO:
-            raise FrameError(f"{header.kind.name} before HELLO")
         match header.kind:
             case Kind.BATCH:
                 self._add(connection, header, unpack_batch(body))
-            case Kind.HELLO:
-                if unpack_json(body).get("token") != self._settings.token:
-                    raise FrameError("HELLO without the token")
-                connection.trusted = True
             case Kind.RUN_STAGE:
-                result = answer_run_stage(self._deployment, self._vgpu, self._stage.run, body)
-                connection.send(frame(Kind.STAGE_RESULT, pack_json(result)))
+                error = answer_run_stage(
+                    self._deployment, self._vgpu, self._stage.run, unpack_run_stage(body)
+                )
+                connection.send(frame(Kind.STAGE_RESULT, pack_stage_result(error)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
@@ -162,22 +160,21 @@ class StageWorker:
                 _LOG.warning("ordered to retire: this process is slow or silent")
                 self.stop()
             case _:
-                self._scheduler.heartbeat(int(unpack_json(body)["now_us"]))
+                self._scheduler.heartbeat(unpack_heartbeat(body))
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
         """Tensors from another host go into the slot granted."""
-        if not connection.trusted or header.kind is not Kind.BATCH:
+        if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         batch = unpack_batch(body)
         hop = self._queue.check(header, batch)
         return self._segment.pieces(hop.slot, batch.samples)
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is gone, or was refused."""
-        if reason is CloseReason.REFUSED:
-            _LOG.warning("%s: %s: %s", connection.name, reason, detail)
+        del reason
         self._scheduler.closed(connection)
         self._outputs.closed(connection)
 

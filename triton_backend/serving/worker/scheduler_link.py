@@ -11,7 +11,14 @@ from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.transport.wire import Kind, TimesBody, frame, pack_json, pack_times
+from triton_backend.serving.transport.wire import (
+    Kind,
+    TimesBody,
+    WorkerHello,
+    frame,
+    pack_hello,
+    pack_times,
+)
 
 WINDOW_BEATS = 20
 ENOUGH_BEATS = 3
@@ -67,12 +74,7 @@ class SchedulerLink:
         self._tag = deployment.tag
         self._address = settings.scheduler_address_from(node)
         self._elsewhere = node in settings.hosts
-        self._hello = {
-            "role": "worker",
-            "generation": deployment.generation,
-            "vgpu": vgpu,
-            "token": settings.token,
-        }
+        self._hello = WorkerHello(deployment.generation, vgpu)
         self._time = time
         self._connection: Connection | None = None
         self._known = False
@@ -92,7 +94,7 @@ class SchedulerLink:
         if self._connection is None or (self._elsewhere and not self._time.known):
             return False
         self._known = True
-        self._connection.send(frame(Kind.HELLO, pack_json(self._hello)))
+        self._connection.send(frame(Kind.HELLO, pack_hello(self._hello)))
         return True
 
     def is_peer_of(self, connection: Connection) -> bool:

@@ -28,9 +28,9 @@ from triton_backend.serving.transport.wire import (
     Kind,
     check_body,
     frame,
-    pack_json,
+    pack_run_stage,
     parse_header,
-    unpack_json,
+    unpack_stage_result,
 )
 
 ANSWER_SECONDS = 20.0
@@ -100,35 +100,34 @@ def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -
         )
         for name, view in given.views(0, samples).items():
             view[...] = inputs[name]
-        answer = _ask(deployment, vgpu, frame(Kind.RUN_STAGE, pack_json({"samples": samples})))
-        if "error" in answer:
-            raise InputError(f"vGPU {vgpu}", str(answer["error"]))
+        error = _ask(deployment, vgpu, frame(Kind.RUN_STAGE, pack_run_stage(samples)))
+        if error:
+            raise InputError(f"vGPU {vgpu}", error)
         return {name: view.copy() for name, view in made.views(0, samples).items()}
 
 
 def answer_run_stage(
-    deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], body: bytes
-) -> dict[str, str]:
-    """The worker's side: `run` the stage on what the node put there; the body of its STAGE_RESULT.
+    deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], samples: int
+) -> str:
+    """The worker's side: `run` the stage on what the node put there; what went wrong, or nothing.
 
     Raises:
         FrameError: no such number of samples.
         InputError: the node's memory is not there.
     """
-    samples = unpack_json(body).get("samples")
     most = deployment.pipeline_of(vgpu).batch
-    if not isinstance(samples, int) or not 1 <= samples <= most:
-        raise FrameError(f"{samples!r} samples, 1 to {most} fit")
+    if not 1 <= samples <= most:
+        raise FrameError(f"{samples} samples, 1 to {most} fit")
     names, layouts = _names(deployment, vgpu), _layouts(deployment, vgpu)
     given, made = (Segment.attach(n, x) for n, x in zip(names, layouts, strict=True))
     try:
         run(given.views(0, samples), made.views(0, samples), samples)
     except Exception as error:  # noqa: BLE001  # a runtime may raise anything
-        return {"error": f"{type(error).__name__}: {error}"}
+        return f"{type(error).__name__}: {error}"
     finally:
         given.close()
         made.close()
-    return {}
+    return ""
 
 
 def _names(deployment: Deployment, vgpu: int) -> tuple[str, str]:
@@ -153,7 +152,7 @@ def _own(name: str, layout: SlotLayout) -> Generator[Segment]:
         segment.remove()
 
 
-def _ask(deployment: Deployment, vgpu: int, question: bytes) -> dict[str, Any]:
+def _ask(deployment: Deployment, vgpu: int, question: bytes) -> str:
     sock, address = make_socket(deployment.worker_address(vgpu, same_host=True))
     sock.settimeout(ANSWER_SECONDS)
     try:
@@ -163,7 +162,7 @@ def _ask(deployment: Deployment, vgpu: int, question: bytes) -> dict[str, Any]:
             header = parse_header(_receive(sock, HEADER_BYTES))
             body = _receive(sock, header.body_bytes)
             check_body(header, body)
-            return unpack_json(body)
+            return unpack_stage_result(body)
     except (OSError, PoolPipeError) as error:
         raise InputError(f"vGPU {vgpu}", f"its worker does not answer: {error}") from error
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport import channel as channel_module
 from triton_backend.serving.transport.channel import BUFFERS, Channel
@@ -15,6 +16,7 @@ from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import Header, Kind, frame
 
+KEY = b"the key"
 # More than the kernel takes for a peer that does not read.
 SIZE = 16 << 20
 LAYOUT = SlotLayout(specs=(TensorSpec(name="x", dtype="UINT8", shape=(-1, SIZE)),), batch=1)
@@ -35,8 +37,8 @@ class Sink:
             self.firsts.append(self._payload[0])
             assert self._payload[0] == self._payload[-1]
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
-        del connection, reason, detail
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
+        del connection, reason
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
@@ -50,7 +52,9 @@ class Pair:
 
     def __init__(self) -> None:
         self.receiver = Sink()
-        self.there, self.here = EventLoop(self.receiver), EventLoop(Sink())
+        self.there, self.here = (
+            EventLoop(handler, SystemClock(), KEY) for handler in (self.receiver, Sink())
+        )
         connection = self.here.connect(self.there.listen("tcp:127.0.0.1:0"))
         assert connection is not None
         self.channel = Channel(connection, Segment.private(LAYOUT, BUFFERS), shared=False)

@@ -1,6 +1,9 @@
+import contextlib
+import os
+import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serving.transport.authentication import (
+    CHALLENGE_FRAME_BYTES,
+    PROOF_BYTES,
+    Challenge,
+    Prover,
+)
 from triton_backend.serving.transport.connection import MAX_PENDING_BYTES, CloseReason, Connection
-from triton_backend.serving.transport.event_loop import EventLoop, make_socket
+from triton_backend.serving.transport.event_loop import (
+    LOGGED_PER_SECOND,
+    MAX_UNPROVEN,
+    PROOF_US,
+    EventLoop,
+    make_socket,
+)
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -18,6 +34,18 @@ from triton_backend.serving.transport.wire import (
     Kind,
     frame,
 )
+
+KEY = b"the key"
+
+
+class HandClock(SystemClock):
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.us = 10_000_000
+
+    def now_us(self) -> int:
+        return self.us
 
 
 class Recorder:
@@ -35,9 +63,8 @@ class Recorder:
             raise self.failing
         self.frames.append((header.kind, body))
 
-    def on_close(self, connection: Connection, reason: CloseReason, detail: str) -> None:
+    def on_close(self, connection: Connection, reason: CloseReason) -> None:
         assert connection.closed
-        assert (reason is CloseReason.REFUSED) == bool(detail)
         self.closed.append(reason)
 
     def payload_target(
@@ -57,8 +84,13 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def loop(recorder: Recorder) -> Iterator[EventLoop]:
-    made = EventLoop(recorder)
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def loop(recorder: Recorder, clock: HandClock) -> Iterator[EventLoop]:
+    made = EventLoop(recorder, clock, KEY)
     yield made
     made.close()
 
@@ -71,6 +103,16 @@ def poll_until_quiet(loop: EventLoop) -> None:
 def dial(address: str) -> socket.socket:
     sock, target = make_socket(address)
     sock.connect(target)
+    return sock
+
+
+def dial_and_prove(loop: EventLoop, address: str, prover: Prover | None = None) -> socket.socket:
+    """A TCP peer that has answered the challenge."""
+    sock = dial(address)
+    sock.settimeout(5)
+    poll_until_quiet(loop)
+    sock.sendall((prover or Prover(KEY, address)).answer(sock.recv(CHALLENGE_FRAME_BYTES)))
+    poll_until_quiet(loop)
     return sock
 
 
@@ -153,7 +195,7 @@ def test_payload_of_another_host_lands_in_the_memory_its_owner_named(
 ) -> None:
     address = loop.listen("tcp:127.0.0.1:0")
     payload = bytes(range(40))
-    with dial(address) as peer:
+    with dial_and_prove(loop, address) as peer:
         peer.sendall(frame(Kind.BATCH, b"x", payload_bytes=40) + payload[:7])
         poll_until_quiet(loop)
         assert not recorder.frames
@@ -168,7 +210,7 @@ def test_payload_that_is_not_wanted_or_does_not_fit_is_refused(
     loop: EventLoop, recorder: Recorder, body: bytes, size: int
 ) -> None:
     address = loop.listen("tcp:127.0.0.1:0")
-    with dial(address) as peer:
+    with dial_and_prove(loop, address) as peer:
         peer.sendall(frame(Kind.BATCH, body, payload_bytes=size))
         poll_until_quiet(loop)
     assert not recorder.frames
@@ -179,12 +221,16 @@ def test_a_frame_with_payload_crosses_between_two_loops(
     loop: EventLoop, recorder: Recorder
 ) -> None:
     address = loop.listen("tcp:127.0.0.1:0")
-    other = EventLoop(Recorder())
+    other = EventLoop(Recorder(), SystemClock(), KEY)
     connection = other.connect(address)
     assert connection is not None
     pieces = [memoryview(b"0123"), memoryview(b"456789")]
     data, sent = frame(Kind.ANSWER, b"y", payload_bytes=10), list[int]()
     assert connection.send_with_payload(data, pieces, lambda: sent.append(1))
+    assert not sent  # the proof comes first
+    while not sent:
+        loop.poll(0.002)
+        other.poll(0.002)
     poll_until_quiet(loop)
     other.close()
     assert sent == [1]
@@ -240,3 +286,210 @@ def test_addresses_that_cannot_be_used_are_named(loop: EventLoop, tmp_path: Path
     with pytest.raises(InputError, match="cannot be listened on"):
         loop.listen(f"unix:{tmp_path}/no/such/folder")
     assert loop.connect(f"unix:{tmp_path}/nobody") is None
+
+
+# Strangers
+
+
+def test_a_peer_that_proves_it_belongs_to_the_system_is_heard(
+    loop: EventLoop, recorder: Recorder
+) -> None:
+    address = loop.listen("tcp:127.0.0.1:0")
+    with dial_and_prove(loop, address) as peer:
+        assert len(loop.connections) == 1
+        peer.sendall(frame(Kind.HEARTBEAT))
+        poll_until_quiet(loop)
+    assert recorder.frames == [(Kind.HEARTBEAT, b"")]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        frame(Kind.HEARTBEAT),
+        frame(Kind.PROOF, bytes(PROOF_BYTES)),
+        frame(Kind.PROOF, bytes(PROOF_BYTES + 1)),
+        frame(Kind.PROOF),
+        frame(Kind.HELLO, bytes(MAX_BODY_BYTES))[:HEADER_BYTES],  # not waited for
+    ],
+)
+def test_a_peer_that_says_anything_else_first_is_closed_and_nobody_hears_it(
+    loop: EventLoop, recorder: Recorder, first: bytes
+) -> None:
+    address = loop.listen("tcp:127.0.0.1:0")
+    with dial(address) as peer:
+        loop.poll(1)
+        assert loop.connections == ()
+        peer.sendall(first + frame(Kind.HEARTBEAT))
+        poll_until_quiet(loop)
+    assert recorder.frames == []
+    assert recorder.closed == [CloseReason.UNAUTHENTICATED]
+
+
+def test_a_proof_is_good_for_one_key_one_address_and_one_connection(
+    loop: EventLoop, recorder: Recorder
+) -> None:
+    address, other = loop.listen("tcp:127.0.0.1:0"), loop.listen("tcp:127.0.0.1:0")
+    with dial(address) as peer:
+        loop.poll(1)
+        used = Prover(KEY, address).answer(peer.recv(CHALLENGE_FRAME_BYTES))
+    for prover in (Prover(b"another key", address), Prover(KEY, other)):
+        dial_and_prove(loop, address, prover).close()
+    with dial(address) as again:
+        loop.poll(1)
+        again.sendall(used)
+        poll_until_quiet(loop)
+    assert recorder.frames == []
+    assert recorder.closed.count(CloseReason.UNAUTHENTICATED) == 3
+
+
+def test_a_listener_that_is_none_of_ours_gets_no_proof(
+    loop: EventLoop, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = loop.connect(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        assert connection is not None
+        connection.send(frame(Kind.BATCH, b"secret"))
+        accepted, _ = listener.accept()
+        accepted.settimeout(5)
+        with accepted:
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(CHALLENGE_FRAME_BYTES, b"\n"))
+            poll_until_quiet(loop)
+            assert accepted.recv(100) == b""
+    assert recorder.closed == [CloseReason.END_OF_STREAM]
+    assert "is not one of ours" in caplog.text
+
+
+def test_a_peer_without_a_proof_is_closed_in_time_though_nothing_else_happens(
+    loop: EventLoop, recorder: Recorder, clock: HandClock
+) -> None:
+    address = loop.listen("tcp:127.0.0.1:0")
+    with dial(address), dial_and_prove(loop, address):
+        poll_until_quiet(loop)
+        clock.us += PROOF_US - 1
+        poll_until_quiet(loop)
+        assert recorder.closed == []
+        clock.us += 1
+        loop.poll(None)  # returns by itself
+        assert recorder.closed == [CloseReason.UNAUTHENTICATED]
+        assert len(loop.connections) == 1
+
+
+def test_of_many_peers_without_a_proof_the_oldest_make_room(
+    loop: EventLoop, recorder: Recorder
+) -> None:
+    address = loop.listen("tcp:127.0.0.1:0")
+    strangers = [dial(address) for _ in range(MAX_UNPROVEN + 2)]
+    for _ in strangers:
+        loop.poll(0.1)
+    with dial_and_prove(loop, address):
+        assert len(loop.connections) == 1
+    assert recorder.closed == [CloseReason.UNAUTHENTICATED] * 3
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_what_is_refused_is_logged_a_few_times_a_second(
+    loop: EventLoop, clock: HandClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = loop.listen(f"unix:{tmp_path}/s")
+    for _ in range(4 * LOGGED_PER_SECOND):
+        with dial(address) as peer:
+            peer.sendall(bytes(HEADER_BYTES))
+            poll_until_quiet(loop)
+    assert len(caplog.records) == LOGGED_PER_SECOND
+    clock.us += 1_000_000
+    with dial(address) as peer:
+        peer.sendall(bytes(HEADER_BYTES))
+        poll_until_quiet(loop)
+    assert caplog.records[-2].getMessage() == f"and {3 * LOGGED_PER_SECOND} more"
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Generator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_descriptor_left_nobody_is_accepted_for_a_while(
+    loop: EventLoop,
+    recorder: Recorder,
+    clock: HandClock,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = loop.listen(f"unix:{tmp_path}/s")
+    with dial(address) as known:
+        loop.poll(1)
+        sock, target = make_socket(address)
+        with sock, no_descriptor_left():
+            sock.connect(target)
+            poll_until_quiet(loop)
+            poll_until_quiet(loop)
+            assert [r.getMessage() for r in caplog.records] == [
+                f"{address}: accepts nobody for 0.05 s: [Errno 24] Too many open files"
+            ]
+            assert loop.connect(address) is None
+            known.sendall(frame(Kind.HEARTBEAT))
+            loop.poll(1)
+            assert recorder.frames == [(Kind.HEARTBEAT, b"")]
+            clock.us += 50_000
+            loop.poll(None)  # returns by itself, and accepts again
+            poll_until_quiet(loop)
+            assert "for 0.10 s" in caplog.text
+        clock.us += 100_000
+        sock.close()
+        with dial(address) as later:
+            loop.poll(None)
+            poll_until_quiet(loop)
+            later.sendall(frame(Kind.HEARTBEAT))
+            poll_until_quiet(loop)
+    assert len(recorder.frames) == 2
+
+
+def test_a_handler_that_fails_at_the_end_of_a_connection_harms_nobody_else(
+    loop: EventLoop, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = loop.listen(f"unix:{tmp_path}/s")
+
+    def fail(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(recorder, "on_close", fail)
+    dial(address).close()
+    poll_until_quiet(loop)
+    with dial(address) as peer:
+        peer.sendall(frame(Kind.HEARTBEAT))
+        poll_until_quiet(loop)
+    poll_until_quiet(loop)
+    assert recorder.frames == [(Kind.HEARTBEAT, b"")]
+    assert loop.connections == ()
+
+
+def test_a_peer_that_is_read_while_another_thread_waits_for_it_is_not_gone(
+    loop: EventLoop, recorder: Recorder
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        connection = loop.connect(address)
+        assert connection is not None
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(Challenge(KEY, address).frame)
+            loop.poll(1)
+            payload = memoryview(
+                bytes(16 << 20)
+            )  # more than the kernel takes for who does not read
+            connection.send_with_payload(frame(Kind.BATCH), [payload], lambda: None)
+            waiting = threading.Thread(target=connection.drain, args=(0.3,))
+            waiting.start()
+            alive = [connection.receive(recorder)]
+            while waiting.is_alive():
+                alive.append(connection.receive(recorder))
+            waiting.join()
+    assert all(alive)

@@ -16,7 +16,12 @@ DISPATCHES = st.builds(wire.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size
 BATCHES = st.builds(wire.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
 ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64)
 UNPACK = (
-    wire.unpack_json,
+    wire.unpack_hello,
+    wire.unpack_plan,
+    wire.unpack_heartbeat,
+    wire.unpack_failure,
+    wire.unpack_run_stage,
+    wire.unpack_stage_result,
     wire.unpack_arrival,
     wire.unpack_request,
     wire.unpack_drop,
