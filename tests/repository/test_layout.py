@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository.files import ROOT, tracked_files
+
 TOP_LEVEL = {
     "pyproject.toml",
     "README.md",
+    "CONTRIBUTING.md",
     "flows",
     "triton_backend",
     "model_repo_templates",
@@ -24,18 +26,6 @@ TOP_LEVEL = {
 }
 MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
 SELF_EVIDENT = {"__init__.py", "README.md", "conftest.py"}
-
-
-def tracked_files() -> list[Path]:
-    """Files git knows, so that build products do not count."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
-    return [Path(name) for name in listing.split("\0") if name and (ROOT / name).exists()]
 
 
 def nearest_readme(path: Path) -> Path | None:
