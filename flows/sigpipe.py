@@ -1,4 +1,4 @@
-"""Output into a pipe whose reader leaves early, as `head` does: nobody is told, nothing breaks."""
+"""Output into a pipe whose reader leaves early, as `head` does, is no error."""
 
 import os
 import sys

@@ -12,7 +12,7 @@ from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
 from warehouse.schema import OlderSchemaError
 
 RETRY_SECONDS = 0.25
-UNNOTICED = 8  # attempts before anybody is told of waiting
+UNNOTICED = 8  # attempts before it is said that we wait
 Turn = Callable[[], AbstractContextManager[None]]
 
 

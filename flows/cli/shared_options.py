@@ -104,9 +104,7 @@ TraceNames = Annotated[
 ]
 
 Port = Annotated[int, typer.Option(min=1, max=65_535, metavar="PORT")]
-Address = Annotated[
-    str, typer.Option(metavar="HOST", help="Where to listen; loopback unless told otherwise.")
-]
+Address = Annotated[str, typer.Option(metavar="HOST", help="Where to listen; loopback by default.")]
 
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],

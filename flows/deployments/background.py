@@ -1,6 +1,6 @@
 """Processes of a folder that outlive the command which started them, found again by their files.
 
-Here: starting, finding and ending them, and telling of it. Not here: which (`operations`).
+Here: starting, finding and ending them, and saying so. Not here: which (`operations`).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from flows.sigpipe import discard_stdout
 STOP_SECONDS, LEFT_SECONDS = 30.0, 5.0
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     """A line for people, at once; what is being started or ended is so also when they have left."""
     try:
         sys.stdout.write(f"{text}\n")
@@ -45,7 +45,7 @@ def start(folder: Path, name: str, command: Sequence[str], *, within: Path) -> N
     """Start a process in the folder `within`, unless it runs."""
     found = running(folder, name)
     if found is not None:
-        tell(f"{name}: runs already (process {found.pid})")
+        say(f"{name}: runs already (process {found.pid})")
         return
     with log_of(folder, name).open("ab") as log:
         process = subprocess.Popen(
@@ -59,14 +59,14 @@ def start(folder: Path, name: str, command: Sequence[str], *, within: Path) -> N
     process.returncode = 0  # it outlives us: nobody waits for it here
     born = psutil.Process(process.pid).create_time()
     (folder / f"{name}.pid").write_text(f"{process.pid} {born:.2f}\n")
-    tell(f"{name}: started, log in {log_of(folder, name)}")
+    say(f"{name}: started, log in {log_of(folder, name)}")
 
 
 def stop(folder: Path, name: str) -> None:
     """End a process started here, and what it started."""
     found = running(folder, name)
     if found is None:
-        tell(f"{name}: does not run")
+        say(f"{name}: does not run")
         return
     family = found.children(recursive=True)
     found.terminate()
@@ -78,4 +78,4 @@ def stop(folder: Path, name: str) -> None:
                 end(process)
         psutil.wait_procs([found, *family], timeout=LEFT_SECONDS)
     (folder / f"{name}.pid").unlink(missing_ok=True)
-    tell(f"{name}: ended")
+    say(f"{name}: ended")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.clock import Stopwatch
-from flows.deployments.background import log_of, running, start, stop, tell
+from flows.deployments.background import log_of, running, say, start, stop
 from flows.deployments.orchestration.home import prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -171,9 +171,9 @@ def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> N
         register_class(ROOT, name, pool)
         start(place.folder, f"worker-{pool}", worker_command(pool), within=ROOT)
     if place.own_server:
-        tell(f"Prefect: http://127.0.0.1:{place.port}")
+        say(f"Prefect: http://127.0.0.1:{place.port}")
     if not only_classes:
-        tell(f"page: http://127.0.0.1:{place.ui_port}")
+        say(f"page: http://127.0.0.1:{place.ui_port}")
 
 
 def down(place: Place) -> None:
@@ -182,21 +182,21 @@ def down(place: Place) -> None:
     for name in sorted(names, key=lambda name: (name == "server", name)):
         stop(place.folder, name)
     if not names:
-        tell("nothing runs here")
+        say("nothing runs here")
 
 
 def status(place: Place) -> None:
     """What runs here, and what the server knows."""
     for path in sorted(place.folder.glob("*.pid")):
         found = running(place.folder, path.stem)
-        tell(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")
+        say(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")
     if not answers(place):
-        tell(f"no Prefect server answers at {place.api_url}")
+        say(f"no Prefect server answers at {place.api_url}")
         return
     from flows.deployments.register import registered  # noqa: PLC0415  # slow to import
 
     for line in registered():
-        tell(line)
+        say(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.word == "up":
             watch = Stopwatch()
             up(place, asked.classes, only_classes=asked.only_classes)
-            tell(f"up after {watch.seconds():.0f} s")
+            say(f"up after {watch.seconds():.0f} s")
         elif asked.word == "down":
             down(place)
         else:

@@ -45,16 +45,16 @@ def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     found = look_ahead(work, parameters, in_force)
     _show(found, in_force)
     outcome = "advice only" if parameters.advisory else "kept"
-    if found.verdict.roll_out and not parameters.advisory:
+    if found.recommendation.roll_out and not parameters.advisory:
         plan = attach_devices(work, found.plan, parameters.cluster)
         options = RolloutOptions(
-            bake_seconds=parameters.bake_seconds, reason=f"replan: {found.verdict.reason}"
+            bake_seconds=parameters.bake_seconds, reason=f"replan: {found.recommendation.reason}"
         )
         outcome = bring_into_force(work, plan, options).state
     return {
         "plan_id": found.plan.plan_id,
-        "roll_out": found.verdict.roll_out,
-        "reason": found.verdict.reason,
+        "roll_out": found.recommendation.roll_out,
+        "reason": found.recommendation.reason,
         "outcome": outcome,
         "forecast_rps": dict(found.forecast_rps),
         "share_shift": found.share_shift,
@@ -72,6 +72,6 @@ def _show(found: Replanned, in_force: Plan | None) -> None:
         for side in (found.old, found.new)
         if side is not None
     ]
-    create_table_artifact(table=rows, key="replan", description=found.verdict.reason)
+    create_table_artifact(table=rows, key="replan", description=found.recommendation.reason)
     lines = "\n".join(f"* {line}" for line in plan_diff(in_force, found.plan))
     create_markdown_artifact(lines, key="replan-diff", description="what would move where")

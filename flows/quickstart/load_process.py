@@ -120,7 +120,7 @@ def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[st
 
 
 def _complaint(out: str, err: str | None) -> dict[str, str]:
-    """What the generator refused, and why; an option that it does not take is told on stderr."""
+    """What the generator refused, and why; it names an option that it does not take on stderr."""
     if out:
         return json.loads(out)
     where, _, reason = (err or "load: wrong usage").strip().partition(": ")

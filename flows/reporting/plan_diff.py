@@ -15,7 +15,7 @@ SAME = 0.0005  # rates and SLOs that differ by less read the same
 
 
 def plan_diff(old: Plan | None, new: Plan) -> list[str]:
-    """Sentences that tell how `new` differs from `old` (None: everything is new).
+    """Sentences that say how `new` differs from `old` (None: everything is new).
 
     Returns:
         per model what is added, removed or moved and how its rate changes, then the GPUs per

@@ -187,8 +187,8 @@ def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
         return
     rates = ", ".join(f"{name} {rate:.1f} rps" for name, rate in found["forecast_rps"].items())
     show(f"forecast: {rates}; shares moved by {found['share_shift']:.1%}")
-    verdict = "worth a rollout" if found["roll_out"] else "not worth a rollout"
-    show(f"plan {found['plan_id']} is {verdict}: {found['reason']}")
+    recommendation = "worth a rollout" if found["roll_out"] else "not worth a rollout"
+    show(f"plan {found['plan_id']} is {recommendation}: {found['reason']}")
     show(f"outcome: {found['outcome']}")
 
 

@@ -125,7 +125,7 @@ def load(
             show(f"{count} x {text}")
         show(f"stored as {run_id}" if run_id else "not stored")
     if found.get("interrupted"):
-        raise KeyboardInterrupt  # what was measured until then is told; the exit code says why
+        raise KeyboardInterrupt  # what was measured until then is printed; the exit code says why
 
 
 def _arguments(more: dict[str, Any]) -> list[str]:

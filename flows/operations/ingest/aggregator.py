@@ -1,11 +1,11 @@
-"""Minutes of models and vGPUs, counted line by line from what the gateway's core was told.
+"""Minutes of models and vGPUs, counted line by line from the gateway's event log.
 
 Every request counts in the minute it arrived in, under the plan in force then, whatever became of
 it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
 batch's stage counts in the minute it ended in.
 
-Here: which line counts where. Not here: the counts and their rows (`minutes`); files, positions in
-them, and the warehouse (`ingest`).
+Here: which line counts where. Not here: the counts and their rows (`minute_stats`); files,
+positions in them, and the warehouse (`reader`).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +26,10 @@ from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import US_PER_S
 
 MINUTE_US = 60 * US_PER_S
-# An outcome that is not told so long after the deadline never will be: its end was not logged.
+# An outcome that is not logged so long after the deadline never will be.
 GIVE_UP_US = 10 * MINUTE_US
-# What a line begins with decides whether it is worth parsing.
 REFUSED = -1  # a request that never had a number
+# What a line begins with decides whether it is worth parsing.
 KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Refused", "Abort", "Plan")
 
 
@@ -42,7 +42,7 @@ class Header(NamedTuple):
     wall_us: int
 
 
-class Request(NamedTuple):
+class OpenRequest(NamedTuple):
     """An arrival without an outcome; `minute` counts from 1970."""
 
     arrival_us: int
@@ -56,7 +56,7 @@ PlanFinder = Callable[[Header], Plan | None]
 
 
 @dataclass(slots=True)
-class Tally:
+class EventAggregator:
     """Counts of one life of one gateway.
 
     Attributes:
@@ -71,7 +71,7 @@ class Tally:
     now_us: int = 0
     names: tuple[str, ...] = ()
     facts: tuple[VGpuFacts, ...] = ()
-    requests: dict[int, Request] = field(default_factory=dict[int, Request])
+    requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
     # batch id: requests, vGPUs of its path, samples
     batches: dict[int, tuple[list[int], list[int], int]] = field(
         default_factory=dict[int, tuple[list[int], list[int], int]]
@@ -116,7 +116,7 @@ class Tally:
 
     def _arrival(self, item: Mapping[str, Any]) -> None:
         self.now_us = item["now_us"]
-        request = Request(
+        request = OpenRequest(
             item["now_us"],
             item["deadline_us"],
             self.names[item["model"]],
@@ -189,7 +189,7 @@ class Tally:
     def _minute(self, instant_us: int) -> int:
         return (instant_us - self._header.now_us + self._header.wall_us) // MINUTE_US
 
-    def _model(self, request: Request) -> ModelCounts:
+    def _model(self, request: OpenRequest) -> ModelCounts:
         return self.minutes.model((request.plan_id, request.model, request.minute))
 
     def lost(self) -> None:
@@ -207,7 +207,7 @@ class Tally:
                 del self.requests[request_id]
         rows = self.minutes.rows(self.instance)
         if self.header is not None:
-            # A stage's end may be told a little after the next minute began.
+            # A stage's end may be logged a little after the next minute began.
             self.minutes.forget_before(self._oldest_open_minute() - 1)
         return rows
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from flows.operations.ingest.aggregator import Header, PlanFinder, Request, Tally
+from flows.operations.ingest.aggregator import EventAggregator, Header, OpenRequest, PlanFinder
 from flows.operations.ingest.minute_stats import Minutes, ModelCounts, VGpuCounts, VGpuFacts
 
 
@@ -21,47 +21,47 @@ class Position:
     ended: bool = False
 
 
-def to_text(position: Position, tally: Tally) -> str:
+def to_text(position: Position, aggregator: EventAggregator) -> str:
     """Position and open counts."""
     document = {
         "file": position.file,
         "offset": position.offset,
         "ended": position.ended,
-        "instance": tally.instance,
-        "header": tally.header,
-        "now_us": tally.now_us,
-        "skipped": tally.skipped,
-        "requests": list(tally.requests.items()),
-        "batches": list(tally.batches.items()),
-        "models": [(key, astuple(counts)) for key, counts in tally.minutes.models.items()],
+        "instance": aggregator.instance,
+        "header": aggregator.header,
+        "now_us": aggregator.now_us,
+        "skipped": aggregator.skipped,
+        "requests": list(aggregator.requests.items()),
+        "batches": list(aggregator.batches.items()),
+        "models": [(key, astuple(counts)) for key, counts in aggregator.minutes.models.items()],
         "vgpus": [
             (key, counts.facts, (counts.batches, counts.busy_us, counts.profiled_us))
-            for key, counts in tally.minutes.vgpus.items()
+            for key, counts in aggregator.minutes.vgpus.items()
         ],
-        "drops": list(tally.minutes.drops.items()),
+        "drops": list(aggregator.minutes.drops.items()),
     }
     return json.dumps(document, separators=(",", ":"))
 
 
-def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, Tally]:
+def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventAggregator]:
     """Inverse of `to_text`; a new beginning where there is none."""
-    tally = Tally(find_plan=find_plan)
+    aggregator = EventAggregator(find_plan=find_plan)
     if text is None:
-        return Position(), tally
+        return Position(), aggregator
     document: dict[str, Any] = json.loads(text)
-    tally.instance, tally.now_us = document["instance"], document["now_us"]
-    tally.skipped = document["skipped"]
+    aggregator.instance, aggregator.now_us = document["instance"], document["now_us"]
+    aggregator.skipped = document["skipped"]
     if document["header"] is not None:
-        tally.use(Header(*document["header"]))
-    tally.requests = {key: Request(*request) for key, request in document["requests"]}
-    tally.batches = {key: tuple(batch) for key, batch in document["batches"]}
-    tally.minutes = Minutes(
+        aggregator.use(Header(*document["header"]))
+    aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
+    aggregator.batches = {key: tuple(batch) for key, batch in document["batches"]}
+    aggregator.minutes = Minutes(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(_facts(f), *counts) for k, f, counts in document["vgpus"]},
         drops={tuple(key): dropped for key, dropped in document["drops"]},
     )
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])
-    return position, tally
+    return position, aggregator
 
 
 def _facts(values: list[Any]) -> VGpuFacts:

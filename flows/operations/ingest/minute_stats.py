@@ -1,7 +1,7 @@
 """Counts of minutes by model, vGPU and reason of a drop, and as rows of the warehouse.
 
 Rows are totals of a minute so far, never differences, so that saying one again does no harm. Here:
-what is counted and how it is stored. Not here: which line of a log counts where (`tally`).
+what is counted and how it is stored. Not here: which line of a log counts where (`aggregator`).
 """
 
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ class _Life:
         self._source = f"{(folder / 'events').resolve()}/{start}"
         with work.open() as warehouse:
             text = read_cursor(warehouse, self._source)
-        self._position, self._tally = from_text(text, self._plan)
+        self._position, self._aggregator = from_text(text, self._plan)
 
     def read(self, files: Sequence[Path], *, ended: bool) -> Ingested:
         total = Ingested()
@@ -95,14 +95,14 @@ class _Life:
                     break
                 total += piece
         if ended:  # another life has begun: nobody will say what became of the open requests
-            self._tally.lost()
+            self._aggregator.lost()
             self._position = replace(self._position, ended=True)
             total += self._store(files[-1], "ended")
         return total
 
     def _piece(self, path: Path) -> Ingested:
         """The next whole lines of a file, counted and stored."""
-        begin, skipped = self._position.offset, self._tally.skipped
+        begin, skipped = self._position.offset, self._aggregator.skipped
         digest = hashlib.sha256(f"{path}:{begin}".encode())
         end = begin
         for line in _lines(path, begin):
@@ -115,27 +115,27 @@ class _Life:
             return Ingested()
         self._position = replace(self._position, offset=end)
         found = self._store(path, digest.hexdigest())
-        return replace(found, bytes_read=end - begin, skipped=self._tally.skipped - skipped)
+        return replace(found, bytes_read=end - begin, skipped=self._aggregator.skipped - skipped)
 
     def _take(self, line: bytes) -> None:
         if not _KIND.match(line):
             if not line.startswith(b'{"t":'):
-                self._tally.skipped += 1
+                self._aggregator.skipped += 1
             return
         try:
-            self._tally.take(json.loads(line))
+            self._aggregator.take(json.loads(line))
         except (ValueError, KeyError, IndexError, TypeError):
-            self._tally.skipped += 1  # torn by a crash, and written on by nobody
+            self._aggregator.skipped += 1  # torn by a crash, and written on by nobody
 
     def _store(self, path: Path, digest: str) -> Ingested:
-        rows = self._tally.take_rows()
+        rows = self._aggregator.take_rows()
         file = StatisticsFile(
             path=str(path),
             digest=digest,
             models=rows.models,
             vgpus=rows.vgpus,
             drops=rows.drops,
-            cursor=(self._source, to_text(self._position, self._tally)),
+            cursor=(self._source, to_text(self._position, self._aggregator)),
         )
         with self._work.open() as warehouse:
             add_statistics(warehouse, file, now_utc())

@@ -1,7 +1,7 @@
 """What a running system shows that should not wait for the night: reasons to look at the plan.
 
-Here: the conditions, from the warehouse's minutes and the system's own status. Not here: telling
-anybody (the flow emits events, which automations of `prefect.yaml` answer with a replan).
+Here: the conditions, from the warehouse's minutes and the system's own status. Not here: saying
+so (the flow emits events, which automations of `prefect.yaml` answer with a replan).
 """
 
 from collections.abc import Sequence

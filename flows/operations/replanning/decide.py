@@ -7,7 +7,7 @@ from triton_backend.contract.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PlanWorth:
     """What a plan is worth on given arrivals: attainment per model (simulated) and its GPUs."""
 
     plan_id: str
@@ -41,25 +41,25 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Recommendation:
     """Roll out or keep, and why."""
 
     roll_out: bool
     reason: str
 
 
-def decide(old: Outcome | None, new: Outcome, thresholds: Thresholds) -> Verdict:
+def decide(old: PlanWorth | None, new: PlanWorth, thresholds: Thresholds) -> Recommendation:
     """Compare two plans on the same arrivals.
 
     A plan that would break the target is never rolled out over one that keeps it.
     """
     if old is None:
-        return Verdict(roll_out=True, reason="no plan is in force")
+        return Recommendation(roll_out=True, reason="no plan is in force")
     if old.plan_id == new.plan_id:
-        return Verdict(roll_out=False, reason="the new plan is the plan in force")
+        return Recommendation(roll_out=False, reason="the new plan is the plan in force")
     target = thresholds.attainment_target
     if new.lowest_attainment < target <= old.lowest_attainment:
-        return Verdict(
+        return Recommendation(
             roll_out=False,
             reason=f"the new plan would attain {new.lowest_attainment:.2%}, under the target of"
             f" {target:.2%} that the old plan keeps ({old.lowest_attainment:.2%})",
@@ -67,17 +67,17 @@ def decide(old: Outcome | None, new: Outcome, thresholds: Thresholds) -> Verdict
     return _weigh(old, new, thresholds)
 
 
-def _weigh(old: Outcome, new: Outcome, thresholds: Thresholds) -> Verdict:
+def _weigh(old: PlanWorth, new: PlanWorth, thresholds: Thresholds) -> Recommendation:
     goodput = new.served_rps / old.served_rps - 1 if old.served_rps > 0 else float("inf")
     saved = 1 - new.gpus / old.gpus if old.gpus else 0.0
     if goodput >= thresholds.goodput_gain:
         rates = f"{old.served_rps:.1f} to {new.served_rps:.1f} rps"
-        return Verdict(roll_out=True, reason=f"serves {goodput:+.1%} more in time ({rates})")
+        return Recommendation(roll_out=True, reason=f"serves {goodput:+.1%} more in time ({rates})")
     if saved >= thresholds.gpu_gain and goodput > -thresholds.goodput_gain:
-        return Verdict(
+        return Recommendation(
             roll_out=True, reason=f"needs {saved:.1%} fewer GPUs ({old.gpus} to {new.gpus})"
         )
-    return Verdict(
+    return Recommendation(
         roll_out=False,
         reason=f"gains {goodput:+.1%} goodput and {saved:+.1%} GPUs, under the thresholds of"
         f" {thresholds.goodput_gain:.1%} and {thresholds.gpu_gain:.1%}",

@@ -11,7 +11,13 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from flows.clock import now_utc
-from flows.operations.replanning.decide import Outcome, Thresholds, Verdict, decide, share_shift
+from flows.operations.replanning.decide import (
+    PlanWorth,
+    Recommendation,
+    Thresholds,
+    decide,
+    share_shift,
+)
 from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.operations.replanning.rates import RateHistory
 from flows.planning import PlanOptions
@@ -47,11 +53,11 @@ class Replanned:
     """What replanning found; `plan` is the new plan, whether or not it is worth a rollout."""
 
     plan: Plan
-    verdict: Verdict
+    recommendation: Recommendation
     forecast_rps: Mapping[str, float]
     share_shift: float
-    old: Outcome | None
-    new: Outcome
+    old: PlanWorth | None
+    new: PlanWorth
 
 
 def options_of(in_force: Plan | None) -> PlanOptions:
@@ -113,7 +119,7 @@ def replan(
     shift = 0.0 if in_force is None else _shift(in_force, history)
     return Replanned(
         plan=plan,
-        verdict=decide(old, new, options.thresholds),
+        recommendation=decide(old, new, options.thresholds),
         forecast_rps=rates,
         share_shift=shift,
         old=old,
@@ -164,14 +170,14 @@ def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
     return instants
 
 
-def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> Outcome:
+def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> PlanWorth:
     """A plan's attainment on given arrivals, simulated; a model it does not have attains 0."""
     known = {m.name: arrivals[m.name] for m in plan.models if m.name in arrivals}
     duration_s = BUSIEST_MINUTES * float(MINUTE_S)
     run = SimOptions(arrivals=Instant(by_model=known), duration_s=duration_s, seed=seed)
     result = simulate(plan, replace(run, keep_uses=False))
     attainment = {model.name: model.attainment for model in result.models}
-    return Outcome(
+    return PlanWorth(
         plan_id=plan.plan_id,
         attainment={name: attainment.get(name, 0.0) for name in arrivals},
         served_rps=sum(model.served for model in result.models) / duration_s,

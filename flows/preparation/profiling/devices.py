@@ -241,7 +241,7 @@ class NvmlSource:
     def _power(self, handle: Any) -> float | None:
         try:
             return float(self._nvml.nvmlDeviceGetPowerManagementLimit(handle)) / MW_PER_W
-        except self._nvml.NVMLError:  # small cards do not tell
+        except self._nvml.NVMLError:  # small cards do not say
             return None
 
     def _slices(self, handle: Any) -> tuple[MigSlice, ...]:

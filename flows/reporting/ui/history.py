@@ -27,7 +27,7 @@ class History:
 
 
 def read_history(path: Path, now: datetime) -> History:
-    """The last day's rows; a warehouse that cannot be read now is told in the note."""
+    """The last day's rows; the note says why a warehouse cannot be read now."""
     try:
         with open_warehouse(path, read_only=True) as warehouse:
             return _read(warehouse, now)

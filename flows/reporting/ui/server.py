@@ -1,4 +1,4 @@
-"""The page's server: the standard library's, on the loopback address unless told otherwise.
+"""The page's server: the standard library's, on the loopback address by default.
 
 It answers GET for the page, its two JSON documents and nothing else, changes nothing, and refuses
 requests for other host names, so that no foreign web page can read it through a browser.
@@ -168,7 +168,7 @@ def run_page(
 ) -> None:
     """Serve the page until interrupted (the `poolpipe ui` command).
 
-    `on_ready` is told where, once it can be read there.
+    `on_ready` is called with the URL once the page can be read there.
 
     Raises:
         InputError: the port cannot be listened on.

@@ -2,7 +2,7 @@
 
 Here: what each vGPU did in the last seconds against its profile, and whether it is lost. Files are
 followed by position, so a long log is read once. The clock of the events is the host's monotonic
-one; ages are told against the newest event seen.
+one; ages are relative to the newest event seen.
 """
 
 import json
@@ -59,7 +59,7 @@ class VGpuWatch:
         self._now_us = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Take in what was written since, and tell the state of every vGPU in plan order."""
+        """Take in what was written since, and return the state of every vGPU in plan order."""
         for line in self._new_lines():
             try:
                 self._take(json.loads(line))

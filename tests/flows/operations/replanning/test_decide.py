@@ -1,10 +1,12 @@
 import pytest
 
-from flows.operations.replanning.decide import Outcome, Thresholds, decide, share_shift
+from flows.operations.replanning.decide import PlanWorth, Thresholds, decide, share_shift
 
 
-def outcome(plan_id: str, attainment: float, served_rps: float, gpus: int) -> Outcome:
-    return Outcome(plan_id=plan_id, attainment={"m": attainment}, served_rps=served_rps, gpus=gpus)
+def outcome(plan_id: str, attainment: float, served_rps: float, gpus: int) -> PlanWorth:
+    return PlanWorth(
+        plan_id=plan_id, attainment={"m": attainment}, served_rps=served_rps, gpus=gpus
+    )
 
 
 OLD = outcome("old", 0.995, 100.0, 50)
@@ -22,10 +24,10 @@ OLD = outcome("old", 0.995, 100.0, 50)
     ],
 )
 def test_a_plan_is_rolled_out_only_for_a_gain_that_is_named(
-    new: Outcome, roll_out: bool, words: str
+    new: PlanWorth, roll_out: bool, words: str
 ) -> None:
-    verdict = decide(OLD, new, Thresholds())
-    assert (verdict.roll_out, words in verdict.reason) == (roll_out, True)
+    recommendation = decide(OLD, new, Thresholds())
+    assert (recommendation.roll_out, words in recommendation.reason) == (roll_out, True)
 
 
 def test_without_a_plan_in_force_any_plan_is_rolled_out() -> None:

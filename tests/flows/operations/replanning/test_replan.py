@@ -1,4 +1,4 @@
-"""Measured minutes to a plan and a verdict, with the real planner, simulator and warehouse."""
+"""Measured minutes to a plan and a recommendation, with the real planner, simulator and warehouse."""
 
 import json
 from datetime import timedelta
@@ -55,7 +55,7 @@ def test_the_cheapest_plan_for_what_was_measured_is_rolled_out_where_none_is(
     tmp_path: Path,
 ) -> None:
     found = replan(measured(tmp_path, 50), cluster(), DEMAND, None, CHEAPEST)
-    assert found.verdict.roll_out
+    assert found.recommendation.roll_out
     assert found.forecast_rps["net"] == pytest.approx(55.0)
     assert found.plan.model("net").throughput_rps >= 55.0
     assert sum(found.plan.gpus_used.values()) == 1
@@ -66,10 +66,10 @@ def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path
     work = measured(tmp_path, 50)
     most = replan(work, cluster(), DEMAND, None, ReplanOptions()).plan
     found = replan(work, cluster(), DEMAND, most, CHEAPEST)
-    assert found.verdict.roll_out
-    assert "fewer GPUs" in found.verdict.reason
+    assert found.recommendation.roll_out
+    assert "fewer GPUs" in found.recommendation.reason
     again = replan(work, cluster(), DEMAND, found.plan, CHEAPEST)
-    assert not again.verdict.roll_out
+    assert not again.recommendation.roll_out
 
 
 def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
