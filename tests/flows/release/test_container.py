@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.container import Bundle, ContainerOptions, label, render_container
-from tests.triton_backend.serving.plans import BATCH, model, plan, stage, tensor, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, PlacementRun, Plan

@@ -12,7 +12,7 @@ from flows.preparation.building.tensorrt.build import build_engines
 from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
 from flows.release.container import ContainerOptions, render_container
 from tests.flows.preparation.building.tensorrt import stage_models as models
-from tests.triton_backend.serving.plans import model, plan, stage, tensor
+from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.layers import EngineDescription
 from triton_backend.serve_folder.settings import ServeOptions

@@ -21,7 +21,7 @@ from flows.release.container import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.plans import plan
+from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER
 from triton_backend.serve_folder.settings import ServeOptions

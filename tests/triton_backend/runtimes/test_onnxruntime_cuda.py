@@ -8,7 +8,7 @@ import pytest
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import build_cuda_stage, build_stage
 from tests.flows.preparation.building.tensorrt import stage_models as models
-from tests.triton_backend.serving.plans import tensor
+from tests.triton_backend.serving.small_plans import tensor
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.registry import load_runtime

@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, read_state, status
-from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints

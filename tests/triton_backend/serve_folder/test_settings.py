@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.triton_backend.serving.plans import BATCH, model, stage, tensor
+from tests.triton_backend.serving.small_plans import BATCH, model, stage, tensor
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.runtimes.base import Artifact
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.stage_tensors import complete_tensors

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, SentFrame
-from tests.triton_backend.serving.plans import SLO_US, plan, tensor, two_stage
+from tests.triton_backend.serving.small_plans import SLO_US, plan, tensor, two_stage
 from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.serve_folder.settings import ServeOptions

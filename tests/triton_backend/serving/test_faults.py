@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import mps_control
-from tests.triton_backend.serving import plans
+from tests.triton_backend.serving import small_plans as plans
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.errors import InputError

@@ -13,7 +13,7 @@ from flows.planning import PlanOptions
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.problem import Problem, build_problem
-from tests.flows.planning.test_brute_force import problems
+from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile

@@ -16,8 +16,8 @@ from flows.planning.pool.search import _Run
 from flows.planning.problem import Problem, build_problem
 from flows.planning.registry import Trace
 from tests.flows.planning.brute import best_throughput, least_price
+from tests.flows.planning.pool.test_plan_brute_force import problems
 from tests.flows.planning.small import cluster, profile, workload
-from tests.flows.planning.test_brute_force import problems
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile

@@ -10,7 +10,7 @@ from flows.preparation.profiling.gpu import GpuMeasured, ProfiledGpu, measure_on
 from flows.preparation.profiling.measure import CellKey, MeasuredCell, MeasureLimits, ProfileTarget
 from tests.fakes import mps_control
 from tests.flows.preparation.building.tensorrt import stage_models as models
-from tests.triton_backend.serving.plans import tensor
+from tests.triton_backend.serving.small_plans import tensor
 from triton_backend.runtimes.mps import MpsDaemon
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError
 from tests.flows.release.server.test_running import server_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.plans import plan
+from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

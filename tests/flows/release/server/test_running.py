@@ -22,7 +22,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

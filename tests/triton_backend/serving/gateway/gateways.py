@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tests.triton_backend.serving.plans import BATCH, SLO_US
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.state import (
     Address,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.triton_backend.serving.plans import BATCH, SLO_US, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US, two_stage
 from triton_backend.contract.arrivals import poisson_us
 from triton_backend.scheduler.admission import capacity_rps
 from triton_backend.serving.gateway.admission import Admission

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.decisions import Abort, Dispatch, Drop, Hop, SetTimer
 from triton_backend.contract.events import (

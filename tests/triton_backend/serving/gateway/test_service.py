@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions

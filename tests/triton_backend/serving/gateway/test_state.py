@@ -15,7 +15,7 @@ from tests.triton_backend.serving.gateway.gateways import (
     kinds,
     serving,
 )
-from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.reasons import DropReason

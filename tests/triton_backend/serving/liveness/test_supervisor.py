@@ -15,7 +15,7 @@ from tests.triton_backend.serving.gateway.gateways import (
     run_full_batch,
     serving,
 )
-from tests.triton_backend.serving.plans import BATCH, SLO_US, plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.contract.decisions import Dispatch

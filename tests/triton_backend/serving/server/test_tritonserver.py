@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.endpoints import RESTRICTED, TOKEN_HEADER, Endpoints

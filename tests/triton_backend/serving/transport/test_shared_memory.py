@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.triton_backend.serving.plans import tensor
+from tests.triton_backend.serving.small_plans import tensor
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport.emulated_links import MOVES, EmulatedLinks

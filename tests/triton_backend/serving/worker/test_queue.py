@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.triton_backend.serving.artifacts import FACTOR, affine
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.registry import load_runtime

@@ -14,7 +14,7 @@ from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_p
 from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import workspace
 from tests.flows.preparation.building.tensorrt import stage_models as models
-from tests.triton_backend.serving import plans
+from tests.triton_backend.serving import small_plans as plans
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.mps import MpsDaemon

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tests.fakes.cuda import HostCuda
 from tests.fakes.engine import NumpyEngine
-from tests.triton_backend.serving.plans import BATCH, model, plan, stage, tensor
+from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime

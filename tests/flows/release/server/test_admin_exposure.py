@@ -15,7 +15,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState, read_state
 from tests.flows.release.certificates import Authority, Pair
 from tests.ports import free_ports
-from tests.triton_backend.serving.plans import model, plan, stage
+from tests.triton_backend.serving.small_plans import model, plan, stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints, Tls, is_loopback

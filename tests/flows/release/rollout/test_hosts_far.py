@@ -8,7 +8,7 @@ import pytest
 
 from tests.flows.release.far import FarHost, namespace, shaped
 from tests.triton_backend.serving.artifacts import affine
-from tests.triton_backend.serving.plans import model, plan, stage, tensor
+from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from tests.triton_backend.serving.system import wait_for
 
 pytestmark = pytest.mark.slow

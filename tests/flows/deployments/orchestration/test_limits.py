@@ -17,7 +17,7 @@ from flows.deployments.orchestration import lease as prefect_lease
 from flows.deployments.orchestration.limits import WAREHOUSE_WRITER, flow_workspace, holding
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ENOUGH = 3
 HOLD = """
 import sys

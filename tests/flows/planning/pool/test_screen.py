@@ -9,7 +9,7 @@ from flows.planning.pool.integer import prove
 from flows.planning.pool.screen import least_loss, undominated
 from flows.planning.problem import build_problem
 from tests.flows.planning.brute import best_throughput
-from tests.flows.planning.test_brute_force import problems
+from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile

@@ -25,7 +25,7 @@ from flows.release.server.running import (
     status,
 )
 from tests.ports import free_ports
-from tests.triton_backend.serving.plans import model, plan, stage
+from tests.triton_backend.serving.small_plans import model, plan, stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.endpoints import Endpoints
