@@ -6,11 +6,14 @@ from math import fsum
 
 from flows.planning.certificate import decode
 from flows.planning.registry import Inputs, PlanOptions, planner_named
+from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
+
+_RATES = 0.3  # of the time that is left: what deriving batch-building rates may take
 
 
 def make_plan(
@@ -18,8 +21,17 @@ def make_plan(
     cluster: Cluster,
     workload: Workload,
     options: PlanOptions | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """Plan a workload on a cluster.
+
+    Args:
+        profiles: of the workload's models, by name.
+        cluster: GPUs and nodes.
+        workload: models with their SLOs and weights or rates.
+        options: how to plan.
+        watch: the clock of the run, where somebody wants to be told how far it is or to end it; else one
+            with the options' time limit.
 
     Where a model has no batch-building rate, it is derived (`with_rates`); the plan's workload
     carries it, and its option `batch_building_rates` says from what.
@@ -33,8 +45,9 @@ def make_plan(
     planner = planner_named(options.planner)
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
-    workload, rates_from = with_rates(profiles, cluster, workload, options)
-    inputs = Inputs(profiles=profiles, cluster=cluster, workload=workload)
+    watch = watch or Watch(limit_s=options.time_limit_s)
+    workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
+    inputs = Inputs(profiles=profiles, cluster=cluster, workload=workload, watch=watch)
     return decode(inputs, options, planner.plan(inputs, options), rates_from)
 
 
@@ -43,6 +56,7 @@ def with_rates(
     cluster: Cluster,
     workload: Workload,
     options: PlanOptions,
+    watch: Watch | None = None,
 ) -> tuple[Workload, str]:
     """The workload with a batch-building rate for every model, and where the rates come from.
 
@@ -58,9 +72,11 @@ def with_rates(
         return workload, "given"
     free = replace(options, objective="throughput", previous=None, pinned_models=())
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
+    part = (watch or Watch(limit_s=options.time_limit_s)).part(_RATES)
+    inputs = Inputs(profiles=profiles, cluster=cluster, workload=bare, watch=part, prove=False)
     for name in sources:
         try:
-            rates = _throughputs(profiles, cluster, bare, free.for_planner(name))
+            rates = _throughputs(inputs, free.for_planner(name))
         except InfeasibleError:
             if name == sources[-1]:
                 raise
@@ -77,11 +93,9 @@ def _rated(demand: ModelDemand, rate_rps: float) -> ModelDemand:
     return replace(demand, batch_building_rate_rps=rate_rps if given is None else given)
 
 
-def _throughputs(
-    profiles: Mapping[str, ModelProfile], cluster: Cluster, bare: Workload, options: PlanOptions
-) -> dict[str, float]:
+def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:
     """What every model reaches without gathering time (requests/s)."""
-    inputs = Inputs(profiles=profiles, cluster=cluster, workload=bare)
+    bare = inputs.workload
     outcome = planner_named(options.planner).plan(inputs, options)
     served = outcome.promised_rps or [
         fsum(p.rate_rps for p in outcome.pipelines if p.model == number)

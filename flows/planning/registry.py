@@ -16,6 +16,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Objective, Plan
@@ -191,11 +192,19 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a plan is made from; `workload` with the batch-building rates in use."""
+    """What a plan is made from.
+
+    Attributes:
+        workload: with the batch-building rates in use.
+        watch: the clock that planning looks at, and who is told how far it is.
+        prove: whether a proof is wanted; without one, a good plan is enough.
+    """
 
     profiles: Mapping[str, ModelProfile]
     cluster: Cluster
     workload: Workload
+    watch: Watch = field(default_factory=Watch)
+    prove: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

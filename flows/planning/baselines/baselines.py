@@ -50,7 +50,7 @@ def _whole_models(
     """The solved program, the best configuration per model and class, and GPUs of each."""
     single = replace(options, max_partitions=1, gap=0.0, previous=None)
     goal = goal_of(problem, "throughput", options.minimum_rps, np.zeros(len(problem.classes)))
-    found = search(problem, goal, single)
+    found = search(problem, goal, single, inputs.watch, proof=inputs.prove)
     every = enumerate_columns(problem, 1)
     best = _fastest(every)
     columns = every.take(best)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.clock import Stopwatch
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
@@ -29,6 +28,7 @@ from flows.planning.pool.integer import (
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Answer, Limits, solve_integer
+from flows.planning.watch import Watch
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Attempts:
     ceiling: float
     options: PlanOptions
     trace: Trace
-    watch: Stopwatch
+    watch: Watch
     enough: float = np.inf
     nodes: int | None = None
     effort: int = 0
@@ -186,7 +186,7 @@ class Attempts:
             if answer.status in _ENDED or self.settled(ceiling):
                 self.trace.status = "optimal"
                 return ceiling
-            if self.out_of_time():
+            if self.watch.over():
                 self.trace.status = "time limit reached"
                 return ceiling
             if not (improved or thorough):
@@ -204,14 +204,14 @@ class Attempts:
         best = self.best
         program, layout = integer_program(best.problem, columns, best.goal, -np.inf)
         if np.isfinite(cutoff):
-            narrowed = tighten(best.problem, columns, best.goal, cutoff)
+            narrowed = tighten(best.problem, columns, best.goal, cutoff, self.watch)
             if narrowed is None:
                 return None
             program = narrowed.program
         limits = Limits(
             relative_gap=self.options.gap,
             nodes=nodes,
-            seconds=self.seconds_left(),
+            seconds=self.watch.left_s(),
             cutoff=cutoff,
             enough=self.enough,
         )
@@ -268,14 +268,3 @@ class Attempts:
         cells = int(np.isfinite(columns.rate_rps).sum())
         by_size = max(_LEAST_NODES, _NODE_CELLS // max(1, cells))
         return by_size if self.nodes is None else self.nodes
-
-    def seconds_left(self) -> float | None:
-        """What is left of the time limit; None without one."""
-        if self.options.time_limit_s is None:
-            return None
-        return max(0.1, self.options.time_limit_s - self.watch.seconds())
-
-    def out_of_time(self) -> bool:
-        """Whether the time limit is reached."""
-        limit = self.options.time_limit_s
-        return limit is not None and self.watch.seconds() >= limit

@@ -12,6 +12,14 @@ few configurations never fails for want of the right one; in the end none may be
 by column generation: a master program over few configurations, all others priced with one matrix product.
 The bound returned is recomputed from the prices by weak duality, so that it holds for every
 configuration whatever the solver's tolerances were.
+
+**Exact screening: configurations that no better plan can use are dropped.**
+
+With the prices of the relaxation, a plan that runs configuration c with g_s vGPUs per stage loses
+at least Σ_s gpu_price · g_s / v_s - rate_price · min_s(g_s · rate_s) against the bound. A plan
+better than the best one known must lose less than bound - best known. Where even the cheapest whole
+numbers of vGPUs lose more, the configuration is dropped. Among configurations of one model with
+the same vGPU types, one that is at least as fast in every stage replaces the other.
 """
 
 from collections.abc import Mapping
@@ -31,6 +39,7 @@ _PRICE_TOLERANCE = 1e-9
 _FRESH_PER_MODEL = 4
 _BORROWING = 1e6  # score that a borrowed GPU costs
 _BORROWED = 1e-7  # GPUs
+_MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,3 +255,57 @@ def goal_of(problem: Problem, objective: str, minimum_rps: Mapping[str, float],
         price=price,
         fixed=objective != "throughput",
     )
+
+
+def least_loss(problem: Problem, columns: Columns, bound: Bound) -> NDArray[np.float64]:
+    """[n] score that using a configuration costs at least.
+
+    For a rate x the cheapest plan takes ceil(x / rate_s) vGPUs of stage s. The loss only falls
+    where x meets a multiple of a stage's rate, so looking there is enough; beyond the largest
+    multiple looked at, the linear loss bounds it.
+    """
+    price = bound.gpu_price[problem.type_class[columns.types]]
+    price = price / problem.type_divisor[columns.types]
+    price[~np.isfinite(columns.rate_rps)] = 0.0
+    worth = bound.rate_price[columns.model]
+    rate = columns.rate_rps
+    lowest = rate.min(axis=1)
+    reach = np.where(np.isfinite(rate), rate * (_MULTIPLES + 1), np.inf).min(axis=1)
+    best = bound.reduced_cost * reach
+    for s in range(rate.shape[1]):
+        real = np.isfinite(rate[:, s])
+        for multiple in range(1, _MULTIPLES + 1):
+            x = np.where(real, rate[:, s] * multiple, 0.0)
+            vgpus = np.ceil(x[:, None] / rate * (1 - 1e-12))
+            loss = (vgpus * price).sum(axis=1) - worth * x
+            usable = real & (x >= lowest * (1 - 1e-12))
+            np.minimum(best, np.where(usable, loss, np.inf), out=best)
+    return np.maximum(best, 0.0)
+
+
+def undominated(problem: Problem, columns: Columns, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of `rows` that no other of the same model and vGPU types replaces; the first of equals.
+
+    The order of stages does not matter: a stage is worth its type and rate. Round by round the configuration
+    of the highest product of rates in every group stays, and those that it beats go.
+    """
+    real = np.isfinite(columns.rate_rps[rows])
+    key = np.where(real, columns.types[rows], len(problem.types))
+    rate = columns.rate_rps[rows]
+    order = np.lexsort((-rate, key), axis=1)
+    key = np.take_along_axis(key, order, axis=1)
+    rate = np.take_along_axis(rate, order, axis=1)
+    group = columns.model[rows].copy()
+    for s in range(key.shape[1]):
+        group = group * (len(problem.types) + 1) + key[:, s]
+    rate = np.where(np.isfinite(rate), rate, 1.0)
+    order = np.lexsort((-np.log(rate).sum(axis=1), group))
+    group, rate = group[order], rate[order]
+    left, kept = np.arange(len(order)), [np.empty(0, dtype=np.int64)]
+    while len(left):
+        first = np.ones(len(left), dtype=np.bool_)
+        first[1:] = group[left[1:]] != group[left[:-1]]
+        best = left[first]
+        kept.append(best)
+        left = left[np.any(rate[left] > rate[best][np.cumsum(first) - 1], axis=1)]
+    return rows[np.sort(order[np.concatenate(kept)])]

@@ -30,6 +30,7 @@ from flows.planning.pool.columns import Columns
 from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.watch import Watch
 
 _MASTER_NODES = 20_000
 _MASTER_GAP = 1e-6
@@ -76,11 +77,13 @@ class Division:
         best: the best plan known; better ones are put there.
         ceiling: no plan's score is above this.
         solve: plans one model.
+        watch: the clock.
     """
 
     best: Best
     ceiling: float
     solve: Solve
+    watch: Watch
     parts: list[Part] = field(default_factory=list[Part])
     prices: list[tuple[int, NDArray[np.float64]]] = field(
         default_factory=list[tuple[int, NDArray[np.float64]]]
@@ -185,7 +188,8 @@ class Division:
                 build.entries(np.repeat(row, classes), owned[number], -prices)
         self._known_rows(build, owned, z, most)
         program = build.build()
-        answer = solve_integer(program, Limits(relative_gap=_MASTER_GAP, nodes=_MASTER_NODES))
+        limits = Limits(relative_gap=_MASTER_GAP, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        answer = solve_integer(program, limits)
         if answer.values is None:
             return None
         share = [tuple(int(a) for a in np.round(answer.values[row])) for row in owned]

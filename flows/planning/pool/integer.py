@@ -40,6 +40,7 @@ from flows.planning.pool.columns import Columns
 from flows.planning.problem import Problem
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Relaxation
+from flows.planning.watch import Watch
 
 REACHED = 1e-9  # a prescribed rate counts as reached from this close, relatively
 EQUAL = 1e-12  # scores this close, relatively, are equal
@@ -308,15 +309,17 @@ class _Probe:
     owned: list[int]
     cost: NDArray[np.float64]
 
-    def squeeze(self, lower: NDArray[np.float64], upper: NDArray[np.float64]) -> _Box | None:
-        """Narrow a box; None where no plan inside is better."""
+    def squeeze(
+        self, lower: NDArray[np.float64], upper: NDArray[np.float64], watch: Watch
+    ) -> _Box | None:
+        """Narrow a box, as long as there is time; None where no plan inside is better."""
         lower, upper = lower.copy(), upper.copy()
         for number, variable in enumerate(self.owned):
             self.relaxation.bound(variable, float(lower[number]), float(upper[number]))
         for _ in range(_ROUNDS):
             narrowed = False
             for number, variable in enumerate(self.owned):
-                if lower[number] == upper[number]:
+                if lower[number] == upper[number] or watch.over():
                     continue
                 least = self.relaxation.extreme(variable, -1.0)
                 most = self.relaxation.extreme(variable, 1.0)
@@ -342,13 +345,15 @@ def _probe(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> tup
     return _Probe(Relaxation(program), owned, program.cost), program
 
 
-def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Narrowed | None:
+def tighten(
+    problem: Problem, columns: Columns, goal: Goal, cutoff: float, watch: Watch
+) -> Narrowed | None:
     """Narrow the bounds on the GPUs of models; None where no plan reaches `cutoff`.
 
     The row `better` stays out of the program returned: solvers find plans faster without it.
     """
     probe, program = _probe(problem, columns, goal, cutoff)
-    box = probe.squeeze(program.lower[probe.owned], program.upper[probe.owned])
+    box = probe.squeeze(program.lower[probe.owned], program.upper[probe.owned], watch)
     if box is None:
         return None
     plain, _ = integer_program(problem, columns, goal, -np.inf)
@@ -357,7 +362,9 @@ def tighten(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> Na
     return Narrowed(program=replace(plain, lower=lower, upper=upper), ceiling=box.ceiling)
 
 
-def prove(problem: Problem, columns: Columns, goal: Goal, cutoff: float, most_boxes: int) -> float:
+def prove(
+    problem: Problem, columns: Columns, goal: Goal, cutoff: float, most_boxes: int, watch: Watch
+) -> float:
     """What no plan over these configurations exceeds, or `cutoff` where that is less.
 
     Args:
@@ -366,14 +373,17 @@ def prove(problem: Problem, columns: Columns, goal: Goal, cutoff: float, most_bo
         goal: what is asked of the rates.
         cutoff: score from which a plan would be better than the best one known.
         most_boxes: how many ranges may be looked at.
+        watch: ends it earlier.
     """
     probe, program = _probe(problem, columns, goal, cutoff)
     order = count()
-    root = probe.squeeze(program.lower[probe.owned], program.upper[probe.owned])
+    root = probe.squeeze(program.lower[probe.owned], program.upper[probe.owned], watch)
     heap = [] if root is None else [(-root.ceiling, next(order), root)]
     for _ in range(most_boxes):
         if not heap or -heap[0][0] <= cutoff:
             return cutoff
+        if watch.over():
+            break
         box = heap[0][2]
         width = box.upper - box.lower
         widest = int(width.argmax())
@@ -384,7 +394,7 @@ def prove(problem: Problem, columns: Columns, goal: Goal, cutoff: float, most_bo
         for low, high in ((box.lower[widest], middle), (middle + 1, box.upper[widest])):
             lower, upper = box.lower.copy(), box.upper.copy()
             lower[widest], upper[widest] = low, high
-            half = probe.squeeze(lower, upper)
+            half = probe.squeeze(lower, upper, watch)
             if half is not None:
                 heapq.heappush(heap, (-half.ceiling, next(order), half))
     return max(cutoff, -heap[0][0]) if heap else cutoff

@@ -15,7 +15,7 @@ from flows.planning.pool.bound import goal_of
 from flows.planning.pool.columns import Columns, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import search
+from flows.planning.pool.search import MANY, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     BestEffort,
@@ -53,9 +53,17 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     goal = goal_of(whole, options.objective, options.minimum_rps, price)
     kept = pinned(whole, goal, options)
     problem, rest = (whole, goal) if kept is None else kept.rest()
-    found = search(problem, rest, options)
-    running_now = _running(inputs, options, problem)
-    found = break_ties(found, rest, options, running_now, _margins_us(inputs, options, problem))
+    shown = inputs.watch.valuing(lambda score: abs(score if kept is None else kept.score(score)))
+    found = search(problem, rest, options, shown, proof=inputs.prove)
+    if len(problem.models) < MANY:
+        running_now = _running(inputs, options, problem)
+        margins_us = _margins_us(inputs, options, problem)
+        found = break_ties(found, rest, options, running_now, margins_us, shown)
+    else:
+        found.trace.details["ties"] = {
+            "stages": int(np.count_nonzero(found.vgpus)),
+            "proven": False,
+        }
     columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
     watch, beside = Stopwatch(), None
     if not goal.fixed:

@@ -15,22 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
+from flows.planning.decomposition.blocks import Demands
+from flows.planning.decomposition.decompose import Decomposition, Start
 from flows.planning.pool.attempts import Attempts, Best, round_down
-from flows.planning.pool.bound import Bound, Goal, solve_bound
+from flows.planning.pool.blocks import ModelBlocks, Way
+from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
 from flows.planning.pool.integer import prove, tighten
-from flows.planning.pool.screen import least_loss, undominated
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
+# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices,
+# and models from which nothing else is tried.
+_SEVERAL, MANY = 8, 25
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
+_HAIR = 1e-9
+_ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
 
@@ -63,24 +71,45 @@ class Found:
     space: Space
 
 
-def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
+def search(
+    problem: Problem,
+    goal: Goal,
+    options: PlanOptions,
+    watch: Watch | None = None,
+    *,
+    proof: bool = True,
+) -> Found:
     """Find the best plan.
+
+    Without `proof`, a good plan of many models is enough.
 
     Raises:
         InfeasibleError: a model has no feasible configuration, or the rates asked for cannot be
             reached.
     """
     trace = Trace(solver=options.solver)
-    watch = Stopwatch()
+    watch, laps = watch or Watch(limit_s=options.time_limit_s), Stopwatch()
     feasible = enumerate_columns(problem, options.max_partitions)
     columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
     trace.configurations = {"enumerated": feasible.enumerated, "feasible": len(feasible)}
-    trace.seconds["enumerate"] = watch.restart()
+    trace.seconds["enumerate"] = laps.restart()
     bound = solve_bound(problem, columns, goal)
-    trace.seconds["bound"] = watch.restart()
+    trace.seconds["bound"] = laps.restart()
     best = Best(problem, columns, goal)
-    proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
-    trace.seconds["solve"] = watch.restart()
+    proven = bound.score
+    if len(problem.models) < MANY:
+        proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
+    if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
+        trace.configurations["kept"] = len(columns)
+        proven = _decomposed(
+            best, replace(bound, score=proven), options.gap if proof else 1.0, watch
+        )
+        settled = best.gap_to(proven) <= options.gap * (1 + _HAIR)
+        trace.status = "optimal" if settled else "effort limit reached"
+    if watch.over() and best.gap_to(proven) > options.gap:
+        trace.status = "stopped" if watch.stopped() else "time limit reached"
+        trace.notes.append(f"{_ENDS[trace.status]}: this is the best plan found, with its gap")
+    trace.seconds["solve"] = laps.restart()
     if best.vgpus is None:
         raise InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
     used = np.flatnonzero(best.vgpus.any(axis=1))
@@ -92,6 +121,35 @@ def search(problem: Problem, goal: Goal, options: PlanOptions) -> Found:
         trace=trace,
         space=Space(problem=problem, columns=feasible, bound=bound),
     )
+
+
+def _decomposed(best: Best, bound: Bound, gap: float, watch: Watch) -> float:
+    """Improve the best plan model by model, at prices of GPUs; returns a bound."""
+    problem, goal = best.problem, best.goal
+    best.offer(round_down(problem, best.columns, bound.rate_rps, goal))
+    blocks = ModelBlocks(problem, best.columns, watch)
+
+    def offer(ways: list[Way]) -> float:
+        best.offer(blocks.counts(ways))
+        return best.score
+
+    demands = Demands(
+        capacity=problem.gpus,
+        weight=goal.weight,
+        minimum=goal.minimum_rps,
+        price=goal.price,
+        fixed=goal.fixed,
+    )
+    run = Decomposition(
+        blocks=blocks,
+        demands=demands,
+        offer=offer,
+        bound=bound.score,
+        gap=gap,
+        watch=watch,
+        score=best.score,
+    )
+    return run.solve(Start(price=np.maximum(bound.gpu_price - goal.price, 0.0)))
 
 
 @dataclass(slots=True)
@@ -113,7 +171,6 @@ class _Run:
         rows = np.argsort(loss, kind="stable")
         loss = loss[rows]
         best.offer(round_down(best.problem, best.columns, self.bound.rate_rps, best.goal))
-        self.trace.seconds["screen"] = self.attempts.watch.restart()
         proven, kept = self.bound.score, 0
         sizes = self._sizes()
         for number, most in enumerate(sizes):
@@ -125,7 +182,8 @@ class _Run:
             last = most == self._most_columns() or not len(left_out)
             if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
                 proven = min(proven, self._divide(proven))
-                if best.gap_to(proven) <= _CLOSE or self.attempts.out_of_time():
+                several = len(best.problem.models) >= _SEVERAL
+                if best.gap_to(proven) <= _CLOSE or several or self.attempts.watch.over():
                     self._note(0, proven)
                     break
             ceiling = -np.inf
@@ -133,9 +191,10 @@ class _Run:
                 ceiling = self.bound.score - float(loss[kept])
             inside = self.attempts.improve(np.sort(chosen), thorough=last)
             proven = min(proven, max(inside, ceiling, best.score))
-            if last or self.attempts.settled(proven) or self.attempts.out_of_time():
+            self.attempts.watch.report(best.score, proven)
+            if last or self.attempts.settled(proven) or self.attempts.watch.over():
                 more = self.attempts.settled(inside) or self.attempts.far(proven)
-                if len(left_out) and more and not self.attempts.out_of_time():
+                if len(left_out) and more and not self.attempts.watch.over():
                     proven = min(proven, self._whole_space(open_rows))
                 self._note(len(left_out), proven)
                 break
@@ -146,21 +205,24 @@ class _Run:
         """Divide the GPUs among the models; returns a bound."""
 
         def done(bound: float) -> bool:
-            return self.attempts.settled(bound) or self.attempts.out_of_time()
+            self.attempts.watch.report(self.best.score, bound)
+            return self.attempts.settled(bound) or self.attempts.watch.over()
 
-        proven = Division(self.best, proven, self._alone).improve(_DIVISION_EFFORT, done)
+        proven = Division(self.best, proven, self._alone, self.attempts.watch).improve(
+            _DIVISION_EFFORT, done
+        )
         self.trace.status = "optimal" if self.attempts.settled(proven) else "effort limit reached"
-        if self.attempts.out_of_time():
+        if self.attempts.watch.over():
             self.trace.status = "time limit reached"
         return proven
 
     def _alone(self, part: Part, bound: Bound, enough: float, times: int) -> Alone:
         """Plan one model on the GPUs it was given."""
-        options = replace(self.attempts.options, time_limit_s=self.attempts.seconds_left())
+        options, watch = self.attempts.options, self.attempts.watch.part(1.0)
         best = Best(part.problem, part.columns, part.goal)
         trace = Trace(solver=options.solver)
         attempts = Attempts(
-            best, bound.score, options, trace, Stopwatch(), enough, nodes=_ALONE_NODES * times
+            best, bound.score, options, trace, watch, enough, nodes=_ALONE_NODES * times
         )
         most = _Run(attempts, bound).solve()
         return Alone(
@@ -176,13 +238,13 @@ class _Run:
         if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
             return self.bound.score
         columns = best.columns.take(np.sort(rows))
-        narrowed = tighten(best.problem, columns, best.goal, cutoff)
+        narrowed = tighten(best.problem, columns, best.goal, cutoff, self.attempts.watch)
         if narrowed is None:
             self.trace.status = "optimal"
             return cutoff
         if self.attempts.short or not self.attempts.far(narrowed.ceiling):
             return max(cutoff, narrowed.ceiling)
-        return prove(best.problem, columns, best.goal, cutoff, _BOXES)
+        return prove(best.problem, columns, best.goal, cutoff, _BOXES, self.attempts.watch)
 
     def _sizes(self) -> list[int]:
         """How many configurations each integer program may have, the last one the most."""
@@ -200,5 +262,3 @@ class _Run:
                 f"{left_out} configurations that the exact screen left open were set aside; "
                 "the gap covers them through the relaxation's bound"
             )
-        if self.trace.status == "time limit reached":
-            self.trace.notes.append("time limit hit: this is the best plan found, with its gap")

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.pool.bound import Goal
+from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
     EQUAL,
@@ -42,7 +42,6 @@ from flows.planning.pool.integer import (
     score_of,
     values_of,
 )
-from flows.planning.pool.screen import least_loss
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.pool.sustained_load import BURSTS, Sustained, needed_by
@@ -50,6 +49,7 @@ from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.watch import Watch
 
 # Configurations looked at, those with the least loss, and branch-and-bound nodes × stages of
 # configurations that each solve may take: a look, or more where a plan is in force.
@@ -111,6 +111,7 @@ def break_ties(
     options: PlanOptions,
     running: Mapping[Use, int],
     margin_us: NDArray[np.float64],
+    clock: Watch,
 ) -> Found:
     """The same objective, better sustained, with fewer stages and fewer GPUs that change hands.
 
@@ -120,17 +121,19 @@ def break_ties(
         options: the time limit, and whether a plan is in force.
         running: how many GPUs run what under the plan in force; empty without one.
         margin_us: [models] what their margins leave of the SLOs.
+        clock: nothing is looked at any more once it is over.
     """
+    if clock.over():
+        return found
     watch = Stopwatch()
     in_force = options.previous is not None
     most, node_cells = _IN_FORCE if in_force else _LOOK
     tied, vgpus, proven = _tied(found, goal, (running, margin_us), most)
     nodes = max(1, node_cells // int(np.isfinite(tied.columns.rate_rps).sum()))
-    limit = options.time_limit_s
     limits = Limits(
         relative_gap=0.0,
         nodes=nodes,
-        seconds=None if limit is None else limit * _SHARE,
+        seconds=clock.part(_SHARE).left_s(),
     )
     ties: dict[str, Any] = found.trace.details.setdefault("ties", {})
     least = -np.inf

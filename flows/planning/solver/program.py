@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from triton_backend.contract.errors import InvariantError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -86,6 +88,9 @@ class ProgramBuilder:
         lower, upper, cost, whole = np.concatenate(self._variables, axis=1)
         variables, rows, values = np.concatenate(self._entries, axis=1)
         order = np.lexsort((rows, variables))
+        again = (np.diff(variables[order]) == 0) & (np.diff(rows[order]) == 0)
+        if np.any(again):  # solvers corrupt their memory over an entry that is given twice
+            raise InvariantError(f"{int(again.sum())} entries of a program are given twice")
         starts = np.searchsorted(variables[order], np.arange(self._count + 1))
         return Program(
             cost=cost,

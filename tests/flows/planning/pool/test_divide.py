@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.clock import Stopwatch
 from flows.planning import PlanOptions
 from flows.planning.pool.attempts import Attempts, Best
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
@@ -15,6 +14,7 @@ from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.search import _Run
 from flows.planning.problem import Problem, build_problem
 from flows.planning.registry import Trace
+from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput, least_price
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from tests.flows.planning.small import cluster, profile, workload
@@ -34,7 +34,7 @@ def divided(problem: Problem, goal: Goal, stages: int) -> tuple[float, float]:
     columns = enumerate_columns(problem, stages)
     bound = solve_bound(problem, columns, goal)
     best = Best(problem, columns, goal)
-    run = _Run(Attempts(best, bound.score, OPTIONS, Trace(), Stopwatch()), bound)
+    run = _Run(Attempts(best, bound.score, OPTIONS, Trace(), Watch()), bound)
     proven = run._divide(bound.score)
     return best.score, proven
 

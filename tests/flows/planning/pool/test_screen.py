@@ -3,11 +3,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
-from flows.planning.pool.bound import goal_of, solve_bound
+from flows.planning.pool.bound import goal_of, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import prove
-from flows.planning.pool.screen import least_loss, undominated
 from flows.planning.problem import build_problem
+from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster
@@ -36,4 +36,4 @@ def test_no_step_of_the_proof_loses_the_best_plan(
     rows = undominated(arrays, columns, np.arange(len(columns)))
     loss = least_loss(arrays, columns, bound)
     kept = columns.take(rows[loss[rows] <= bound.score - best * (1 - 1e-9)])
-    assert prove(arrays, kept, goal, best * 0.9, boxes) >= best * (1 - 1e-9)
+    assert prove(arrays, kept, goal, best * 0.9, boxes, Watch()) >= best * (1 - 1e-9)

@@ -13,6 +13,7 @@ from flows.planning.pool.sustained_load import Sustained, needed_by
 from flows.planning.pool.tie_break import break_ties
 from flows.planning.problem import build_problem
 from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
@@ -50,7 +51,7 @@ def test_ties_cost_nothing_of_the_objective_and_sustain_no_less(
     problem = build_problem(profiles, tiny, workload(*DEMANDS), OPTIONS)
     goal = goal_of(problem, "throughput", {}, np.zeros(len(problem.classes)))
     found = search(problem, goal, OPTIONS)
-    settled = break_ties(found, goal, OPTIONS, {}, MARGINS_US)
+    settled = break_ties(found, goal, OPTIONS, {}, MARGINS_US, Watch())
     assert lowest_share(settled.columns, settled.vgpus, goal) >= found.score * (1 - 1e-9)
     assert value(settled, found.score) >= value(found, found.score) - 2e-3
     plan = make_plan(profiles, tiny, workload(*DEMANDS), OPTIONS)

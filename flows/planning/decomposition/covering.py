@@ -1,0 +1,168 @@
+"""Cheap ways made of bricks: an unbounded covering knapsack per block.
+
+A brick is a way that may be taken any number of times and adds up with others of its block: its vector and
+its rate. At given prices, bricks that another one beats in cost and rate are left out; over the rest,
+
+    f(j) = min over bricks of  cost + f(j - length)        f(j): the least cost of a rate of j · (demand / J)
+
+The true rate of every f(j) is carried along, so that rounding to J steps costs next to nothing. The
+result is cheap, seldom proven: bricks that share a resource may be cheaper together.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.scheduler.compiled import entry, kernel
+
+STEPS = 400  # J
+_FAR = 1e300
+_EXACT = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covers:
+    """A way per block made of bricks.
+
+    Attributes:
+        cost, rate: [B].
+        vector: [B, K].
+        parts: per block the numbers of its bricks, repeated where one is taken several times.
+    """
+
+    cost: NDArray[np.float64]
+    vector: NDArray[np.int64]
+    rate: NDArray[np.float64]
+    parts: tuple[NDArray[np.int64], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bricks:
+    """Bricks of B blocks, sorted by block, then by rate, the highest first.
+
+    Attributes:
+        start: [B + 1] where the bricks of each block begin, and their end.
+        vector: [n, K] whole resources.
+        rate: [n].
+    """
+
+    start: NDArray[np.int64]
+    vector: NDArray[np.int64]
+    rate: NDArray[np.float64]
+
+    def cheapest(self, price: NDArray[np.float64], demand: NDArray[np.float64]) -> Covers:
+        """A cheap way for every block to deliver its demand [B] at prices [K]."""
+        blocks, shape = len(demand), (len(demand), STEPS + 1)
+        cost = self.vector @ price
+        tables = _Tables(
+            front=np.empty(len(cost), dtype=np.int64),
+            fronts=np.empty(blocks + 1, dtype=np.int64),
+            least=np.empty(shape),
+            have=np.empty(shape),
+            brick=np.empty(shape, dtype=np.int64),
+            before=np.empty(shape, dtype=np.int64),
+        )
+        _cover(self.start, cost, self.rate, demand, tables)
+        parts = tuple(_parts(tables.brick[b], tables.before[b]) for b in range(blocks))
+        vector = np.zeros((blocks, self.vector.shape[1]), dtype=np.int64)
+        rate = np.zeros(blocks)
+        for b, own in enumerate(parts):
+            vector[b], rate[b] = self.vector[own].sum(axis=0), self.rate[own].sum()
+        return Covers(
+            cost=np.where(tables.least[:, STEPS] < _FAR, tables.least[:, STEPS], np.inf),
+            vector=vector,
+            rate=rate,
+            parts=parts,
+        )
+
+
+def _parts(brick: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bricks on the way back from the last step to 0."""
+    parts: list[int] = []
+    step = STEPS
+    while step > 0 and brick[step] >= 0:
+        parts.append(int(brick[step]))
+        step = int(before[step])
+    return np.array(sorted(parts), dtype=np.int64)
+
+
+class _Tables(NamedTuple):
+    """What the kernel fills in; f(j) is in the row of its block, place j.
+
+    Attributes:
+        front: [n] bricks that no other of their block beats, block by block.
+        fronts: [B + 1] where those of each block begin in `front`.
+        least: [B, J + 1] f(j), far where it is out of reach.
+        have: [B, J + 1] the true rate of f(j).
+        brick: [B, J + 1] the last brick of f(j), -1 for none.
+        before: [B, J + 1] the step that this brick was added to.
+    """
+
+    front: NDArray[np.int64]
+    fronts: NDArray[np.int64]
+    least: NDArray[np.float64]
+    have: NDArray[np.float64]
+    brick: NDArray[np.int64]
+    before: NDArray[np.int64]
+
+
+@entry
+def _cover(
+    start: NDArray[np.int64],
+    cost: NDArray[np.float64],
+    rate: NDArray[np.float64],
+    demand: NDArray[np.float64],
+    tables: _Tables,
+) -> None:
+    """Fill in the tables of every block; see the head of this file.
+
+    Args:
+        start: [B + 1] bricks of block b are start[b] … start[b + 1] - 1, by falling rate.
+        cost: [n] of every brick.
+        rate: [n] of every brick.
+        demand: [B] rate that a block must reach, greater than 0.
+        tables: what is filled in.
+    """
+    count = 0
+    for b in range(len(demand)):
+        tables.fronts[b] = count
+        cheapest = _FAR
+        for i in range(start[b], start[b + 1]):
+            if cost[i] < cheapest:  # by falling rate: only what is cheaper than all faster ones
+                cheapest = cost[i]
+                tables.front[count] = i
+                count += 1
+    tables.fronts[len(demand)] = count
+    for b in range(len(demand)):
+        unit = demand[b] / STEPS
+        tables.least[b, 0], tables.have[b, 0] = 0.0, 0.0
+        tables.brick[b, 0], tables.before[b, 0] = -1, 0
+        for j in range(1, STEPS + 1):
+            _step(b, j, unit, cost, rate, tables)
+
+
+@kernel
+def _step(
+    b: int,
+    j: int,
+    unit: float,
+    cost: NDArray[np.float64],
+    rate: NDArray[np.float64],
+    tables: _Tables,
+) -> None:
+    """f(j) of block b from those before it; a step is `unit` of its rate."""
+    lowest, reached, last, source = _FAR, 0.0, -1, 0
+    for f in range(tables.fronts[b], tables.fronts[b + 1]):
+        i = tables.front[f]
+        p = max(0, j - int(rate[i] / unit * (1 + _EXACT)))
+        # One step less may do, because its true rate is higher than its number says.
+        if p > 0 and tables.have[b, p - 1] + rate[i] >= j * unit * (1 - _EXACT):
+            p -= 1
+        price = tables.least[b, p] + cost[i]
+        rates = tables.have[b, p] + rate[i]
+        if price < lowest * (1 - _EXACT) or (price <= lowest and rates > reached):
+            lowest, reached, last, source = price, rates, i, p
+    tables.least[b, j], tables.have[b, j] = lowest, reached
+    tables.brick[b, j], tables.before[b, j] = last, source

@@ -1,0 +1,85 @@
+"""The clock of a planning run: its time limit, its interruption, and who is told how far it is.
+
+Every phase of a planner looks at it. Without a limit and without an interruption it changes nothing, so
+that the same inputs give the same plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from threading import Event
+
+from flows.clock import Stopwatch
+
+_LEAST_S = 0.02  # a solver that is called gets at least so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is: seconds since its start, the best value known, what none exceeds, the gap.
+
+    `value`, `bound` and `gap` are None as long as nothing is known of them.
+    """
+
+    seconds: float
+    value: float | None
+    bound: float | None
+    gap: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """The clock of one run.
+
+    Attributes:
+        limit_s: seconds from the start that the run may take; None for no limit.
+        tell: called whenever a better plan or a better bound is known.
+        value_of: the objective's value of a score: scores are maximised, whatever the objective.
+    """
+
+    limit_s: float | None = None
+    tell: Callable[[Progress], None] | None = None
+    value_of: Callable[[float], float] = float
+    _clock: Stopwatch = field(default_factory=Stopwatch)
+    _stop: Event = field(default_factory=Event)
+
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.seconds()
+
+    def left_s(self) -> float | None:
+        """Seconds that are left, a little at least; None where there is no limit."""
+        if self.limit_s is None:
+            return None
+        return max(_LEAST_S, self.limit_s - self.seconds())
+
+    def over(self) -> bool:
+        """Whether the run shall end with what it has."""
+        return self._stop.is_set() or (self.limit_s is not None and self.seconds() >= self.limit_s)
+
+    def stop(self) -> None:
+        """End the run with what it has."""
+        self._stop.set()
+
+    def stopped(self) -> bool:
+        """Whether somebody ended the run."""
+        return self._stop.is_set()
+
+    def part(self, share: float) -> "Watch":
+        """The same clock for a first part of the run, which tells nobody: a share of what is left."""
+        left = self.left_s()
+        limit = None if left is None else self.seconds() + share * left
+        return replace(self, limit_s=limit, tell=None)
+
+    def valuing(self, value_of: Callable[[float], float]) -> "Watch":
+        """The same clock for a planner whose scores mean other values."""
+        return replace(self, value_of=value_of)
+
+    def report(self, score: float, bound: float) -> None:
+        """Tell whoever wants to know of the best score, and of what no score exceeds."""
+        if self.tell is None:
+            return
+        value = self.value_of(score) if isfinite(score) else None
+        limit = self.value_of(bound) if isfinite(bound) else None
+        gap = None if not value or limit is None else abs(limit - value) / value
+        self.tell(Progress(seconds=self.seconds(), value=value, bound=limit, gap=gap))
