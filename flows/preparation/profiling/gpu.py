@@ -13,12 +13,11 @@ from flows.preparation.profiling.measure import (
     Store,
     measure_cells,
 )
-from flows.preparation.profiling.model_profile import store_cell
+from flows.preparation.profiling.model_profile import CellStore, cells_done
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
-from warehouse.profiles import measured_cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +113,12 @@ def gpu_profile_step(
     """
     report = engine_step(work, split, [wanted.name], options)
     targets = targets_of(split, wanted, report, tuple(range(1, max(options.batches) + 1)))
-    with work.open() as warehouse:
-        keys = [target.artifact.name for target in targets]
-        done = {CellKey(split.name, *c) for c in measured_cells(warehouse, split.key, keys)}
+    with CellStore(work, split) as store:
         measured = measure_on_gpu(
             targets,
             wanted.gpu,
-            done=done,
-            store=lambda cell: store_cell(warehouse, split.key, cell),
+            done=cells_done(work, split, targets),
+            store=store.add,
             progress=progress,
             limits=limits,
         )

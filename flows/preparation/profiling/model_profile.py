@@ -5,8 +5,10 @@ What an earlier run left is found by content, and said to be reused.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
-from flows.clock import now_utc
+from flows.clock import Stopwatch, now_utc
 from flows.preparation.building.keys import BuiltArtifact
 from flows.preparation.building.onnxruntime import CpuClass, build_step
 from flows.preparation.profiling.measure import (
@@ -22,7 +24,6 @@ from flows.preparation.profiling.ratio import SumRatio, WholeTarget, measure_rat
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
-from warehouse.db import Warehouse
 from warehouse.profiles import (
     CellRecord,
     add_cells,
@@ -31,6 +32,8 @@ from warehouse.profiles import (
     read_profile,
     sum_ratios,
 )
+
+STORE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def profile_step(
 ) -> Prepared:
     """Measure every cell that is missing and the whole model beside the sum of its blocks.
 
-    Cells are stored one by one, so an interruption loses at most one.
+    An interruption loses the cell that was being measured; a kill, those of the last two seconds.
 
     Raises:
         InputError: an artifact cannot be loaded, or a batch is beyond what the split was checked
@@ -78,17 +81,15 @@ def profile_step(
         raise InputError("batches", f"{list(batches)} exceed the split's {split.max_batch}")
     artifacts = build_step(work, split, classes)
     targets = _targets(split, classes, artifacts, batches)
-    with work.open() as warehouse:
-        cells = [target.artifact.name for target in targets]
-        done = {CellKey(split.name, *c) for c in measured_cells(warehouse, split.key, cells)}
+    with CellStore(work, split) as store:
         measured = measure_cells(
             targets,
-            done=done,
-            store=lambda cell: store_cell(warehouse, split.key, cell),
+            done=cells_done(work, split, targets),
+            store=store.add,
             progress=progress,
             limits=limits,
         )
-        ratios = _ratios(warehouse, split, classes, artifacts, limits, fresh=measured > 0)
+    ratios = _ratios(work, split, classes, artifacts, limits, fresh=measured > 0)
     every = [artifact for stages in artifacts.values() for artifact in stages.values()]
     reused = sum(artifact.reused for artifact in every)
     return Prepared(
@@ -123,25 +124,67 @@ def _targets(
     ]
 
 
-def store_cell(warehouse: Warehouse, model_key: str, cell: MeasuredCell) -> None:
-    """Store one cell, which is complete in itself."""
-    record = CellRecord(
-        block=cell.key.block,
-        gpu_class=cell.key.gpu_class,
-        vgpu_divisor=cell.key.vgpu_divisor,
-        batch=cell.key.batch,
-        mean_us=cell.latency.mean_us,
-        artifact=cell.artifact,
-        p50_us=cell.latency.p50_us,
-        p99_us=cell.latency.p99_us,
-        runs=cell.latency.runs,
-        interval=cell.latency.ci_relative,
-    )
-    add_cells(warehouse, model_key, [record], now_utc())
+def cells_done(
+    work: Workspace, split: SplitModel, targets: Sequence[ProfileTarget]
+) -> set[CellKey]:
+    """Cells of a model that were measured with exactly these artifacts."""
+    keys = [target.artifact.name for target in targets]
+    with work.open(read_only=True) as warehouse:
+        return {CellKey(split.name, *c) for c in measured_cells(warehouse, split.key, keys)}
+
+
+class CellStore:
+    """Cells on their way to the warehouse, which is open only while some of them are stored.
+
+    They are stored every two seconds, and at the end however it comes: opening the file costs more
+    than measuring a quick cell, and whoever else needs the file finds it free in between.
+    """
+
+    def __init__(self, work: Workspace, split: SplitModel) -> None:
+        self._work, self._split = work, split
+        self._waiting: list[CellRecord] = []
+        self._since = Stopwatch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._flush()
+
+    def add(self, cell: MeasuredCell) -> None:
+        """Take one cell, which is complete in itself."""
+        self._waiting.append(
+            CellRecord(
+                block=cell.key.block,
+                gpu_class=cell.key.gpu_class,
+                vgpu_divisor=cell.key.vgpu_divisor,
+                batch=cell.key.batch,
+                mean_us=cell.latency.mean_us,
+                artifact=cell.artifact,
+                p50_us=cell.latency.p50_us,
+                p99_us=cell.latency.p99_us,
+                runs=cell.latency.runs,
+                interval=cell.latency.ci_relative,
+            )
+        )
+        if self._since.seconds() >= STORE_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            with self._work.open() as warehouse:
+                add_cells(warehouse, self._split.key, self._waiting, now_utc())
+        self._waiting.clear()
+        self._since.restart()
 
 
 def _ratios(
-    warehouse: Warehouse,
+    work: Workspace,
     split: SplitModel,
     classes: Sequence[CpuClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
@@ -150,11 +193,13 @@ def _ratios(
     fresh: bool,
 ) -> dict[tuple[str, int, int], float]:
     """Sum of blocks over whole at batch 1 of every class, measured where cells were."""
-    known = sum_ratios(warehouse, split.key)
+    with work.open(read_only=True) as warehouse:
+        known = sum_ratios(warehouse, split.key)
     names = [c.device.name for c in classes]
     missing = [n for n in names if fresh or (n, 1, 1) not in known]
     if missing:
-        profile, _ = read_profile(warehouse, split.name, missing)
+        with work.open(read_only=True) as warehouse:
+            profile, _ = read_profile(warehouse, split.name, missing)
         targets = [
             WholeTarget(
                 model=split.name,
@@ -165,16 +210,13 @@ def _ratios(
             for name in missing
             if (name, 1) in profile.latency_us
         ]
-        measure_ratios(
-            targets, store=lambda ratio: _store_ratio(warehouse, split.key, ratio), limits=limits
-        )
-    return {
-        place: ratio
-        for place, ratio in sum_ratios(warehouse, split.key).items()
-        if place[0] in names
-    }
+        measure_ratios(targets, store=lambda ratio: _store_ratio(work, split, ratio), limits=limits)
+        with work.open(read_only=True) as warehouse:
+            known = sum_ratios(warehouse, split.key)
+    return {place: ratio for place, ratio in known.items() if place[0] in names}
 
 
-def _store_ratio(warehouse: Warehouse, model_key: str, ratio: SumRatio) -> None:
+def _store_ratio(work: Workspace, split: SplitModel, ratio: SumRatio) -> None:
     place = (ratio.gpu_class, ratio.vgpu_divisor, ratio.batch)
-    add_sum_ratio(warehouse, model_key, place, (ratio.blocks_us, ratio.whole_us), now_utc())
+    with work.open() as warehouse:
+        add_sum_ratio(warehouse, split.key, place, (ratio.blocks_us, ratio.whole_us), now_utc())
