@@ -16,8 +16,8 @@ from flows.planning.problem import build_problem
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.brute import best_throughput, least_price, rates_by_room
+from tests.flows.planning.pool.test_plan_brute_force import problems
 from tests.flows.planning.small import cluster, profile
-from tests.flows.planning.test_brute_force import problems
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
