@@ -5,7 +5,7 @@ so making one must cost little.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar, dataclass_transform
+from typing import NamedTuple, TypeVar, dataclass_transform
 
 from triton_backend.contract.reasons import DropReason
 
@@ -22,9 +22,10 @@ def message(kind: type[Kind]) -> type[Kind]:
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(kind)
 
 
-@message
-class Hop:
+class Hop(NamedTuple):
     """One stage of a batch's path with its reserved intervals [start, end).
+
+    The same from the kernels' answer over the wire to the worker: five integers, in this order.
 
     The transfer is the move *into* this stage; for stage 0 both its instants equal the instant of
     dispatch (unless the input's transfer is counted too).

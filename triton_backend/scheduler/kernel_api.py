@@ -333,18 +333,7 @@ def decode_dispatch(answer: list[int], at: int, end: int) -> Dispatch:
         pipeline=pipeline,
         request_ids=tuple(answer[ids:hops]),
         samples=samples,
-        hops=tuple(
-            [
-                Hop(
-                    vgpu=answer[k],
-                    transfer_start_us=answer[k + 1],
-                    transfer_end_us=answer[k + 2],
-                    start_us=answer[k + 3],
-                    end_us=answer[k + 4],
-                )
-                for k in range(hops, end, HOP)
-            ]
-        ),
+        hops=tuple([Hop(*answer[k : k + HOP]) for k in range(hops, end, HOP)]),
     )
 
 

@@ -13,6 +13,7 @@ from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, SentFrame
 from tests.triton_backend.serving.small_plans import SLO_US, plan, tensor, two_stage
 from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
+from triton_backend.contract.decisions import Hop
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
@@ -30,7 +31,6 @@ from triton_backend.serving.transport.wire import (
     BatchBody,
     FailureBody,
     Header,
-    HopGrant,
     Kind,
     frame,
     pack_batch,
@@ -356,9 +356,11 @@ def test_a_worker_takes_express_requests_from_its_scheduler_only(system: LocalSy
     stranger = socket.socket(socket.AF_UNIX)
     stranger.settimeout(WAIT_SECONDS)
     stranger.connect(path)
-    hops = (HopGrant(0, 0, 0, 0, 1), HopGrant(1, 0, 0, 0, 1))
+    hops = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1))
     size = deployment.worker_layout(0).payload_bytes(1)
-    body = pack_batch(BatchBody(0, 0, 1, deployment.express_slots(0).start, 0, 0, 0, 5, hops))
+    body = pack_batch(
+        BatchBody(0, 0, 1, deployment.express_slots(0).start, 0, 0, 0, 5, hops, (0, 0))
+    )
     data = frame(Kind.BATCH, body, batch_id=1, plan_tag=deployment.tag, payload_bytes=size)
     stranger.sendall(data)
     assert stranger.recv(1) == b""  # refused: the worker closed it

@@ -122,9 +122,8 @@ class FrontBatches:
             if request is not None:
                 requests.append(request)
                 samples += request.samples
-        first = body.hops[0]
-        channel = self._channels.to_worker(generation.deployment, first.vgpu)
-        place = channel.acquire(first.slot) if channel is not None and samples else None
+        channel = self._channels.to_worker(generation.deployment, body.hops[0].vgpu)
+        place = channel.acquire(body.slots[0]) if channel is not None and samples else None
         if channel is None or place is None:
             self._unusable(header, bool(samples))
             return
@@ -153,6 +152,7 @@ class FrontBatches:
             now_us,
             NONE,
             body.hops,
+            body.slots,
         )
         data = frame(
             Kind.BATCH,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract import decisions, events
-from triton_backend.contract.decisions import Decision, Dispatch, Drop
+from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import Clock
@@ -170,7 +170,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
         if kind == Refused.__name__:
             continue  # the core never saw it
         if kind == "Dispatch":
-            data["hops"] = tuple(decisions.Hop(**hop) for hop in data["hops"])
+            data["hops"] = tuple(Hop(**hop) for hop in data["hops"])
             data["request_ids"] = tuple(data["request_ids"])
         if kind == "Drop":
             data["reason"] = DropReason.parse(data["reason"])

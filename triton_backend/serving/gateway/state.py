@@ -51,14 +51,15 @@ from triton_backend.serving.transport.wire import (
     LOCALS,
     NONE,
     ArrivalBody,
+    BatchBody,
     DropBody,
     Kind,
     PlanBody,
     TimesBody,
     frame,
-    pack_batch_path,
+    pack_batch,
+    pack_dispatch,
     pack_drop,
-    pack_path,
     pack_plan,
 )
 
@@ -199,22 +200,21 @@ class ExpressArrivals:
         if arrival is None or len(arrivals) > 1 or dispatch.hops[0].vgpu not in self._here:
             return None
         model, samples = dispatch.model, dispatch.samples
-        body = pack_batch_path(
-            (
-                model,
-                dispatch.pipeline,
-                samples,
-                arrival.express_slot,
-                arrival.payload_checksum,
-                now_us,
-                now_us,
-                arrival.request,
-            ),
-            _path(dispatch, slots),
+        body = BatchBody(
+            model,
+            dispatch.pipeline,
+            samples,
+            arrival.express_slot,
+            arrival.payload_checksum,
+            now_us,
+            now_us,
+            arrival.request,
+            dispatch.hops,
+            tuple(slots),
         )
         return frame(
             Kind.BATCH,
-            body,
+            pack_batch(body),
             batch_id=batch_number,
             plan_tag=self._tag,
             payload_bytes=samples * self._bytes_per_sample[model],
@@ -732,8 +732,8 @@ class Gateway:
             worker = WorkerAddress(served.deployment.generation, dispatch.hops[0].vgpu)
             self._send(worker, express)
             return
-        requests = tuple([request % LOCALS for request in dispatch.request_ids])
-        body = pack_path(dispatch.pipeline, dispatch.samples, _path(dispatch, slots), requests)
+        requests = [request % LOCALS for request in dispatch.request_ids]
+        body = pack_dispatch(dispatch.pipeline, dispatch.samples, dispatch.hops, slots, requests)
         tag = served.deployment.tag
         self._send(front, frame(Kind.DISPATCH, body, batch_id=number, plan_tag=tag))
 
@@ -778,14 +778,6 @@ def _past(times: TimesBody, now_us: int) -> tuple[int, int]:
     """Times of another host may be a little ahead of ours; nothing ended after it was reported."""
     end_us = min(times.end_us, now_us)
     return min(times.start_us, end_us), end_us
-
-
-def _path(dispatch: Dispatch, slots: Sequence[int]) -> list[int]:
-    """The fields of a batch's `HopGrant`s one after the other."""
-    path: list[int] = []
-    for stage, hop in enumerate(dispatch.hops):
-        path += (hop.vgpu, slots[stage], hop.transfer_start_us, hop.start_us, hop.end_us)
-    return path
 
 
 def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:

@@ -11,12 +11,13 @@ Here: kinds, header, bodies. Not here: sockets (`connection`), tensors in memory
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
+from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.reasons import DropReason
 
@@ -267,16 +268,6 @@ def _integer(data: Mapping[str, object], name: str) -> int:
 # Bodies that every request pays for: tuples, packed and unpacked
 
 
-class HopGrant(NamedTuple):
-    """One stage of a batch's path: who runs it, in which slot, at which reserved instants (µs)."""
-
-    vgpu: int
-    slot: int
-    transfer_start_us: int
-    start_us: int
-    end_us: int
-
-
 class ArrivalBody(NamedTuple):
     """A request as the front numbered it, and the express slot its tensors lie in, if any."""
 
@@ -298,11 +289,12 @@ class DropBody(NamedTuple):
 
 
 class DispatchBody(NamedTuple):
-    """Gather these requests and send them along these hops."""
+    """Gather these requests and send them along these hops, into the slots granted there."""
 
     pipeline: int
     samples: int
-    hops: tuple[HopGrant, ...]
+    hops: tuple[Hop, ...]
+    slots: tuple[int, ...]
     requests: tuple[int, ...]
 
 
@@ -320,7 +312,8 @@ class BatchBody(NamedTuple):
     transfer_start_us: int
     available_us: int
     express: int
-    hops: tuple[HopGrant, ...]
+    hops: tuple[Hop, ...]
+    slots: tuple[int, ...]
 
 
 class AnswerBody(NamedTuple):
@@ -345,9 +338,9 @@ _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqi")
 _DISPATCH = struct.Struct("<iiHH")
 _BATCH = struct.Struct("<iiiiIqqqH")
-_HOP = struct.Struct("<iiqqq")
+_HOP = struct.Struct("<iqqqq")
 _HOP_FIELDS = _HOP.format[1:]  # without the byte order
-_HOP_LENGTH = len(_HOP_FIELDS)
+_HOP_AND_SLOT_BYTES = _HOP.size + 4
 _ANSWER = struct.Struct("<iiIq")
 _TIMES = struct.Struct("<iqq")
 
@@ -390,54 +383,50 @@ def unpack_drop(body: bytes) -> DropBody:
     return DropBody(request, reason, *rest)
 
 
-def pack_dispatch(message: DispatchBody) -> bytes:
-    """Body of DISPATCH."""
-    path = [number for hop in message.hops for number in hop]
-    return pack_path(message.pipeline, message.samples, path, message.requests)
-
-
-def pack_path(pipeline: int, samples: int, path: list[int], requests: tuple[int, ...]) -> bytes:
-    """Body of DISPATCH from the fields of its `HopGrant`s one after the other."""
-    hops = len(path) // _HOP_LENGTH
-    layout = _dispatch_layout(hops, len(requests))
-    return layout.pack(pipeline, samples, hops, len(requests), *path, *requests)
+def pack_dispatch(
+    pipeline: int,
+    samples: int,
+    hops: tuple[Hop, ...],
+    slots: Sequence[int],
+    requests: Sequence[int],
+) -> bytes:
+    """Body of DISPATCH, from the fields of a `DispatchBody`."""
+    layout = _dispatch_layout(len(hops), len(requests))
+    return layout.pack(
+        pipeline, samples, len(hops), len(requests), *chain.from_iterable(hops), *slots, *requests
+    )
 
 
 @cache
 def _dispatch_layout(hops: int, requests: int) -> struct.Struct:
-    return struct.Struct(f"{_DISPATCH.format}{hops * _HOP_FIELDS}{requests}q")
+    return struct.Struct(f"{_DISPATCH.format}{hops * _HOP_FIELDS}{hops}i{requests}q")
 
 
 def unpack_dispatch(body: bytes) -> DispatchBody:
     """Inverse of `pack_dispatch`."""
     pipeline, samples, hops, requests = _unpack_start(_DISPATCH, body)
     at = _DISPATCH.size
-    _need(body, at + hops * _HOP.size + 8 * requests)
-    numbers = struct.unpack_from(f"<{requests}q", body, at + hops * _HOP.size)
-    return DispatchBody(pipeline, samples, _hops(body, at, hops), numbers)
+    _need(body, at + hops * _HOP_AND_SLOT_BYTES + 8 * requests)
+    numbers = struct.unpack_from(f"<{requests}q", body, at + hops * _HOP_AND_SLOT_BYTES)
+    return DispatchBody(pipeline, samples, *_path(body, at, hops), numbers)
 
 
 def pack_batch(message: BatchBody) -> bytes:
     """Body of BATCH."""
-    return pack_batch_path(message[:-1], [number for hop in message.hops for number in hop])
-
-
-def pack_batch_path(start: tuple[int, ...], path: list[int]) -> bytes:
-    """Body of BATCH from its fields before the hops, and those of its `HopGrant`s."""
-    hops = len(path) // _HOP_LENGTH
-    return _batch_layout(hops).pack(*start, hops, *path)
+    *start, hops, slots = message
+    return _batch_layout(len(hops)).pack(*start, len(hops), *chain.from_iterable(hops), *slots)
 
 
 @cache
 def _batch_layout(hops: int) -> struct.Struct:
-    return struct.Struct(f"{_BATCH.format}{hops * _HOP_FIELDS}")
+    return struct.Struct(f"{_BATCH.format}{hops * _HOP_FIELDS}{hops}i")
 
 
 def unpack_batch(body: bytes) -> BatchBody:
     """Inverse of `pack_batch`."""
     *fields, hops = _unpack_start(_BATCH, body)
-    _need(body, _BATCH.size + hops * _HOP.size)
-    return BatchBody._make([*fields, _hops(body, _BATCH.size, hops)])
+    _need(body, _BATCH.size + hops * _HOP_AND_SLOT_BYTES)
+    return BatchBody._make([*fields, *_path(body, _BATCH.size, hops)])
 
 
 def pack_answer(message: AnswerBody) -> bytes:
@@ -463,8 +452,11 @@ def unpack_times(body: bytes) -> TimesBody:
     return times
 
 
-def _hops(body: bytes, at: int, count: int) -> tuple[HopGrant, ...]:
-    return tuple(starmap(HopGrant, _HOP.iter_unpack(body[at : at + count * _HOP.size])))
+def _path(body: bytes, at: int, count: int) -> tuple[tuple[Hop, ...], tuple[int, ...]]:
+    """The hops that begin at `at`, and the slots that follow them."""
+    end = at + count * _HOP.size
+    hops = tuple(starmap(Hop, _HOP.iter_unpack(body[at:end])))
+    return hops, struct.unpack_from(f"<{count}i", body, end)
 
 
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:

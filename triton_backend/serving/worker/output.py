@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
@@ -23,7 +24,6 @@ from triton_backend.serving.transport.wire import (
     BatchBody,
     FailureBody,
     FrameError,
-    HopGrant,
     Kind,
     frame,
     pack_answer,
@@ -85,9 +85,9 @@ class OutputSender:
             channel = self._channels.to_front(self._deployment, body.model)
             slot, receiver = body.answer_slot, "the front"
         else:
-            hop = body.hops[after]
-            channel = self._channels.to_worker(self._deployment, hop.vgpu)
-            slot, receiver = hop.slot, f"the worker of vGPU {hop.vgpu}"
+            vgpu = body.hops[after].vgpu
+            channel = self._channels.to_worker(self._deployment, vgpu)
+            slot, receiver = body.slots[after], f"the worker of vGPU {vgpu}"
         place = None if channel is None else channel.acquire(slot, flush)
         if channel is None or place is None:
             raise ReceiverGoneError(f"{receiver} is gone, or takes nothing")
@@ -201,7 +201,7 @@ class OutputSender:
         if self._links is not None:
             self._links.close()
 
-    def _transfer(self, hop: HopGrant, size: int, end_us: int) -> tuple[int, int]:
+    def _transfer(self, hop: Hop, size: int, end_us: int) -> tuple[int, int]:
         """When the move to the next stage begins and ends; real links just take their time."""
         if self._links is None:
             return end_us, end_us

@@ -140,9 +140,9 @@ class StageWorker:
             return
         if not self._scheduler.is_peer_of(connection):
             raise FrameError("an express request from somebody who is not the scheduler")
-        hop = self._queue.check(header, batch)
+        slot = self._queue.check(header, batch)
         try:
-            self._outputs.copy_express(batch, self._segment.views(hop.slot, batch.samples))
+            self._outputs.copy_express(batch, self._segment.views(slot, batch.samples))
             self._queue.add(header, batch)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
@@ -169,8 +169,8 @@ class StageWorker:
         if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         batch = unpack_batch(body)
-        hop = self._queue.check(header, batch)
-        return self._segment.pieces(hop.slot, batch.samples)
+        slot = self._queue.check(header, batch)
+        return self._segment.pieces(slot, batch.samples)
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is gone, or was refused."""

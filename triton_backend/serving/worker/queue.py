@@ -11,7 +11,7 @@ from typing import NamedTuple
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, HopGrant
+from triton_backend.serving.transport.wire import BatchBody, FrameError, Header
 
 
 class QueuedBatch(NamedTuple):
@@ -24,7 +24,7 @@ class QueuedBatch(NamedTuple):
     start_us: int
     batch_id: int
     due_us: int
-    hop: HopGrant
+    slot: int
     body: BatchBody
 
 
@@ -60,8 +60,8 @@ class BatchQueue:
         """Whether nothing runs or waits."""
         return not self._batches and not self._running
 
-    def check(self, header: Header, batch: BatchBody) -> HopGrant:
-        """This worker's hop of a batch.
+    def check(self, header: Header, batch: BatchBody) -> int:
+        """This worker's slot of a batch.
 
         Raises:
             FrameError: the batch is of another plan, for another worker or of a wrong size.
@@ -74,15 +74,16 @@ class BatchQueue:
         hop = batch.hops[stage]
         if hop.vgpu != self._vgpu or batch.model != self._model:
             raise FrameError(f"a batch for vGPU {hop.vgpu} at vGPU {self._vgpu}")
-        if not 0 <= hop.slot < self._segment.slots:
-            raise FrameError(f"slot {hop.slot} of {self._segment.slots}")
+        slot = batch.slots[stage]
+        if not 0 <= slot < self._segment.slots:
+            raise FrameError(f"slot {slot} of {self._segment.slots}")
         layout = self._segment.layout
         if not 1 <= batch.samples <= layout.batch:
             raise FrameError(f"{batch.samples} samples, at most {layout.batch} fit")
         size = layout.payload_bytes(batch.samples)
         if header.payload_bytes != size:
             raise FrameError(f"{header.payload_bytes} bytes, not {size}")
-        return hop
+        return slot
 
     def add(self, header: Header, batch: BatchBody) -> None:
         """Let a batch wait until it is due.
@@ -90,19 +91,20 @@ class BatchQueue:
         Raises:
             FrameError: it is not accepted (`check`), or its tensors are damaged.
         """
-        hop = self.check(header, batch)
+        slot = self.check(header, batch)
         if batch.payload_checksum and batch.payload_checksum != checksum_of(
-            self._segment, hop.slot, batch.samples
+            self._segment, slot, batch.samples
         ):
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
         if not self._shares_memory_with_sender(batch):  # its tensors came behind the frame
             batch = batch._replace(available_us=max(batch.available_us, self._now_us()))
-        due_us = max(hop.start_us, batch.available_us)
+        start_us = batch.hops[self._stage].start_us
+        due_us = max(start_us, batch.available_us)
         with self._lock:
             if len(self._batches) >= self._segment.slots:
                 raise FrameError(f"more than {self._segment.slots} batches")
             self._batches[header.batch_id] = QueuedBatch(
-                hop.start_us, header.batch_id, due_us, hop, batch
+                start_us, header.batch_id, due_us, slot, batch
             )
 
     def _shares_memory_with_sender(self, batch: BatchBody) -> bool:
@@ -112,7 +114,7 @@ class BatchQueue:
 
     def inputs_of(self, batch: QueuedBatch) -> Arrays:
         """The tensors of a batch, [samples, ...] in its slot."""
-        return self._segment.views(batch.hop.slot, batch.body.samples)
+        return self._segment.views(batch.slot, batch.body.samples)
 
     def remove(self, batch_id: int) -> None:
         """Forget a batch that was aborted; one that runs already goes on."""

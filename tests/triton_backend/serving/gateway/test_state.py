@@ -196,7 +196,9 @@ def test_a_batch_that_got_lost_runs_again_in_other_slots(gateway: HeldGateway) -
     notified = {sent.to for sent in frames if parse_header(sent.data).kind is Kind.ABORT}
     assert notified == {PAIR, *(WorkerAddress(1, hop.vgpu) for hop in body.hops)}
     assert new_body.requests == body.requests
-    before, after = ({(hop.vgpu, hop.slot) for hop in b.hops} for b in (body, new_body))
+    before, after = (
+        set(zip([hop.vgpu for hop in b.hops], b.slots, strict=True)) for b in (body, new_body)
+    )
     assert not before & after
     gateway.batch_lost(lost, 1)  # late
     gateway.look(30)
@@ -248,7 +250,7 @@ def test_batches_wait_for_slots_rather_than_share_them(gateway: HeldGateway) -> 
         gateway.arrival(PAIR, ArrivalBody(number, 10**9, 1), 10)
     sent = dispatches(gateway.frames())
     assert len(sent) == slots
-    assert len({body.hops[0].slot for _, body in sent}) == slots
+    assert len({body.slots[0] for _, body in sent}) == slots
     assert gateway.in_flight == slots + 2
     batch, body = sent[0]
     finish(gateway, batch, body, 20)

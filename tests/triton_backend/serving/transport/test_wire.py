@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triton_backend.contract.decisions import Hop
 from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.transport import wire
 from triton_backend.serving.transport.wire import FrameError, Kind
@@ -9,11 +10,27 @@ from triton_backend.serving.transport.wire import FrameError, Kind
 I32 = st.integers(-(2**31), 2**31 - 1)
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
-HOPS = st.lists(st.builds(wire.HopGrant, I32, I32, I64, I64, I64), max_size=5).map(tuple)
+PATHS = st.lists(st.tuples(st.builds(Hop, I32, I64, I64, I64, I64), I32), max_size=5)
 ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), I32, U32)
 DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32)
-DISPATCHES = st.builds(wire.DispatchBody, I32, I32, HOPS, st.lists(I64, max_size=9).map(tuple))
-BATCHES = st.builds(wire.BatchBody, I32, I32, I32, I32, U32, I64, I64, I64, HOPS)
+
+
+@st.composite
+def dispatches(draw: st.DrawFn) -> wire.DispatchBody:
+    path = draw(PATHS)
+    hops, slots = tuple(hop for hop, _ in path), tuple(slot for _, slot in path)
+    requests = tuple(draw(st.lists(I64, max_size=9)))
+    return wire.DispatchBody(draw(I32), draw(I32), hops, slots, requests)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> wire.BatchBody:
+    path = draw(PATHS)
+    hops, slots = tuple(hop for hop, _ in path), tuple(slot for _, slot in path)
+    fields = [*(draw(I32) for _ in range(4)), draw(U32), *(draw(I64) for _ in range(3))]
+    return wire.BatchBody._make([*fields, hops, slots])
+
+
 ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64)
 UNPACK = (
     wire.unpack_hello,
@@ -32,7 +49,7 @@ UNPACK = (
 )
 
 
-@given(ARRIVALS, DROPS, DISPATCHES, BATCHES, ANSWERS)
+@given(ARRIVALS, DROPS, dispatches(), batches(), ANSWERS)
 def test_every_body_comes_back_as_it_was_packed(
     arrival: wire.ArrivalBody,
     drop: wire.DropBody,
@@ -42,7 +59,7 @@ def test_every_body_comes_back_as_it_was_packed(
 ) -> None:
     assert wire.unpack_arrival(wire.pack_arrival(arrival)) == arrival
     assert wire.unpack_drop(wire.pack_drop(drop)) == drop
-    assert wire.unpack_dispatch(wire.pack_dispatch(dispatch)) == dispatch
+    assert wire.unpack_dispatch(wire.pack_dispatch(*dispatch)) == dispatch
     assert wire.unpack_batch(wire.pack_batch(batch)) == batch
     assert wire.unpack_answer(wire.pack_answer(answer)) == answer
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
+from triton_backend.contract.decisions import Hop
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
@@ -14,7 +15,6 @@ from triton_backend.serving.transport.wire import (
     BatchBody,
     FrameError,
     Header,
-    HopGrant,
     Kind,
 )
 from triton_backend.serving.worker.queue import BatchQueue
@@ -37,10 +37,10 @@ class FirstStage:
 
     def add(self, batch_id: int, start_us: int, available_us: int = 0) -> None:
         """A batch of one sample, reserved from `start_us`, whose tensors come at `available_us`."""
-        hops = (HopGrant(FIRST, 0, 0, start_us, start_us + 10), HopGrant(1, 0, 0, 0, 0))
+        hops = (Hop(FIRST, 0, 0, start_us, start_us + 10), Hop(1, 0, 0, 0, 0))
         size = self.segment.layout.payload_bytes(1)
         header = Header(Kind.BATCH, 0, 0, 0, batch_id, self.deployment.tag, size)
-        self.queue.add(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops))
+        self.queue.add(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops, (0, 0)))
 
     def begin(self) -> int | None:
         """Number of the batch that begins."""
@@ -132,9 +132,9 @@ def test_tensors_from_another_host_are_here_when_their_frame_is(
     deployment = Deployment(settings, 1, plan(two_stage()))
     segment = Segment.create(f"{PREFIX}2", deployment.worker_layout(1), 4)
     queue = BatchQueue(deployment, 1, segment, lambda: 100)
-    hops = (HopGrant(FIRST, 0, 0, 0, 60), HopGrant(1, 0, 0, 0, 90))
+    hops = (Hop(FIRST, 0, 0, 0, 60), Hop(1, 0, 0, 0, 90))
     header = Header(Kind.BATCH, 1, 0, 0, 5, deployment.tag, segment.layout.payload_bytes(1))
-    queue.add(header, BatchBody(0, 0, 1, 0, 0, 60, 70, NONE, hops))
+    queue.add(header, BatchBody(0, 0, 1, 0, 0, 60, 70, NONE, hops, (0, 0)))
     batch = queue.begin()
     segment.remove()
     assert batch is not None
