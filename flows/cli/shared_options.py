@@ -105,6 +105,12 @@ TraceNames = Annotated[
 
 Port = Annotated[int, typer.Option(min=1, max=65_535, metavar="PORT")]
 Address = Annotated[str, typer.Option(metavar="HOST", help="Where to listen; loopback by default.")]
+AcceptOldServer = Annotated[
+    bool,
+    typer.Option(
+        "--accept-old-server", help="Let the wheel's Triton of 2024 listen beyond loopback."
+    ),
+]
 
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],

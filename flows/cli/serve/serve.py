@@ -46,12 +46,7 @@ def serve(
             help="Answer without the token: model-config, statistics or shared-memory.",
         ),
     ] = None,
-    accept_old_server: Annotated[
-        bool,
-        typer.Option(
-            "--accept-old-server", help="Let the wheel's Triton of 2024 listen beyond loopback."
-        ),
-    ] = False,
+    accept_old_server: shared_options.AcceptOldServer = False,
     policy: shared_options.Policy = SERVING_POLICY,
     nic: shared_options.Nic = "shared",
     noise: Annotated[

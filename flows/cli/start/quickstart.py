@@ -67,6 +67,7 @@ def quickstart(
     ] = None,
     duration: shared_options.Duration = 20.0,
     address: shared_options.Address = "127.0.0.1",
+    accept_old_server: shared_options.AcceptOldServer = False,
     http_port: shared_options.Port = 8000,
     grpc_port: shared_options.Port = 8001,
     metrics_port: shared_options.Port = 8002,
@@ -88,7 +89,13 @@ def quickstart(
     from triton_backend.serve_folder.endpoints import Endpoints
 
     work = _flow_workspace(warehouse)
-    ports = Endpoints(http=http_port, grpc=grpc_port, metrics=metrics_port, address=address)
+    ports = Endpoints(
+        http=http_port,
+        grpc=grpc_port,
+        metrics=metrics_port,
+        address=address,
+        accept_old_server=accept_old_server,
+    )
     # Said at once, not after the minutes that profiling takes.
     models = _own_models(model or (), slo_ms or ())
     check_can_start(work.state.serve, ports)

@@ -14,7 +14,8 @@
 
   function showNow() {
     const problem = $("problem");
-    problem.hidden = !live.problem; problem.textContent = live.problem || "";
+    const words = live.problem || live.warning || "";
+    problem.hidden = !words; problem.textContent = words;
     put($("time"), live.time ? "as of " + new Date(live.time).toLocaleTimeString() : "");
     let served = 0, done = 0, offered = 0;
     facts.models.forEach((model, i) => {

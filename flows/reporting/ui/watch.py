@@ -24,6 +24,10 @@ from triton_backend.contract.plan import Plan
 INTERVAL_S = 2.0
 HISTORY_EVERY, HISTORY_SOONER = 30, 3  # samples
 FETCH_S = 3.0
+KEEPER_GONE = (
+    "The keeper of the server is gone: nobody would start the server or its models anew."
+    " `poolpipe serve` of the plan in force takes it over."
+)
 
 
 class SystemWatch:
@@ -70,10 +74,14 @@ class SystemWatch:
         """Look once; a system that cannot be reached becomes the page's message."""
         now = self._now()
         problem: str | None = None
+        warning: str | None = None
         vgpus: list[dict[str, Any]] = []
         try:
             state = json.loads(self._state_path.read_text())
-            self._view.add(Sample(now.timestamp(), read_metrics(_metrics_url(state), FETCH_S)))
+            metrics = read_metrics(_metrics_url(state), FETCH_S)
+            self._view.add(Sample(now.timestamp(), metrics))
+            # A program of the user's own that serves a plan has no keeper.
+            warning = KEEPER_GONE if 0.0 in metrics.get("keeper_up", {}).values() else None
             self._follow(Path(state["folder"]))
             vgpus = self._vgpus.read() if self._vgpus else []
         except FileNotFoundError:
@@ -82,7 +90,12 @@ class SystemWatch:
             problem = f"The system cannot be reached: {error}"
         self._read_history(now)
         self._samples += 1
-        live = self._view.now() | {"problem": problem, "vgpus": vgpus, "time": now.isoformat()}
+        live = self._view.now() | {
+            "problem": problem,
+            "warning": warning,
+            "vgpus": vgpus,
+            "time": now.isoformat(),
+        }
         self.live_json = json.dumps(live)
         self.history_json = json.dumps(self._day())
 

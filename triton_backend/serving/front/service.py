@@ -22,7 +22,7 @@ from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment, largest_batch
 from triton_backend.serving.front.batches import FrontBatches
-from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
+from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import DeadlineWatch
 from triton_backend.serving.front.generation import Batch
 from triton_backend.serving.front.pending import (
@@ -77,7 +77,7 @@ class FrontService:
         self._clock = clock
         self.plan = deployment.plan.model(model)  # in the last generation served that has it
         self.largest_batch = largest_batch(self.plan)
-        self.counters = FrontCounters(latency_bounds_ms(self.plan.slo_us))
+        self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)

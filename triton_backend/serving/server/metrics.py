@@ -1,12 +1,21 @@
-"""Prometheus metrics: values are gathered here and published a few times a second.
+"""Prometheus metrics: values are gathered here and published once a second.
 
-Publishing one value through Triton costs 20-30 µs, so nothing is published per request. A value is
-keyed by metric name and labels; a counter is published by what it grew since the last time.
+Publishing one value through Triton costs 20-30 µs, so nothing is published while a request waits. A
+value is keyed by metric name and labels; a counter is published by what it grew since the last time.
+Triton's histograms take one observation at a time: the answers of a bucket are observed as its mean, so
+that buckets, sum and count are right without a list of all latencies.
+
+Names are as Prometheus wants them: counters end in `_total`, times are in seconds.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triton_backend.contract.units import US_PER_S
+from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.gateway.counters import Pool
 from triton_backend.serving.gateway.rollout import State
@@ -15,37 +24,51 @@ if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its
     from triton_backend.serving.gateway.state import Gateway
 
 Labels = tuple[tuple[str, str], ...]
-Values = dict[tuple[str, Labels], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Running totals by bucket: upper bounds (one bucket more lies above them), counts and sums."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sums_s: tuple[float, ...]
+
+
+Values = dict[tuple[str, Labels], float | Histogram]
 
 METRICS: Mapping[str, tuple[str, str]] = {
-    "poolpipe_requests_offered": ("counter", "Requests that reached the front"),
-    "poolpipe_requests_served": ("counter", "Requests answered within their deadline"),
-    "poolpipe_requests_late": ("counter", "Requests answered after their deadline"),
-    "poolpipe_requests_failed": ("counter", "Requests answered with an error of ours"),
-    "poolpipe_requests_refused": ("counter", "Requests refused as invalid"),
+    "poolpipe_requests_offered_total": ("counter", "Requests that reached the front"),
+    "poolpipe_requests_served_total": ("counter", "Requests answered within their deadline"),
+    "poolpipe_requests_late_total": ("counter", "Requests answered after their deadline"),
+    "poolpipe_requests_failed_total": ("counter", "Requests answered with an error of ours"),
+    "poolpipe_requests_refused_total": ("counter", "Requests refused as invalid"),
+    "poolpipe_requests_dropped_total": ("counter", "Requests dropped, by reason"),
     "poolpipe_requests_held": ("gauge", "Requests that a front has taken and not answered"),
-    "poolpipe_requests_dropped": ("counter", "Requests dropped, by reason"),
-    "poolpipe_frames_refused": ("counter", "Frames refused, with their connections"),
-    "poolpipe_latency_ms_bucket": ("counter", "Answered requests by latency, cumulative (le, ms)"),
-    "poolpipe_latency_ms_sum": ("counter", "Sum of latencies of answered requests (ms)"),
+    "poolpipe_latency_seconds": ("histogram", "Answered requests by latency"),
+    "poolpipe_frames_refused_total": ("counter", "Frames refused, with their connections"),
     "poolpipe_queue_requests": ("gauge", "Requests waiting in the scheduler"),
     "poolpipe_in_flight_batches": ("gauge", "Batches dispatched and not ended"),
-    "poolpipe_batches": ("counter", "Batches dispatched"),
-    "poolpipe_batch_samples": ("counter", "Samples in dispatched batches"),
-    "poolpipe_batches_failed": ("counter", "Batches a runtime could not run"),
-    "poolpipe_batches_lost": ("counter", "Batches lost on their way, whose requests ran again"),
-    "poolpipe_internal_errors": ("counter", "Errors of ours that a loop survived, by loop"),
-    "poolpipe_stage_runs": ("counter", "Batches run by a pool"),
-    "poolpipe_stage_busy_us": ("counter", "Time the vGPUs of a pool were busy (µs)"),
+    "poolpipe_batches_total": ("counter", "Batches dispatched"),
+    "poolpipe_batch_samples_total": ("counter", "Samples in dispatched batches"),
+    "poolpipe_batches_failed_total": ("counter", "Batches a runtime could not run"),
+    "poolpipe_batches_lost_total": (
+        "counter",
+        "Batches lost on their way, whose requests ran again",
+    ),
+    "poolpipe_internal_errors_total": ("counter", "Errors of ours that a loop survived, by loop"),
+    "poolpipe_stage_runs_total": ("counter", "Batches run by a pool"),
+    "poolpipe_stage_busy_seconds_total": ("counter", "Time the vGPUs of a pool were busy"),
     "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
-    "poolpipe_workers_lost": ("counter", "Workers lost"),
-    "poolpipe_workers_drained": ("counter", "Workers renewed because they stayed slow"),
+    "poolpipe_workers_lost_total": ("counter", "Workers lost"),
+    "poolpipe_workers_drained_total": ("counter", "Workers renewed because they stayed slow"),
     "poolpipe_workers_up": ("gauge", "Workers ready"),
-    "poolpipe_worker_restarts": ("counter", "Worker processes restarted by their node"),
-    "poolpipe_decisions": ("counter", "Frames handled by the scheduler"),
-    "poolpipe_decision_us": ("counter", "Time the scheduler took for them (µs)"),
+    "poolpipe_worker_restarts_total": ("counter", "Worker processes restarted by their node"),
+    "poolpipe_decisions_total": ("counter", "Frames handled by the scheduler"),
+    "poolpipe_decision_seconds_total": ("counter", "Time the scheduler took for them"),
     "poolpipe_plan": ("gauge", "1 for the plan and generation being served"),
     "poolpipe_rollout_state": ("gauge", "1 for the state a rollout is in"),
+    "poolpipe_keeper_up": ("gauge", "1 while the process that keeps tritonserver well runs"),
 }
 
 
@@ -61,12 +84,16 @@ class Publisher:
         self._family = family
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, Labels], Any] = {}
-        self._last: Values = {}
+        self._last: dict[tuple[str, Labels], float] = {}
+        self._observed: dict[tuple[str, Labels], _Observed] = {}
 
     def publish(self, values: Values) -> None:
         """Publish what changed; a gauge that is not among the values any more becomes 0."""
         gone = (key for key in self._last if key not in values and METRICS[key[0]][0] == "gauge")
         for key, value in {**dict.fromkeys(gone, 0.0), **values}.items():
+            if isinstance(value, Histogram):
+                self._observe(key, value)
+                continue
             before = self._last.get(key)
             if value == before:
                 continue
@@ -75,38 +102,69 @@ class Publisher:
                 metric.increment(value - (before or 0.0))
             else:
                 metric.set(value)
-        self._last = dict(values)
+        self._last = {k: v for k, v in values.items() if not isinstance(v, Histogram)}
 
-    def _metric(self, key: tuple[str, Labels]) -> Any:
+    def _observe(self, key: tuple[str, Labels], value: Histogram) -> None:
+        metric = self._metric(key, buckets=list(value.bounds_s))
+        observed = self._observed.setdefault(key, _Observed())
+        for latency_s, times in observed.grown(value):
+            for _ in range(times):
+                metric.observe(latency_s)
+
+    def _metric(self, key: tuple[str, Labels], **more: Any) -> Any:
         if key not in self._metrics:
             name, labels = key
             if name not in self._families:
                 kind, description = METRICS[name]
                 self._families[name] = self._family(name, description, kind)
-            self._metrics[key] = self._families[name].Metric(labels=dict(labels))
+            self._metrics[key] = self._families[name].Metric(labels=dict(labels), **more)
         return self._metrics[key]
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What of a histogram has been published, by bucket."""
+
+    counts: list[int] = field(default_factory=list[int])
+    sums_s: list[float] = field(default_factory=list[float])
+
+    def grown(self, value: Histogram) -> list[tuple[float, int]]:
+        """A value and how often it is observed, for every bucket that grew."""
+        if not self.counts:
+            self.counts, self.sums_s = [0] * len(value.counts), [0.0] * len(value.counts)
+        found: list[tuple[float, int]] = []
+        edges = (0.0, *value.bounds_s, math.inf)
+        for bucket, count in enumerate(value.counts):
+            times = count - self.counts[bucket]
+            if times <= 0:
+                continue
+            mean_s = (value.sums_s[bucket] - self.sums_s[bucket]) / times
+            # The front counts on meanwhile: a sum that is ahead of its count must not leave the bucket.
+            low, high = math.nextafter(edges[bucket], math.inf), edges[bucket + 1]
+            found.append((min(max(mean_s, low), high), times))
+            self.counts[bucket], self.sums_s[bucket] = count, value.sums_s[bucket]
+        return found
 
 
 def front_values(model: str, counters: FrontCounters, held: int) -> Values:
     """Requests of one front by outcome, their latency, and how many are not answered yet."""
     own: Labels = (("model", model),)
     values: Values = {
-        ("poolpipe_requests_offered", own): counters.offered,
-        ("poolpipe_requests_served", own): counters.served,
-        ("poolpipe_requests_late", own): counters.late,
-        ("poolpipe_requests_failed", own): counters.failed,
-        ("poolpipe_requests_refused", own): counters.refused,
-        ("poolpipe_frames_refused", (("peer", model),)): counters.frames_refused,
+        ("poolpipe_requests_offered_total", own): counters.offered,
+        ("poolpipe_requests_served_total", own): counters.served,
+        ("poolpipe_requests_late_total", own): counters.late,
+        ("poolpipe_requests_failed_total", own): counters.failed,
+        ("poolpipe_requests_refused_total", own): counters.refused,
+        ("poolpipe_frames_refused_total", (("peer", model),)): counters.frames_refused,
         ("poolpipe_requests_held", own): held,
-        ("poolpipe_latency_ms_sum", own): counters.latency_sum_ms,
+        ("poolpipe_latency_seconds", own): Histogram(
+            counters.bounds_s,
+            tuple(counters.answered_by_latency),
+            tuple(latency_us / US_PER_S for latency_us in counters.latency_us),
+        ),
     }
     for reason, count in dict(counters.dropped).items():
-        values["poolpipe_requests_dropped", (*own, ("reason", reason))] = count
-    total = 0
-    bounds = [*(f"{bound:.4g}" for bound in counters.bounds_ms), "+Inf"]
-    for bound, count in zip(bounds, counters.latency, strict=True):
-        total += count
-        values["poolpipe_latency_ms_bucket", (*own, ("le", bound))] = total
+        values["poolpipe_requests_dropped_total", (*own, ("reason", reason))] = count
     return values
 
 
@@ -116,15 +174,15 @@ def gateway_values(gateway: "Gateway") -> Values:
     status = gateway.status()
     values: Values = {
         ("poolpipe_in_flight_batches", ()): gateway.in_flight,
-        ("poolpipe_batches_failed", ()): counters.batches_failed,
-        ("poolpipe_batches_lost", ()): counters.batches_lost,
-        ("poolpipe_internal_errors", (("loop", "scheduler"),)): counters.internal_errors,
-        ("poolpipe_workers_lost", ()): counters.workers_lost,
-        ("poolpipe_workers_drained", ()): counters.workers_drained,
+        ("poolpipe_batches_failed_total", ()): counters.batches_failed,
+        ("poolpipe_batches_lost_total", ()): counters.batches_lost,
+        ("poolpipe_internal_errors_total", (("loop", "scheduler"),)): counters.internal_errors,
+        ("poolpipe_workers_lost_total", ()): counters.workers_lost,
+        ("poolpipe_workers_drained_total", ()): counters.workers_drained,
         ("poolpipe_workers_up", ()): status["workers"]["up"],
-        ("poolpipe_decisions", ()): counters.decisions,
-        ("poolpipe_decision_us", ()): counters.decision_us,
-        ("poolpipe_frames_refused", (("peer", "scheduler"),)): counters.frames_refused,
+        ("poolpipe_decisions_total", ()): counters.decisions,
+        ("poolpipe_decision_seconds_total", ()): counters.decision_us / US_PER_S,
+        ("poolpipe_frames_refused_total", (("peer", "scheduler"),)): counters.frames_refused,
         (
             "poolpipe_plan",
             (("plan_id", deployment.plan.plan_id), ("generation", str(deployment.generation))),
@@ -135,12 +193,12 @@ def gateway_values(gateway: "Gateway") -> Values:
     for model, queued in status["queued"].items():
         values["poolpipe_queue_requests", (("model", model),)] = queued
     for model in counters.batches:
-        values["poolpipe_batches", (("model", model),)] = counters.batches[model]
-        values["poolpipe_batch_samples", (("model", model),)] = counters.samples[model]
+        values["poolpipe_batches_total", (("model", model),)] = counters.batches[model]
+        values["poolpipe_batch_samples_total", (("model", model),)] = counters.samples[model]
     busy_us = counters.busy_us
     for pool, count in counters.stages.items():
-        values["poolpipe_stage_runs", _labels(pool)] = count
-        values["poolpipe_stage_busy_us", _labels(pool)] = busy_us[pool]
+        values["poolpipe_stage_runs_total", _labels(pool)] = count
+        values["poolpipe_stage_busy_seconds_total", _labels(pool)] = busy_us[pool] / US_PER_S
     return values | _pool_sizes(gateway)
 
 
@@ -166,4 +224,10 @@ def node_values(status: Mapping[str, Any]) -> Values:
     """Restarts of a node's workers."""
     labels = (("node", status["node"]), ("generation", str(status["generation"])))
     restarts = sum(worker["restarts"] for worker in status["workers"])
-    return {("poolpipe_worker_restarts", labels): restarts}
+    return {("poolpipe_worker_restarts_total", labels): restarts}
+
+
+def keeper_values(folder: Path) -> Values:
+    """Whether the keeper of a serve folder runs; nothing where there is none, in a program of its own."""
+    state = read_state_file(folder)
+    return {} if state is None else {("poolpipe_keeper_up", ()): float(keeper_runs(state))}

@@ -35,6 +35,7 @@ from triton_backend.serving.server.metrics import (
     Values,
     front_values,
     gateway_values,
+    keeper_values,
     node_values,
 )
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
@@ -112,7 +113,11 @@ class _Model(ABC):
 
 
 def _family(name: str, description: str, kind: str) -> Any:
-    kinds = {"counter": triton.MetricFamily.COUNTER, "gauge": triton.MetricFamily.GAUGE}
+    kinds = {
+        "counter": triton.MetricFamily.COUNTER,
+        "gauge": triton.MetricFamily.GAUGE,
+        "histogram": triton.MetricFamily.HISTOGRAM,
+    }
     return triton.MetricFamily(name=name, description=description, kind=kinds[kind])
 
 
@@ -264,7 +269,8 @@ class ControlModel(_JsonModel):
 
     def values(self) -> Values:
         """Queues, batches, pools."""
-        return self._service.call(lambda: gateway_values(self._service.gateway))
+        own: Values = self._service.call(lambda: gateway_values(self._service.gateway))
+        return own | keeper_values(self.settings.folder)
 
     def answer(self, request: str) -> dict[str, Any]:
         """prepare, flush, swap, abort, status."""

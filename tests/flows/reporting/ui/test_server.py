@@ -118,6 +118,21 @@ def test_live_values_are_served_as_json(page: PageServer) -> None:
     assert json.loads(get(page.url + "history.json"))["minutes"] == []
 
 
+@pytest.mark.parametrize(("up", "warned"), [("1", False), ("0", True)])
+def test_a_keeper_that_is_gone_is_a_warning(
+    system: Path, monkeypatch: pytest.MonkeyPatch, up: str, warned: bool
+) -> None:
+    seen = {"keeper_up": {(): float(up)}}
+    monkeypatch.setattr("flows.reporting.ui.watch.read_metrics", lambda *_: seen)
+    watch = SystemWatch(system, now=clock())
+    watch.sample()
+    live = json.loads(watch.live_json)
+    assert (live["problem"], "keeper of the server is gone" in str(live["warning"])) == (
+        None,
+        warned,
+    )
+
+
 def test_other_paths_and_foreign_hosts_are_refused(page: PageServer) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(page.url + "state.json")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.runtimes.clock import SystemClock
-from triton_backend.serving.front.counters import FrontCounters, latency_bounds_ms
+from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
 
@@ -40,7 +40,7 @@ class Asked:
 
 @pytest.fixture
 def pending(tmp_path: Path) -> PendingRequests:
-    made = PendingRequests("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000)))
+    made = PendingRequests("m", tmp_path, SystemClock(), FrontCounters(latency_bounds_s(100_000)))
     made.start()
     return made
 
@@ -80,7 +80,7 @@ def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> Non
     numbers: list[int] = []
     for _ in range(2):
         life = PendingRequests(
-            "m", tmp_path, SystemClock(), FrontCounters(latency_bounds_ms(100_000))
+            "m", tmp_path, SystemClock(), FrontCounters(latency_bounds_s(100_000))
         )
         life.start()
         for _ in range(5):

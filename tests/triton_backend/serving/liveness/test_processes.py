@@ -19,6 +19,7 @@ from triton_backend.serving.liveness.processes import (
     STALL_US,
     STUCK_LOOKS,
     STUCK_US,
+    ExitWatch,
     HealthBoard,
     HealthWatch,
     StubHeartbeat,
@@ -181,3 +182,17 @@ def test_the_file_of_a_newer_load_is_left_alone(tmp_path: Path) -> None:
     old.stop()
     assert StubWatch(SystemClock()).look(tmp_path / "pids" / "model") is not None
     new.stop()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_wakes_its_watcher() -> None:
+    watch = ExitWatch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        watch.watch(process.pid)
+        watch.watch(process.pid)
+        assert watch.wait(0) == []
+        process.kill()
+        assert watch.wait(10) == [process.pid]
+    assert watch.wait(0) == []
+    watch.watch(process.pid)
+    assert watch.wait(0) == []

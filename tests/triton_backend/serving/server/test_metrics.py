@@ -1,0 +1,179 @@
+"""Metrics: what is published of the values, and whether Prometheus calls them well-formed."""
+
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from flows.release.server.admin import start, stop
+from flows.release.server.running import ServerState
+from tests.ports import free_ports
+from tests.triton_backend.serving.gateway.gateways import HeldGateway
+from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
+from triton_backend.serving.server.metrics import (
+    METRICS,
+    Histogram,
+    Publisher,
+    Values,
+    front_values,
+    gateway_values,
+)
+
+SLO_US = 100_000
+
+
+class Family:
+    """A metric family that notes what is done to it."""
+
+    def __init__(self, name: str, done: list[tuple[str, dict[str, str], str, float]]) -> None:
+        self._name = name
+        self._done = done
+
+    def Metric(self, labels: dict[str, str], **_: Any) -> Any:  # noqa: N802  # Triton's name
+        done, name = self._done, self._name
+
+        class Metric:
+            def set(self, value: float) -> None:
+                done.append((name, labels, "set", value))
+
+            def increment(self, value: float) -> None:
+                done.append((name, labels, "increment", value))
+
+            def observe(self, value: float) -> None:
+                done.append((name, labels, "observe", value))
+
+        return Metric()
+
+
+def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    queue = ("poolpipe_queue_requests", (("model", "m"),))
+    served = ("poolpipe_requests_served_total", (("model", "m"),))
+    publisher.publish({queue: 3, served: 10})
+    publisher.publish({queue: 3, served: 14})
+    publisher.publish({served: 14})
+    assert done == [
+        ("poolpipe_queue_requests", {"model": "m"}, "set", 3),
+        ("poolpipe_requests_served_total", {"model": "m"}, "increment", 10),
+        ("poolpipe_requests_served_total", {"model": "m"}, "increment", 4),
+        ("poolpipe_queue_requests", {"model": "m"}, "set", 0.0),
+    ]
+
+
+def test_latencies_are_observed_bucket_by_bucket_and_their_sum_is_right() -> None:
+    bounds = latency_bounds_s(SLO_US)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0.1 / 32, 0.4, 29)
+    assert 0.1 in bounds
+    counters = FrontCounters(bounds)
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    key = ("poolpipe_latency_seconds", (("model", "m"),))
+
+    def observed() -> list[float]:
+        done.clear()
+        publisher.publish({key: front_values("m", counters, held=0)[key]})
+        return [value for *_, value in done]
+
+    for latency_us, late in ((3_000, False), (100_000, False), (99_000, False), (9_000_000, True)):
+        counters.answered(latency_us, late)
+    assert observed() == [0.003, 0.0995, 0.0995, 9.0]
+    assert observed() == []
+    counters.answered(100_000, late=False)
+    assert observed() == [pytest.approx(0.1)]
+
+
+def test_a_sum_that_is_ahead_of_its_count_stays_in_its_bucket() -> None:
+    """The front goes on counting while its numbers are read."""
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    torn = Histogram((1.0, 2.0), (1, 0, 0), (1.7, 0.0, 0.0))
+    values: Values = {("poolpipe_latency_seconds", ()): torn}
+    publisher.publish(values)
+    assert [value for *_, value in done] == [1.0]
+
+
+def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
+    model = two_stage()
+    twice = replace(model, pipelines=(model.pipelines[0], model.pipelines[0]))
+    deployment = deploy(tmp_path, plan(twice, gpus=2), ServeOptions())
+    gateway = HeldGateway(deployment)
+    for vgpu in (0, 3):
+        gateway.counters.stage_ran(vgpu, 1_000 * (vgpu + 1))
+    values = gateway_values(gateway)
+    pools = {
+        (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value
+        for (name, labels), value in values.items()
+        if "pipeline" in dict(labels) and not isinstance(value, Histogram)
+    }
+    assert pools["poolpipe_stage_busy_seconds_total", "0", "FAST"] == 0.001
+    assert pools["poolpipe_stage_busy_seconds_total", "1", "FAST"] == 0.004
+    assert pools["poolpipe_pool_vgpus", "1", "SLOW"] == 2
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
+    folder = tmp_path_factory.mktemp("serve")
+    served = plan(model("bare", (stage((0, 10), "FAST", 0),)))
+    render_repository(folder, served, ServeOptions())
+    http, grpc, metrics = free_ports(3)
+    yield start(folder, Endpoints(http=http, grpc=grpc, metrics=metrics))
+    stop(folder)
+
+
+def page(state: ServerState) -> str:
+    with urllib.request.urlopen(state.metrics_url) as answer:
+        return answer.read().decode()
+
+
+def samples(text: str) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith("poolpipe_"):
+            found[f"{family.type} {family.name}"] = family.samples
+    return found
+
+
+@pytest.mark.slow
+def test_latency_is_a_histogram_and_every_metric_is_well_formed(state: ServerState) -> None:
+    given = grpc_client.InferInput("input", [1, 4096], "UINT8")
+    given.set_data_from_numpy(np.zeros((1, 4096), np.uint8))
+    with grpc_client.InferenceServerClient(state.grpc_url) as client:
+        for _ in range(5):
+            client.infer("bare", [given], timeout=2_000_000)
+    wait_for(lambda: 'poolpipe_latency_seconds_count{model="bare"} 5' in page(state))
+    wait_for(lambda: "poolpipe_keeper_up 1" in page(state))
+    text = page(state)
+    found = samples(text)
+    latency = found["histogram poolpipe_latency_seconds"]
+    buckets = [s.value for s in latency if s.name.endswith("_bucket")]
+    (total,) = (s.value for s in latency if s.name.endswith("_sum"))
+    assert buckets == sorted(buckets)
+    assert (buckets[-1], 0 < total < 5 * 2) == (5, True)  # two seconds were allowed
+    for kind in found:
+        type_, name = kind.split()
+        published = f"{name}_total" if type_ == "counter" else name
+        assert METRICS[published][0] == type_, kind
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool (Debian: prometheus) is not installed")
+    # Triton's own do not pass, and name our models.
+    own = "".join(re.findall(r"^(?:# \w+ )?poolpipe_.*\n", text, flags=re.MULTILINE))
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=own, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
