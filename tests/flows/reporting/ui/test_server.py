@@ -123,7 +123,11 @@ def test_a_keeper_that_is_gone_is_a_warning(
     system: Path, monkeypatch: pytest.MonkeyPatch, up: str, warned: bool
 ) -> None:
     seen = {"keeper_up": {(): float(up)}}
-    monkeypatch.setattr("flows.reporting.ui.watch.read_metrics", lambda *_: seen)
+
+    def read(_url: str, _timeout_s: float) -> dict[str, dict[tuple[()], float]]:
+        return seen
+
+    monkeypatch.setattr("flows.reporting.ui.watch.read_metrics", read)
     watch = SystemWatch(system, now=clock())
     watch.sample()
     live = json.loads(watch.live_json)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.endpoints import RESTRICTED, TOKEN_HEADER, Endpoints
 from triton_backend.serve_folder.settings import ServeOptions

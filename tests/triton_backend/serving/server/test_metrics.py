@@ -19,7 +19,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
-from tests.triton_backend.serving.plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
