@@ -62,6 +62,7 @@ for policy in POLICIES:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "compiled"]
 )
