@@ -38,7 +38,6 @@ PARTS = (
     "flows/planning/verify.py",
     "flows/planning/placement.py",
     "flows/planning/pool/bound.py",
-    "flows/planning/pool/screen.py",
     "flows/planning/pool/divide.py",
     "flows/planning/pool/spare_gpus.py",
 )
