@@ -1,5 +1,6 @@
 """Small plans for servers that must start in seconds: stages of 5 ms on two nodes."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
@@ -44,3 +45,9 @@ def two_stage(name: str = "pair", **fields: Any) -> ModelPlan:
     )
     inputs = (tensor("image", 3, 16), tensor("mask", 4, dtype="UINT8"))
     return model(name, stages, inputs=inputs, outputs=(tensor("scores", 10),), **fields)
+
+
+def alone(one: ModelPlan) -> ModelPlan:
+    """The same with batches of one sample."""
+    (pipeline,) = one.pipelines
+    return replace(one, pipelines=(replace(pipeline, batch=1),))

@@ -11,25 +11,21 @@ from numpy.typing import NDArray
 
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, SentFrame
-from tests.triton_backend.serving.small_plans import SLO_US, plan, tensor, two_stage
+from tests.triton_backend.serving.small_plans import SLO_US, alone, plan, tensor, two_stage
 from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, deploy, wait_for
 from triton_backend.contract.decisions import Hop
-from triton_backend.contract.plan import ModelPlan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
-from triton_backend.serving.front import express as front_express
-from triton_backend.serving.front.express import REST_US, ExpressSlots
-from triton_backend.serving.front.pending import Request
+from triton_backend.serving.front import batches as front_batches
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.shared_memory import Arrays, Segment, remove_segments
+from triton_backend.serving.transport.shared_memory import Segment
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     ArrivalBody,
     BatchBody,
-    FailureBody,
     Header,
     Kind,
     frame,
@@ -42,12 +38,6 @@ PATIENT_US = 2_000_000
 MANY = 50
 CHECKSUM = 77
 PAIR = FrontAddress("pair")
-
-
-def alone(model: ModelPlan) -> ModelPlan:
-    """The same with batches of one sample."""
-    (pipeline,) = model.pipelines
-    return replace(model, pipelines=(replace(pipeline, batch=1),))
 
 
 @pytest.fixture
@@ -149,90 +139,6 @@ def test_a_worker_on_another_host_cannot_take_from_the_slot(tmp_path: Path) -> N
     assert (sent.to, header.kind) == (PAIR, Kind.DISPATCH)
 
 
-# The front's slots
-
-
-class Slots:
-    """Express slots of a front whose requests are answered by hand."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self.waiting: dict[int, Request] = {}
-        self.slots = ExpressSlots(deployment, 0, self.waiting.get)
-        self.room = len(deployment.express_slots(0))
-
-    def write(self, number: int, samples: int = 1) -> int | None:
-        tensors: Arrays = {
-            "image": np.zeros((samples, 3, 16), np.float32),
-            "mask": np.zeros((samples, 4), np.uint8),
-        }
-        request = Request(tensors, samples, 0, SLO_US, lambda _: None, lambda: False, number=number)
-        self.waiting[number] = request
-        ticket = self.slots.write(request)
-        return None if ticket is None else ticket.slot
-
-
-@pytest.fixture
-def held(deployment: Deployment) -> Iterator[Slots]:
-    made = Slots(deployment)
-    yield made
-    made.slots.remove()
-    remove_segments(deployment.settings.segment_prefix)
-
-
-def test_a_request_without_a_free_slot_goes_by_its_front(held: Slots) -> None:
-    slots = [held.write(number) for number in range(held.room)]
-    assert len(set(slots)) == held.room
-    assert held.write(held.room) is None
-    assert slots[0] is not None
-    held.slots.take(slots[0])
-    assert held.write(held.room) is None  # its answer is on its way to the client
-    held.slots.give(slots[0])
-    assert held.write(held.room) == slots[0]
-
-
-def test_only_the_request_in_a_slot_is_answered_from_it(held: Slots) -> None:
-    slot = held.write(7)
-    assert slot is not None
-    assert held.slots.get(slot, 7) is held.waiting[7]
-    assert held.slots.get(slot, 8) is None
-    assert held.slots.get(slot + 1, 7) is None
-
-
-def test_a_slot_rests_when_its_request_was_answered_in_another_way(held: Slots) -> None:
-    slots = [held.write(number) for number in range(held.room)]
-    held.slots.rest(0)
-    assert held.slots.busy
-    request = held.waiting.pop(3)
-    held.slots.rest(10)
-    slot = slots[3]
-    assert slot is not None
-    assert held.slots.get(slot, 3) is request  # a late answer finds it
-    held.slots.rest(10 + REST_US - 1)
-    assert held.write(held.room) is None
-    held.slots.rest(10 + REST_US)
-    assert held.write(held.room) == slot
-
-
-def test_a_late_answer_ends_a_slots_rest(held: Slots) -> None:
-    slots = [held.write(number) for number in range(held.room)]
-    held.waiting.clear()
-    held.slots.rest(10)
-    assert not held.slots.busy  # nobody waits, and a generation may retire
-    assert slots[3] is not None
-    held.slots.take(slots[3])
-    held.slots.give(slots[3])
-    assert held.write(held.room) == slots[3]
-    assert held.slots.busy
-    held.slots.rest(10 + REST_US)
-    assert held.slots.get(slots[3], held.room) is held.waiting[held.room]
-
-
-def test_more_samples_than_the_plan_runs_at_once_go_without_a_slot(held: Slots) -> None:
-    assert held.write(1, samples=2) is None
-    slots = [held.write(number) for number in range(held.room)]
-    assert None not in slots
-
-
 # All together
 
 
@@ -303,26 +209,13 @@ def test_damaged_tensors_are_an_error_and_cost_nobody_a_connection(
     system: LocalSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = numbers(0)
-    monkeypatch.setattr(front_express, "checksum_of", wrong_checksum)
+    monkeypatch.setattr(front_batches, "checksum_of", wrong_checksum)
     answer = system.ask("affine", {"x": x}, PATIENT_US)()
     assert isinstance(answer, Refusal)
     assert "checksum" in answer.message
     monkeypatch.undo()
     assert not isinstance(system.ask("affine", {"x": x}, PATIENT_US)(), Refusal)
     assert system.status()["counters"]["workers_lost"] == 0
-
-
-def test_a_failure_of_a_run_given_up_is_not_told_to_the_client(system: LocalSystem) -> None:
-    system.control("flush")
-    waiting = system.ask("affine", {"x": numbers(0)}, PATIENT_US)
-    front, tag = system.fronts["affine"], system.deployment.tag
-    (number,) = [request.number for request in front._pending.all()]
-    for slot in system.deployment.express_slots(0):
-        given_up = Header(Kind.BATCH_FAILED, 0, 0, 0, 9, tag, 0)
-        front._batches.abort(given_up.batch_id, 0)
-        front._failed(given_up, FailureBody("gone", number, slot))
-    system.control("abort")
-    assert not isinstance(waiting(), Refusal)
 
 
 def test_many_at_once_are_all_answered_with_their_own(system: LocalSystem) -> None:

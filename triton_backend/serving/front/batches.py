@@ -1,17 +1,35 @@
 """The batches of one front: gathered for their first worker, cut into answers after the last.
 
-A generation of the plan has its own answer slots; a dispatch that finds none free waits here. All
-is called from the front's polling thread, except where a reply thread gives a slot back.
+Every batch has a slot for its answer, in shared memory, from before it is sent until its replies have left:
+
+    free --> in flight --> replying --> free      answered
+                 |
+                 +------> held ------> free       aborted, forgotten, or answered in another way
+
+A slot that is *held* may still be written by a last worker that is slow, hung or taken for lost. It is free
+again when that worker has answered after all, or when no worker that wrote into it can be alive.
+
+An *express* request is written, when it arrives, into a slot from which its first worker copies it: where
+the scheduler makes a batch of just that request, it sends it to the worker itself, and the front hears of
+it no sooner than by its answer, in the answer slot of the same number. Where the batch has more requests,
+or runs a second time, the front gathers it as any other.
+
+Here: slots, generations, batches. Not here: requests that are not in a batch (`pending`), replies.
+All is called in the thread that polls, but for `write_express` and `replied`.
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 
-from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.express import ExpressSlots
-from triton_backend.serving.front.generation import Batch, Generation
-from triton_backend.serving.front.pending import Request
-from triton_backend.serving.transport.channel import Channels, checksum_of
+from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
+from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.liveness.processes import HUNG_FACTOR, SILENT_US
+from triton_backend.serving.transport.channel import Channel, Channels, checksum_of
+from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
 from triton_backend.serving.transport.wire import (
     NONE,
     AnswerBody,
@@ -25,37 +43,187 @@ from triton_backend.serving.transport.wire import (
     pack_batch,
 )
 
-# A batch that neither answered nor was aborted (its scheduler died) gives its slot back after this.
-FORGET_BATCH_US = 10_000_000
+# A worker that does not get on is killed by its node after `SILENT_US`; a little later nothing of it writes.
+DEAD_BY_NOW_US = SILENT_US + 2_000_000
 ABORTED_KEPT = 256
+_LOG = logging.getLogger(__name__)
+
+
+class Generation:
+    """The slots of a model in one generation of the plan.
+
+    Numbers of answer slots: those that batches use first, those of express requests, and as many as
+    the first again, so that slots held after a fault keep no batch waiting. Pages are taken when first written.
+
+    Attributes:
+        model: its number in the plan.
+        waiting: dispatches that found no slot free.
+        express: the express batch of every express slot in use.
+    """
+
+    def __init__(self, deployment: Deployment, model: int) -> None:
+        plan = deployment.plan.models[model]
+        express = deployment.express_slots(model)
+        usual = deployment.front_slots(model)
+        layout = deployment.front_layout(plan)
+        self.deployment = deployment
+        self.model = model
+        self.hold_us = DEAD_BY_NOW_US + HUNG_FACTOR * max(
+            pipeline.stages[-1].latency_us for pipeline in plan.pipelines
+        )
+        self.waiting: deque[tuple[Header, DispatchBody]] = deque()
+        self.express: dict[int, Batch] = {}
+        self.answers = Segment.create(
+            deployment.front_segment(plan.name), layout, express.stop + usual
+        )
+        self._slots = SlotPool(chain(range(usual), range(express.stop, express.stop + usual)))
+        self._free_express = deque(express)  # of any thread
+        self._express_numbers = express
+        self._inputs: Segment | None = None
+        if express:
+            name, layout = deployment.express_segment(plan.name), deployment.express_layout(plan)
+            self._inputs = Segment.create(name, layout, express.stop)
+
+    @property
+    def free(self) -> int:
+        """Slots free for batches that are not express."""
+        return self._slots.free
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a batch may still be answered from a slot, or a worker write into one."""
+        express_free = len(self._free_express) == len(self._express_numbers)
+        return bool(self._slots.taken) or not express_free
+
+    def take(self) -> int:
+        """A slot for the answer of a batch; there must be one free."""
+        slot = self._slots.take()
+        assert slot is not None
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Nobody writes into a slot or reads it any more."""
+        if slot in self._express_numbers:
+            self.express.pop(slot, None)
+            self._free_express.append(slot)
+        else:
+            self._slots.give(slot)
+
+    def write_express(self, request: Request) -> ExpressTicket | None:
+        """Write a request's tensors where a worker can copy them; None where it has to go without.
+
+        From any thread.
+        """
+        inputs, samples = self._inputs, request.samples
+        if inputs is None or samples > inputs.layout.batch:
+            return None
+        if inputs.layout.payload_bytes(samples) > EXPRESS_BYTES:
+            return None
+        try:
+            slot = self._free_express.pop()
+        except IndexError:
+            return None
+        request.express = True
+        self.express[slot] = Batch(
+            [request], samples, self, slot, request.arrival_us, request.number
+        )
+        for name, view in inputs.views(slot, samples).items():
+            view[...] = request.tensors[name]
+        return ExpressTicket(slot, checksum_of(inputs, slot, samples), self.deployment.tag)
+
+    def express_batch(self, slot: int, number: int) -> "Batch | None":
+        """The batch of the express request in a slot; None where that has another number."""
+        batch = self.express.get(slot)
+        return batch if batch is not None and batch.express == number else None
+
+    def remove(self) -> None:
+        """Delete the slots; express ones are unmapped with the last `write_express`."""
+        self.answers.remove()
+        if self._inputs is not None:
+            self._inputs.unlink()
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch in flight: its requests in the order of their samples.
+
+    Attributes:
+        since_us: when it was dispatched; of an express request, when that came.
+        express: the number of its only request, where that is express.
+        held_until_us: when its slot is free; None while its answer is waited for.
+    """
+
+    requests: list[Request]
+    samples: int
+    generation: Generation
+    slot: int
+    since_us: int
+    express: int = NONE
+    held_until_us: int | None = None
+    payload_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.payload_bytes = self.generation.answers.layout.payload_bytes(self.samples)
+
+    def fits(self, header: Header, body: AnswerBody) -> bool:
+        """Whether an answer is to this batch."""
+        return (
+            header.plan_tag == self.generation.deployment.tag
+            and body.answer_slot == self.slot
+            and body.samples == self.samples
+            and header.payload_bytes == self.payload_bytes
+        )
+
+    def pieces(self) -> list[memoryview]:
+        """Where its outputs are to be written."""
+        return self.generation.answers.pieces(self.slot, self.samples)
+
+    def views(self) -> Arrays:
+        """Its outputs, [samples, ...]; not to be changed."""
+        return self.generation.answers.views(self.slot, self.samples)
+
+    def outputs(self) -> Iterator[tuple[Request, Arrays]]:
+        """Every request with its own part of the outputs."""
+        views = self.views()
+        at = 0
+        for request in self.requests:
+            end = at + request.samples
+            yield request, {name: view[at:end] for name, view in views.items()}
+            at = end
+
+    def hold(self, now_us: int) -> None:
+        """Nobody waits for its answer, but somebody may still write it."""
+        self.held_until_us = now_us + self.generation.hold_us
+        self.requests = []  # their tensors are Triton's
 
 
 class FrontBatches:
     """Batches in flight, and the generations they belong to.
 
     Args:
-        find: the request of a number, or None when it has been answered.
-        unusable: told a dispatch that cannot be carried out, and whether its worker is the reason.
+        pending: the requests that are not answered yet.
+        report: tells the scheduler of a dispatch that is not carried out: BATCH_LOST or BATCH_FAILED, and why.
         checksum_up_to_bytes: larger tensors carry no checksum.
     """
 
     def __init__(
         self,
         model: str,
-        outbound: Channels,
+        channels: Channels,
+        pending: PendingRequests,
+        report: Callable[[Kind, Header, str], None],
         *,
-        find: Callable[[int], Request | None],
-        unusable: Callable[[Header, bool], None],
         checksum_up_to_bytes: int,
     ) -> None:
         self._model = model
-        self._channels = outbound
-        self._find = find
-        self._unusable = unusable
+        self._channels = channels
+        self._pending = pending
+        self._report = report
         self._checksum_up_to_bytes = checksum_up_to_bytes
         self._generations: dict[int, Generation] = {}
-        self._batches: dict[int, Batch] = {}
-        self._sent: deque[Batch] = deque()
+        self._current: Generation | None = None
+        self._batches: dict[int, Batch] = {}  # but for express ones
+        self._replied: deque[Batch] = deque()
         self._aborted: deque[int] = deque(maxlen=ABORTED_KEPT)  # express batches, the last of them
 
     # Generations
@@ -70,32 +238,31 @@ class FrontBatches:
     def add(self, deployment: Deployment) -> None:
         """Make room for the answers of a generation, if it has this model."""
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
-        if self._model not in models:
-            return
-        self._generations[deployment.tag] = Generation.create(
-            deployment, models[self._model], self._find
-        )
+        if self._model in models:
+            self._generations[deployment.tag] = Generation(deployment, models[self._model])
 
-    def express(self, deployment: Deployment) -> ExpressSlots | None:
-        """Where small requests are written at once under a generation, if anywhere."""
-        generation = self._generations.get(deployment.tag)
-        return None if generation is None else generation.express
+    def use(self, deployment: Deployment) -> None:
+        """Write express requests under this generation from now on."""
+        self._current = self._generations.get(deployment.tag)
 
     def retire_before(self, current: int) -> None:
-        """Remove the segments of older generations once nothing of them is in flight."""
+        """Remove the slots of older generations once nothing of them is in flight."""
         for tag, generation in list(self._generations.items()):
-            older = generation.deployment.generation < current
-            busy = any(batch.generation is generation for batch in self._batches.values())
-            if older and not busy and not generation.express_busy:
+            if generation.deployment.generation < current and not generation.in_use:
                 generation.remove()
                 del self._generations[tag]
 
     def close(self) -> None:
-        """Remove all segments."""
+        """Remove all slots."""
         for generation in self._generations.values():
             generation.remove()
 
     # On their way out
+
+    def write_express(self, request: Request) -> ExpressTicket | None:
+        """Write a request's tensors into an express slot, if it may have one; from any thread."""
+        generation = self._current
+        return None if generation is None else generation.write_express(request)
 
     def dispatch(self, header: Header, body: DispatchBody, now_us: int) -> None:
         """Gather a batch as soon as it has a slot for its answer.
@@ -106,68 +273,75 @@ class FrontBatches:
         generation = self._generations.get(header.plan_tag)
         if generation is None:
             raise FrameError(f"a dispatch of plan {header.plan_tag:016x}, which is not known here")
-        if generation.slots.free and not generation.held:
+        if generation.free and not generation.waiting:
             self._gather(generation, header, body, now_us)
         else:
-            generation.held.append((header, body))
+            generation.waiting.append((header, body))
 
     def _gather(
         self, generation: Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:
         """Write the requests' tensors into the first worker's slot, one after the other."""
-        requests: list[Request] = []
-        samples = 0
-        for number in body.requests:
-            request = self._find(number)
-            if request is not None:
-                requests.append(request)
-                samples += request.samples
-        channel = self._channels.to_worker(generation.deployment, body.hops[0].vgpu)
-        place = channel.acquire(body.slots[0]) if channel is not None and samples else None
-        if channel is None or place is None:
-            self._unusable(header, bool(samples))
+        found = [self._pending.get(number) for number in body.requests]
+        requests = [request for request in found if request is not None]
+        if not requests:
+            reason = "its requests were answered before it was dispatched"
+            self._report(Kind.BATCH_FAILED, header, reason)
             return
-        slot = generation.slots.take()
-        assert slot is not None
-        answer_bytes = generation.segment.layout.payload_bytes(samples)
-        self._batches[header.batch_id] = Batch(
-            requests, samples, generation, slot, answer_bytes, now_us
-        )
-        views = channel.views(place, samples)
-        at = 0
+        samples = sum(request.samples for request in requests)
+        channel = self._channels.to_worker(generation.deployment, body.hops[0].vgpu)
+        place = None if channel is None else channel.acquire(body.slots[0])
+        if channel is None or place is None:
+            reason = "its first worker is gone, or takes nothing"
+            self._report(Kind.BATCH_LOST, header, reason)
+            return
+        try:
+            _write(requests, channel.views(place, samples))
+        except Exception as error:  # noqa: BLE001  # one request that does not fit must not end all others
+            _LOG.exception("batch %d", header.batch_id)
+            channel.release(place)
+            self._fail(header, requests, f"it cannot be gathered: {error}")
+            return
+        batch = Batch(requests, samples, generation, generation.take(), now_us)
+        self._batches[header.batch_id] = batch
         for request in requests:
             request.batch_id = header.batch_id
-            end = at + request.samples
-            for name, tensor in request.tensors.items():
-                views[name][at:end] = tensor
-            at = end
-        checksum = channel.checksum(place, samples, self._checksum_up_to_bytes)
-        batch = BatchBody(
-            generation.model,
+        self._send(header, body, batch, channel, place)
+
+    def _fail(self, header: Header, requests: list[Request], reason: str) -> None:
+        failure = Refusal("INTERNAL", f"model {self._model!r}: {reason}")
+        for request in requests:
+            self._pending.refuse(request.number, failure)
+        self._report(Kind.BATCH_FAILED, header, reason)
+
+    def _send(
+        self, header: Header, body: DispatchBody, batch: Batch, channel: Channel, place: int
+    ) -> None:
+        message = BatchBody(
+            batch.generation.model,
             body.pipeline,
-            samples,
-            slot,
-            checksum,
-            now_us,
-            now_us,
+            batch.samples,
+            batch.slot,
+            channel.checksum(place, batch.samples, self._checksum_up_to_bytes),
+            batch.since_us,
+            batch.since_us,
             NONE,
             body.hops,
             body.slots,
         )
         data = frame(
             Kind.BATCH,
-            pack_batch(batch),
+            pack_batch(message),
             batch_id=header.batch_id,
             plan_tag=header.plan_tag,
-            payload_bytes=channel.segment.layout.payload_bytes(samples),
+            payload_bytes=channel.segment.layout.payload_bytes(batch.samples),
         )
-        if not channel.send(data, place, samples):
-            self._unusable(header, True)  # noqa: FBT003  # its worker is gone
+        channel.send(data, place, batch.samples)
 
     # On their way back
 
     def get(self, header: Header, body: AnswerBody) -> Batch | None:
-        """The batch of an answer; None when it was aborted and run again, or forgotten."""
+        """The batch of an answer, also when its slot is only held; None when it is not known."""
         if body.express == NONE:
             return self._batches.get(header.batch_id)
         generation = self._generations.get(header.plan_tag)
@@ -175,8 +349,8 @@ class FrontBatches:
             return None
         return generation.express_batch(body.answer_slot, body.express)
 
-    def answered(self, header: Header, body: AnswerBody) -> Batch | None:
-        """Take a batch whose outputs are in its slot; None when nobody waits for it.
+    def answered(self, header: Header, body: AnswerBody, now_us: int) -> Batch | None:
+        """A batch whose outputs are in its slot, until `replied`; None when nobody waits for it.
 
         Raises:
             FrameError: size, plan or checksum do not fit.
@@ -186,69 +360,88 @@ class FrontBatches:
             return None
         if not batch.fits(header, body):
             raise FrameError(f"an answer to batch {header.batch_id} that does not fit it")
-        segment = batch.generation.segment
         if body.payload_checksum and body.payload_checksum != checksum_of(
-            segment, batch.slot, batch.samples
+            batch.generation.answers, batch.slot, batch.samples
         ):
             raise FrameError(f"outputs of batch {header.batch_id} do not match their checksum")
-        if body.express == NONE:
-            return self._batches.pop(header.batch_id)
-        batch.generation.take_express(batch)
-        batch.requests[0].batch_id = header.batch_id
+        self._batches.pop(header.batch_id, None)
+        batch.generation.express.pop(batch.slot, None)
+        if batch.held_until_us is not None:
+            self._free(batch, now_us)  # its worker has written, if late
+            return None
+        for request in batch.requests:
+            request.batch_id = header.batch_id
         return batch
 
-    def failed(self, header: Header, message: FailureBody) -> Batch | None:
-        """Take a batch that failed; None when nobody waits for it."""
-        if message.express == NONE:
-            return self._batches.pop(header.batch_id, None)
+    def failed(self, header: Header, message: FailureBody, now_us: int) -> Batch | None:
+        """A batch that its worker could not run; None when nobody waits for it."""
+        batch = self._batches.pop(header.batch_id, None)
         generation = self._generations.get(header.plan_tag)
-        if generation is None or header.batch_id in self._aborted:
+        if message.express != NONE and generation and header.batch_id not in self._aborted:
+            batch = generation.express_batch(message.slot, message.express)
+        if batch is None:
             return None
-        batch = generation.express_batch(message.slot, message.express)
-        if batch is not None:
-            generation.take_express(batch)
-        return batch
+        waited_for = batch.held_until_us is None
+        self._free(batch, now_us)
+        return batch if waited_for else None
 
     def abort(self, batch_id: int, now_us: int) -> None:
         """Its requests wait again; the scheduler has queued or dropped them."""
         for generation in self._generations.values():
-            kept = [item for item in generation.held if item[0].batch_id != batch_id]
-            generation.held = deque(kept)
-        batch = self._batches.pop(batch_id, None)
+            kept = [item for item in generation.waiting if item[0].batch_id != batch_id]
+            generation.waiting = deque(kept)
+        batch = self._batches.get(batch_id)
         if batch is None:
             self._aborted.append(batch_id)
-        else:
+        elif batch.held_until_us is None:
             for request in batch.requests:
                 request.batch_id = None
-            self.free(batch, now_us)
+            batch.hold(now_us)
 
-    def free(self, batch: Batch, now_us: int) -> None:
-        """Its slot may be used again; a batch that waited for one goes out."""
-        generation = batch.generation
-        generation.give(batch.slot)
-        while generation.held and generation.slots.free:
-            self._gather(generation, *generation.held.popleft(), now_us)
-
-    def give_back(self, batch: Batch) -> bool:
-        """All replies from its slot are sent; from any thread, `take_back` frees it.
+    def replied(self, batch: Batch) -> bool:
+        """All replies have left a batch's slot; from any thread, `look` frees it.
 
         Returns:
-            whether a dispatch waits for a slot, so that `take_back` should be called soon.
+            whether a dispatch waits for a slot, so that `look` should be called soon.
         """
-        self._sent.append(batch)
-        return bool(batch.generation.held)
+        self._replied.append(batch)
+        return bool(batch.generation.waiting)
 
-    def take_back(self, now_us: int) -> None:
-        """Free the slots that reply threads are done with."""
-        while self._sent:
-            self.free(self._sent.popleft(), now_us)
+    def free_replied(self, now_us: int) -> None:
+        """Free the slots that all replies have left."""
+        while self._replied:
+            self._free(self._replied.popleft(), now_us)
 
-    def forget_old(self, now_us: int) -> None:
-        """Give up batches that nobody will ever tell of."""
+    def look(self, now_us: int) -> None:
+        """Hold the slots of batches that nobody waits for, and free those held long enough."""
         for batch_id, batch in list(self._batches.items()):
-            if now_us - batch.dispatched_us > FORGET_BATCH_US:
+            given_up = now_us - batch.since_us > batch.generation.hold_us
+            if batch.held_until_us is None and given_up:  # its scheduler died
+                self.abort(batch_id, now_us)
+            elif batch.held_until_us is not None and now_us >= batch.held_until_us:
                 del self._batches[batch_id]
-                self.free(batch, now_us)
+                self._free(batch, now_us)
         for generation in self._generations.values():
-            if generation.express is not None:
-                generation.express.rest(now_us)
+            for batch in list(generation.express.copy().values()):
+                if batch.held_until_us is None:
+                    if self._pending.get(batch.express) is None:
+                        batch.hold(now_us)
+                elif now_us >= batch.held_until_us:
+                    self._free(batch, now_us)
+
+    def _free(self, batch: Batch, now_us: int) -> None:
+        """Free the slot of a batch; one that waited for a slot goes out."""
+        generation = batch.generation
+        generation.give(batch.slot)
+        while generation.waiting and generation.free:
+            self._gather(generation, *generation.waiting.popleft(), now_us)
+
+
+def _write(requests: list[Request], views: Arrays) -> None:
+    """Copy the tensors of requests, one after the other, into views of all their samples."""
+    at = 0
+    for request in requests:
+        end = at + request.samples
+        for name, tensor in request.tensors.items():
+            views[name][at:end] = tensor
+        at = end

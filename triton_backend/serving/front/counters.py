@@ -24,6 +24,7 @@ class FrontCounters:
     """Running totals since the front was loaded; offered = the sum of all others at rest.
 
     Attributes:
+        internal_errors: errors of ours that a loop of the front survived.
         bounds_s: of the latency buckets; there is one bucket more, for what lies above them all.
         answered_by_latency: answered requests by bucket; `latency_us` the sums of their latencies.
     """
@@ -35,6 +36,7 @@ class FrontCounters:
     failed: int = 0
     refused: int = 0
     frames_refused: int = 0
+    internal_errors: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
     answered_by_latency: list[int] = field(init=False)
     latency_us: list[int] = field(init=False)

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.pending import PendingRequests
+from triton_backend.serving.transport.backoff import Backoff
 
 TICK_US = 15_000
 # No client waits longer than its deadline and 100 ms. While Triton loads a model, and its process the
@@ -23,19 +25,28 @@ _LOG = logging.getLogger(__name__)
 class DeadlineWatch:
     """Looks at a front's requests between `start` and `stop`.
 
+    Attributes:
+        looked_us: when it last looked at all of them.
+
     Args:
         cancel: called with the number of a request that nobody waits for any more.
     """
 
     def __init__(
-        self, pending: PendingRequests, clock: Clock, cancel: Callable[[int], None]
+        self,
+        pending: PendingRequests,
+        clock: Clock,
+        counters: FrontCounters,
+        cancel: Callable[[int], None],
     ) -> None:
         self._pending = pending
         self._clock = clock
+        self._counters = counters
         self._cancel = cancel
+        self._backoff = Backoff()
         self.looked_us = clock.now_us()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
 
     def start(self) -> None:
         """Look from now on."""
@@ -49,12 +60,17 @@ class DeadlineWatch:
     def _run(self) -> None:
         wait_us = TICK_US
         while not self._over.wait(wait_us / 1e6):
-            self.looked_us = self._clock.now_us()
+            now_us = self._clock.now_us()
             try:
-                wait_us = min(self._look(self.looked_us) - self._clock.now_us(), TICK_US)
+                next_us = self._look(now_us)
             except Exception:  # noqa: BLE001  # one bad request must not end the watch over all
-                _LOG.exception("the watch goes on")
-                wait_us = TICK_US
+                self._counters.internal_errors += 1
+                wait_us = max(round(self._backoff.failed() * 1e6), TICK_US)
+                _LOG.exception("the watch over deadlines goes on in %d ms", wait_us // 1000)
+            else:
+                self.looked_us = now_us
+                self._backoff.succeeded()
+                wait_us = min(next_us - self._clock.now_us(), TICK_US)
 
     def _look(self, now_us: int) -> int:
         """Answer what is due; the instant when the next of those waiting is."""

@@ -4,23 +4,29 @@ Whoever takes a request out answers it, counts it and logs it; from any thread. 
 request with its answer, and asking it whether one that is freed was cancelled ends the server
 (2.51): an answer that comes while its request is being asked is sent when the asking is over.
 
-Here: a request, the texts it is refused with, its log line. Not here: batches (`batches`), who sends
+Here: a request, how it is read and checked, the texts it is refused with, its log line. Not here: batches (`batches`), who sends
 an answer (`replies`), when a request is asked or has waited too long (`deadlines`).
 """
 
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import us_to_ms
+from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import largest_batch
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
 from triton_backend.serving.transport.rolling_files import RollingLines
@@ -40,20 +46,8 @@ MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # Numbers begin at the host's monotonic time, one for every 64 µs: requests of a front that
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
-
-
-def allowed_us(model: str, timeout_us: int, slo_us: int) -> int:
-    """How long a request may take: its own `timeout`, or the SLO where it names none (0).
-
-    Raises:
-        InputError: nobody waits that long.
-    """
-    if not 0 <= timeout_us <= MAX_TIMEOUT_US:
-        raise InputError(
-            f"model {model!r}, parameter 'timeout'",
-            f"{timeout_us} microseconds, 0 (the SLO) to {MAX_TIMEOUT_US} are allowed",
-        )
-    return timeout_us or slo_us
+TRACE_HEADER = "traceparent"
+_LOG = logging.getLogger(__name__)
 
 
 class ExpressTicket(NamedTuple):
@@ -86,6 +80,107 @@ class Request:
     batch_id: int | None = None
     express: bool = False
     cancel_sent: bool = False
+
+
+class IncomingRequest(Protocol):
+    """A request as Triton hands it over; names, types and ranks are those of its configuration."""
+
+    def inputs(self) -> Sequence[Any]:
+        """Tensors with `name()` and `as_numpy()`."""
+        ...
+
+    def timeout(self) -> int:
+        """The parameter of that name, in microseconds; 0 where there is none."""
+        ...
+
+    def request_id(self) -> str:
+        """The client's own name for it."""
+        ...
+
+    def parameters(self) -> str:
+        """Other parameters and forwarded headers, as a JSON object."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether its client gave up; not to be asked once it is answered."""
+        ...
+
+
+class RequestReader:
+    """Reads requests for a model of the plan."""
+
+    def __init__(self, model: ModelPlan) -> None:
+        self._where = f"model {model.name!r}"
+        self._slo_us = model.slo_us
+        self._largest = largest_batch(model)
+        self._inputs = {
+            spec.name: (np.dtype(NUMPY_DTYPES[spec.dtype]), spec.shape[1:]) for spec in model.inputs
+        }
+
+    def read(
+        self, incoming: IncomingRequest, arrival_us: int, reply: Callable[[Result], None]
+    ) -> Request:
+        """A request, checked; without a `timeout` its deadline is the SLO.
+
+        Raises:
+            InputError: what of it makes no sense, and why.
+        """
+        tensors: Arrays = {tensor.name(): tensor.as_numpy() for tensor in incoming.inputs()}
+        return Request(
+            tensors=tensors,
+            samples=self._samples(tensors),
+            arrival_us=arrival_us,
+            deadline_us=arrival_us + self._allowed_us(incoming.timeout()),
+            reply=reply,
+            is_cancelled=incoming.is_cancelled,
+            client_id=incoming.request_id(),
+            trace=_trace(incoming.parameters()),
+        )
+
+    def _samples(self, tensors: Arrays) -> int:
+        """The number of samples, the same in all tensors."""
+        if tensors.keys() != self._inputs.keys():
+            raise InputError(self._where, f"inputs {sorted(tensors)}, not {sorted(self._inputs)}")
+        first, samples = "", 0
+        for name, array in tensors.items():
+            where = f"{self._where}, input {name!r}"
+            dtype, shape = self._inputs[name]
+            if array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
+                wanted = ", ".join(["samples", *map(str, shape)])
+                raise InputError(
+                    where, f"{array.dtype} of shape {array.shape}, not {dtype} of ({wanted})"
+                )
+            if not len(array):
+                raise InputError(where, "0 samples: the tensor or the request's body is empty")
+            if first and len(array) != samples:
+                raise InputError(where, f"{len(array)} samples, but {first!r} has {samples}")
+            first, samples = name, len(array)
+            if samples > self._largest:
+                raise InputError(
+                    where,
+                    f"{samples} samples, at most {self._largest} fit one request"
+                    " (the plan's largest batch)",
+                )
+        return samples
+
+    def _allowed_us(self, timeout_us: int) -> int:
+        """How long a request may take."""
+        if not 0 <= timeout_us <= MAX_TIMEOUT_US:
+            raise InputError(
+                f"{self._where}, parameter 'timeout'",
+                f"{timeout_us} microseconds, 0 (the SLO) to {MAX_TIMEOUT_US} are allowed",
+            )
+        return timeout_us or self._slo_us
+
+
+def _trace(parameters: str) -> str:
+    """The W3C trace context of a request, which Triton forwards among its parameters."""
+    if TRACE_HEADER not in parameters:
+        return ""
+    try:
+        return str(json.loads(parameters).get(TRACE_HEADER, ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""  # what nobody can trace is served all the same
 
 
 def arrival_frame(
@@ -144,15 +239,17 @@ class PendingRequests:
             if request.number not in self._requests:
                 return False
             self._asked = request
-        cancelled = False
         try:
-            cancelled = request.is_cancelled()
+            return request.is_cancelled()
+        except Exception:  # noqa: BLE001  # Triton's may be any
+            _LOG.exception("request %d of %s cannot be asked", request.number, self._model)
+            request.cancel_sent = True  # not asked again, and it is served all the same
+            return False
         finally:
             with self._asking:
                 self._asked, put_off, self._put_off = None, self._put_off, None
             if put_off is not None:
                 self._replies.put(put_off)
-        return cancelled
 
     def _reply(
         self, request: Request, reply: Reply, take: Callable[[Reply], bool] | None = None
@@ -166,7 +263,7 @@ class PendingRequests:
             self._replies.put(reply)
 
     def send(self, reply: Reply) -> None:
-        """Send a reply that was taken in `answer_one`, from the calling thread."""
+        """Send a reply from the calling thread: one that was taken in `answer_one`, or a refusal."""
         self._replies.send(reply)
 
     # What happens
@@ -292,13 +389,12 @@ def dropped(model: str, request: Request, body: DropBody) -> Refusal:
 def expired(model: str, request: Request, now_us: int) -> Refusal:
     """What the client of a request is told that nobody has answered in time."""
     late_ms = us_to_ms(now_us - request.deadline_us)
-    state = "in flight" if request.batch_id is not None else "waiting"
+    state = "in flight" if request.batch_id is not None else "in the queue"
     if request.express and request.batch_id is None:
-        state = "waiting or in flight"
+        state = "in the queue or in flight"
     return Refusal(
         "UNAVAILABLE",
-        f"model {model!r}: no answer {late_ms:.0f} ms after the deadline,"
-        f" the request is still {state}",
+        f"model {model!r}: given up {late_ms:.0f} ms after the deadline, {state}",
     )
 
 

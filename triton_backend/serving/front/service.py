@@ -1,13 +1,13 @@
 """The front of one model: takes requests, has them gathered into batches, answers every client.
 
 Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
-slot, one frame to the scheduler), a few that poll
-sockets in turn (dispatches, drops, answers), one that watches deadlines (`deadlines`), and a few that
-send replies (`replies`). A request is answered exactly once (`pending`).
+slot, one frame to the scheduler), a few of which one at a time polls the sockets (dispatches, drops,
+answers), one that watches deadlines (`deadlines`), and a few that send replies (`replies`). A request is
+answered exactly once (`pending`).
 
-Who polls and gets the answer to a single request passes the turn on and sends the reply itself:
-`send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a reply
-handed to another thread would wait for that one to wake up.
+The thread that polls and reads the answer to a single request lets another one poll and sends the reply
+itself: `send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a
+reply handed to another thread would wait for that one to wake up.
 
 Here: the life of a request on the gateway. Not here: Triton's API (`server.triton_models`), tensors and
 slots of batches (`batches`), decisions.
@@ -16,23 +16,26 @@ slots of batches (`batches`), decisions.
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
+from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
-from triton_backend.serving.deployment import Deployment, largest_batch
-from triton_backend.serving.front.batches import FrontBatches
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import DeadlineWatch
-from triton_backend.serving.front.generation import Batch
 from triton_backend.serving.front.pending import (
-    ExpressTicket,
+    IncomingRequest,
     PendingRequests,
     Request,
+    RequestReader,
     arrival_frame,
 )
-from triton_backend.serving.front.replies import Refusal, Reply
+from triton_backend.serving.front.replies import Refusal, Reply, Result
 from triton_backend.serving.transport.authentication import transport_key
+from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
@@ -60,7 +63,7 @@ TICK_US = 15_000
 # A larger answer takes long to send, and who sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16
 POLLERS = 3
-# Longer than tensors for a host that does not take them are waited for (`hub_connection`).
+# Longer than tensors for a host that does not take them are waited for (`transport.connection`).
 POLL_PATIENCE_US = 7_000_000
 FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.HEARTBEAT})
 _LOG = logging.getLogger(__name__)
@@ -76,7 +79,7 @@ class FrontService:
         self._settings = settings
         self._clock = clock
         self.plan = deployment.plan.model(model)  # in the last generation served that has it
-        self.largest_batch = largest_batch(self.plan)
+        self._reader = RequestReader(self.plan)
         self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
@@ -86,19 +89,19 @@ class FrontService:
         self._batches = FrontBatches(
             model,
             self._channels,
-            find=self._pending.get,
-            unusable=self._unusable,
+            self._pending,
+            self._report,
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
         self._batches.add(deployment)
-        self._express = self._batches.express(deployment)
-        self._watch = DeadlineWatch(self._pending, clock, self._cancel)
+        self._batches.use(deployment)
+        self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel)
         self._scheduler: Connection | None = None
-        self._polled_us = clock.now_us()
-        self._stopping = False
-        self._turn = threading.Lock()  # to poll; what polling calls runs in one thread at a time
-        self._next_tick_us = clock.now_us()
-        self._waiting: deque[None] = deque()  # one for every thread that waits for its turn
+        self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
+        self._stopping = threading.Event()
+        self._backoff = Backoff()
+        self._leading = threading.Lock()  # who has it polls, and calls what polling leads to
+        self._waiting: deque[None] = deque()  # one for every thread that waits to lead
         self._taken: Reply | None = None
         self._threads = [
             threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
@@ -121,7 +124,7 @@ class FrontService:
         leaving = f"the front of {self.model!r} is shutting down"
         for request in self._pending.all():
             self._pending.refuse(request.number, Refusal("UNAVAILABLE", leaving))
-        self._stopping = True
+        self._stopping.set()
         self._watch.stop()
         self._loop.wake()
         for thread in self._threads:
@@ -132,9 +135,9 @@ class FrontService:
         self._batches.close()
 
     def alive_us(self) -> int:
-        """When both its threads last ran; the one that polls may wait for a host that is cut off."""
-        if self._clock.now_us() - self._polled_us > POLL_PATIENCE_US:
-            return self._polled_us
+        """When both its loops last succeeded; the one that polls may wait for a host that is cut off."""
+        if self._clock.now_us() - self._round_us > POLL_PATIENCE_US:
+            return self._round_us
         return self._watch.looked_us
 
     @property
@@ -144,46 +147,71 @@ class FrontService:
 
     # The caller's thread
 
+    def take(self, incoming: IncomingRequest, reply: Callable[[Result], None]) -> None:
+        """Take a request of Triton's, or refuse it; whatever it holds, nothing is raised."""
+        try:
+            request = self._reader.read(incoming, self._clock.now_us(), reply)
+        except InputError as error:
+            refusal = Refusal("INVALID_ARG", str(error))
+        except Exception:  # noqa: BLE001  # Triton's objects may raise any
+            _LOG.exception("a request of model %s", self.model)
+            refusal = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be read")
+        else:
+            self.submit(request)
+            return
+        self.counters.refused += 1
+        self._pending.send(Reply(reply, refusal))
+
     def submit(self, request: Request) -> None:
         """Take a request; it is answered through `request.reply`, sooner or later, once."""
         if not self._pending.admit(request, self._max_waiting):
             return
-        express = self._express
+        self._announce(request, express=True)
+
+    def _announce(self, request: Request, *, express: bool) -> None:
+        """Send ARRIVAL, where the scheduler is there."""
         try:
-            self._announce(request, None if express is None else express.write(request))
+            ticket = self._batches.write_express(request) if express else None
+            scheduler = self._scheduler
+            if scheduler is not None:
+                scheduler.send(arrival_frame(request, self._settings, ticket))
         except Exception:  # noqa: BLE001  # else it would wait for ever
             _LOG.exception("request %d of %s", request.number, self.model)
             failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
             self._pending.refuse(request.number, failure)
 
-    def _announce(self, request: Request, ticket: ExpressTicket | None = None) -> None:
-        scheduler = self._scheduler
-        if scheduler is not None:
-            scheduler.send(arrival_frame(request, self._settings, ticket))
-
     # The threads that poll, one at a time
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._waiting.append(None)
-            with self._turn:
+            with self._leading:
                 self._waiting.pop()
-                while self._taken is None and not self._stopping:
-                    self._round()
+                while self._taken is None and not self._stopping.is_set():
+                    self._round_or_pause()
                 reply, self._taken = self._taken, None
             if reply is not None:
                 self._pending.send(reply)
 
-    def _round(self) -> None:
+    def _round_or_pause(self) -> None:
         try:
-            self._loop.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
-            self._polled_us = now_us = self._clock.now_us()
-            self._batches.take_back(now_us)
-            if now_us >= self._next_tick_us:
-                self._next_tick_us = now_us + TICK_US
-                self._tick(now_us)
+            self._round()
         except Exception:  # noqa: BLE001  # one bad request or batch must not end all others
-            _LOG.exception("the front of %s goes on", self.model)
+            self.counters.internal_errors += 1
+            pause_seconds = self._backoff.failed()
+            _LOG.exception("the front of %s goes on in %.2f s", self.model, pause_seconds)
+            self._stopping.wait(pause_seconds)
+        else:
+            self._round_us = self._polled_us
+            self._backoff.succeeded()
+
+    def _round(self) -> None:
+        self._loop.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
+        self._polled_us = now_us = self._clock.now_us()
+        self._batches.free_replied(now_us)
+        if now_us >= self._next_tick_us:
+            self._next_tick_us = now_us + TICK_US
+            self._tick(now_us)
 
     def _take_reply(self, reply: Reply) -> bool:
         """Keep a reply to send after this round, where another thread can poll meanwhile."""
@@ -196,7 +224,7 @@ class FrontService:
         self._pending.flush_log()
         if self._scheduler is None:
             self._connect()
-        self._batches.forget_old(now_us)
+        self._batches.look(now_us)
         self._batches.retire_before(self._current.generation)
 
     def _connect(self) -> None:
@@ -209,7 +237,7 @@ class FrontService:
         # be in flight since the last scheduler's life, and runs twice then.
         for request in self._pending.all():
             if request.batch_id is None:
-                self._announce(request)
+                self._announce(request, express=False)
 
     def _cancel(self, number: int) -> None:
         if self._scheduler is not None:
@@ -250,6 +278,8 @@ class FrontService:
         """The scheduler or a worker is gone, or was refused."""
         if reason in REFUSALS:
             self.counters.frames_refused += 1
+        elif reason is CloseReason.INTERNAL_ERROR:
+            self.counters.internal_errors += 1
         if connection is self._scheduler:
             self._scheduler = None
         self._channels.closed(connection)
@@ -276,28 +306,24 @@ class FrontService:
         if message.prepared:
             return
         self._current = deployment
-        self._express = self._batches.express(deployment)
+        self._batches.use(deployment)
         for model in deployment.plan.models:
             if model.name == self.model:
                 self.plan = model
-                self.largest_batch = largest_batch(model)
+                self._reader = RequestReader(model)
                 self._max_waiting = deployment.max_waiting(model)
 
-    def _unusable(self, header: Header, worker_gone: bool) -> None:  # noqa: FBT001  # a fact
-        """Its worker is gone or takes nothing, or nobody waits for it any more."""
-        if self._scheduler is None:
-            return
-        kind, reason = Kind.BATCH_FAILED, "its requests were answered before it was dispatched"
-        if worker_gone:
-            kind, reason = Kind.BATCH_LOST, "its first worker is gone, or takes nothing"
-        data = pack_failure(FailureBody(reason, NONE, NONE))
-        self._scheduler.send(frame(kind, data, batch_id=header.batch_id, plan_tag=header.plan_tag))
+    def _report(self, kind: Kind, header: Header, reason: str) -> None:
+        """Tell the scheduler of a dispatch that is not carried out."""
+        if self._scheduler is not None:
+            body = pack_failure(FailureBody(reason, NONE, NONE))
+            data = frame(kind, body, batch_id=header.batch_id, plan_tag=header.plan_tag)
+            self._scheduler.send(data)
 
     def _answer(self, header: Header, body: AnswerBody) -> None:
-        batch = self._batches.answered(header, body)
+        batch = self._batches.answered(header, body, self._clock.now_us())
         if batch is None:
             return
-
         sent = partial(self._sent, batch)
         if len(batch.requests) > 1:
             self._pending.answer_all(batch.outputs(), sent)
@@ -308,14 +334,13 @@ class FrontService:
 
     def _sent(self, batch: Batch) -> None:
         """All replies from the slot of a batch have left it; from any thread."""
-        if self._batches.give_back(batch):
+        if self._batches.replied(batch):
             self._loop.wake()
 
     def _failed(self, header: Header, message: FailureBody) -> None:
-        batch = self._batches.failed(header, message)
+        batch = self._batches.failed(header, message, self._clock.now_us())
         if batch is None:
             return
         failure = Refusal("INTERNAL", f"model {self.model!r}: {message.reason}")
         for request in batch.requests:
             self._pending.refuse(request.number, failure)
-        self._batches.free(batch, self._clock.now_us())

@@ -127,7 +127,7 @@ class WorkerSlots:
     """Which slots of the workers of one generation are granted to batches."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._pools = [SlotPool(deployment.worker_slots(v.index)) for v in deployment.vgpus]
+        self._pools = [SlotPool(range(deployment.worker_slots(v.index))) for v in deployment.vgpus]
         # (until when, (vGPU, slot)s): a sender may still be writing there
         self._held_back: deque[tuple[int, list[tuple[int, int]]]] = deque()
 

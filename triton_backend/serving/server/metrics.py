@@ -156,6 +156,7 @@ def front_values(model: str, counters: FrontCounters, held: int) -> Values:
         ("poolpipe_requests_failed_total", own): counters.failed,
         ("poolpipe_requests_refused_total", own): counters.refused,
         ("poolpipe_frames_refused_total", (("peer", model),)): counters.frames_refused,
+        ("poolpipe_internal_errors_total", (("loop", model),)): counters.internal_errors,
         ("poolpipe_requests_held", own): held,
         ("poolpipe_latency_seconds", own): Histogram(
             counters.bounds_s,

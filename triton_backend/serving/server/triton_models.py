@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import Request, allowed_us
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.liveness.processes import StubHeartbeat
@@ -142,66 +141,18 @@ class FrontModel(_Model):
         return front_values(self.name, self._service.counters, self._service.held)
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests; answers come later."""
-        for request in requests:
-            reply = partial(_reply, request.get_response_sender(), request.requested_output_names())
-            try:
-                taken = self._request(request, reply)
-            except InputError as error:
-                self._service.counters.refused += 1
-                reply(Refusal("INVALID_ARG", str(error)))
-            except Exception:  # noqa: BLE001  # whatever it is, it must not leave `execute`
-                # An error that leaves `execute` frees the requests, also those that are waiting.
-                _LOG.exception("a request of model %s", self.name)
-                self._service.counters.refused += 1
-                reply(Refusal("INTERNAL", f"model {self.name!r}: the request cannot be read"))
-            else:
-                self._service.submit(taken)
+        """Take requests; answers come later.
 
-    def _request(self, request: Any, reply: Callable[[Arrays | Refusal], None]) -> Request:
-        """A request of Triton's, checked.
-
-        Raises:
-            InputError: what of it makes no sense, and why.
+        An error that left it would free the requests, also those that are waiting, and end the server.
         """
-        arrival_us = self.clock.now_us()
-        tensors, samples = self._tensors(request)
-        return Request(
-            tensors=tensors,
-            samples=samples,
-            arrival_us=arrival_us,
-            deadline_us=arrival_us
-            + allowed_us(self.name, request.timeout(), self._service.plan.slo_us),
-            reply=reply,
-            is_cancelled=request.is_cancelled,
-            client_id=request.request_id(),
-            trace=_trace(request.parameters()),
-        )
-
-    def _tensors(self, request: Any) -> tuple[Arrays, int]:
-        """The request's tensors and its number of samples; Triton has checked names and types."""
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        largest, first = self._service.largest_batch, self._service.plan.inputs[0].name
-        samples = len(tensors[first])
-        for name, array in tensors.items():
-            if len(array) != samples:
-                wrong = f"{len(array)} samples, but {first!r} has {samples}"
-            elif not 1 <= samples <= largest:
-                wrong = f"{samples} samples, 1 to {largest} are allowed"
+        for request in requests:
+            try:
+                wanted = request.requested_output_names()
+                reply = partial(_reply, request.get_response_sender(), wanted)
+            except Exception:  # noqa: BLE001  # without these nobody can be answered
+                _LOG.exception("a request of model %s", self.name)
             else:
-                continue
-            raise InputError(f"model {self.name!r}, input {name!r}", wrong)
-        return tensors, samples
-
-
-def _trace(parameters: str) -> str:
-    """The W3C trace context of a request, which Triton forwards among its parameters."""
-    if TRACE_HEADER not in parameters:
-        return ""
-    try:
-        return str(json.loads(parameters).get(TRACE_HEADER, ""))
-    except (ValueError, AttributeError, RecursionError):
-        return ""  # what nobody can trace is served all the same
+                self._service.take(request, reply)
 
 
 def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:

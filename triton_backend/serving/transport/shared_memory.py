@@ -10,6 +10,7 @@ import contextlib
 import math
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -156,15 +157,19 @@ class Segment:
 class SlotPool:
     """Which slots of a segment are free; the one freed last is taken first."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self._free = list(range(slots - 1, -1, -1))
+    def __init__(self, slots: Iterable[int]) -> None:
+        self._free = list(slots)[::-1]
         self._taken: set[int] = set()
 
     @property
     def free(self) -> int:
         """Slots free."""
         return len(self._free)
+
+    @property
+    def taken(self) -> int:
+        """Slots taken."""
+        return len(self._taken)
 
     def take(self) -> int | None:
         """A free slot, or None."""
@@ -181,7 +186,7 @@ class SlotPool:
             InvariantError: the slot is not one of the pool or free already.
         """
         if slot not in self._taken:
-            raise InvariantError(f"slot {slot} of {self.slots} is not taken")
+            raise InvariantError(f"slot {slot} is not taken")
         self._taken.remove(slot)
         self._free.append(slot)
 

@@ -113,7 +113,7 @@ def test_answers_are_those_of_the_model(client: Client) -> None:
 @pytest.mark.parametrize(
     ("model", "tensors", "told"),
     [
-        ("affine", {"x": line(5)}, "input 'x': 5 samples, 1 to 4 are allowed"),
+        ("affine", {"x": line(5)}, "input 'x': 5 samples, at most 4 fit one request"),
         ("affine", {"x": np.zeros((1, 4), np.float32)}, "unexpected shape for input 'x'"),
         ("affine", {"x": np.zeros((1, 3))}, "inference input 'x' data-type is 'FP64'"),
         ("affine", {"z": line(1)}, "unexpected inference input 'z'"),

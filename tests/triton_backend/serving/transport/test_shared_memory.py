@@ -65,7 +65,7 @@ def test_segments_larger_than_shared_memory_are_refused() -> None:
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_a_pool_never_gives_a_slot_twice(takes: list[bool]) -> None:
-    pool = SlotPool(5)
+    pool = SlotPool(range(5))
     taken: list[int] = []
     for take in takes:
         if take:
@@ -80,7 +80,7 @@ def test_a_pool_never_gives_a_slot_twice(takes: list[bool]) -> None:
 
 
 def test_a_slot_is_given_back_once() -> None:
-    pool = SlotPool(2)
+    pool = SlotPool(range(2))
     slot = pool.take()
     assert slot is not None
     pool.give(slot)

@@ -1,0 +1,99 @@
+"""A last worker that is taken for lost while it writes: its late outputs are nobody else's answer."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from tests.triton_backend.serving.small_plans import alone, model, plan, stage, tensor
+from tests.triton_backend.serving.system import WAIT_SECONDS, Answer, LocalSystem, wait_for
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import Tensors
+from triton_backend.serving.front.pending import Request
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.worker.process import StageWorker
+
+WIDTH = 25_000  # 100 KB: such outputs carry no checksum
+PATIENT_US = 5_000_000
+LATER = (2.0, 3.0, 4.0)
+X, Y = tensor("x", WIDTH), tensor("y", WIDTH)  # too large for an express slot
+
+
+class Fill:
+    """Fills its output with its input; the first run of all waits in the middle until it is let go."""
+
+    inputs: tuple[TensorSpec, ...] = (X,)
+    outputs: tuple[TensorSpec, ...] = (Y,)
+    first = threading.Lock()
+
+    def __init__(self) -> None:
+        self.slow, self.go_on, self.done = threading.Event(), threading.Event(), threading.Event()
+
+    def run(self, inputs: Tensors, out: Tensors) -> None:
+        out["y"][...] = inputs["x"]
+        if self.first.acquire(blocking=False):
+            self.slow.set()
+            assert self.go_on.wait(WAIT_SECONDS)
+            out["y"][...] = inputs["x"]
+            self.done.set()
+
+    def register(self, memory: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def values(answer: Answer) -> set[float]:
+    assert not isinstance(answer, Refusal), answer.message
+    return set(answer["y"].reshape(-1).tolist())
+
+
+def x(value: float) -> Arrays:
+    return {"x": np.full((1, WIDTH), value, np.float32)}
+
+
+def test_what_a_lost_worker_writes_late_is_in_no_other_answer(tmp_path: Path) -> None:
+    wide = model("wide", (stage((0, 10), "SLOW", 1, vgpus=2),), inputs=(X,), outputs=(Y,))
+    system = LocalSystem(tmp_path / "serve", plan(alone(wide)))
+    runtimes = [Fill(), Fill()]
+    for vgpu, runtime in enumerate(runtimes):
+        system.stop_worker(1, vgpu)
+        board = HealthBoard.open(system.deployment, "SLOW")
+        system.run_worker(
+            StageWorker(system.deployment, vgpu, runtime, board, system.clock), 1, vgpu
+        )
+    wait_for(lambda: system.status()["counters"]["workers_lost"] == 2)
+    wait_for(lambda: system.status()["workers"]["up"] == 2)
+
+    once = system.ask("wide", x(1), PATIENT_US)
+    wait_for(lambda: any(runtime.slow.is_set() for runtime in runtimes))
+    vgpu, slow = next((i, runtime) for i, runtime in enumerate(runtimes) if runtime.slow.is_set())
+    now_us = system.clock.now_us()
+    lost = WorkerAddress(1, vgpu)
+    system.scheduler.call(lambda: system.scheduler.gateway.worker_lost(lost, now_us))
+    assert values(once()) == {1.0}  # by the other worker
+
+    answers: dict[float, set[float]] = {}
+    all_here = threading.Barrier(len(LATER))
+
+    def ask(value: float) -> threading.Event:
+        answered = threading.Event()
+
+        def reply(answer: Answer) -> None:
+            all_here.wait(WAIT_SECONDS)  # in slots of their own
+            slow.go_on.set()  # the lost worker goes on writing before any of them is read
+            assert slow.done.wait(WAIT_SECONDS)
+            answers[value] = values(answer)
+            answered.set()
+
+        now_us = system.clock.now_us()
+        request = Request(x(value), 1, now_us, now_us + PATIENT_US, reply, lambda: False)
+        system.fronts["wide"].submit(request)
+        return answered
+
+    assert all(answered.wait(WAIT_SECONDS) for answered in [ask(value) for value in LATER])
+    assert answers == {value: {value} for value in LATER}
+    assert values(system.ask("wide", x(9), PATIENT_US)()) == {9.0}
+    system.stop()
