@@ -9,10 +9,19 @@ import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+)
 
 from flows.device_class import DeviceClass
 from triton_backend.contract.cluster import Cluster
@@ -39,11 +48,33 @@ class RuntimeForm(FileForm):
     stretch: PositiveFloat = 1.0
 
 
-class GpuClassForm(FileForm):
-    """One entry of `gpu_classes`; everything may be left out."""
+class PercentsForm(FileForm):
+    """Percents least, least + step, ... up to 100."""
 
-    vgpu_divisors: list[PositiveInt] = Field(default=[1], min_length=1)
+    step: PositiveInt
+    least: PositiveInt | None = None
+
+
+def _percents_form(given: object) -> str:
+    return "steps" if isinstance(given, dict | PercentsForm) else "list"
+
+
+# Told apart before they are read, so that a complaint is about the form that was meant.
+Percents = Annotated[
+    Annotated[list[PositiveInt], Tag("list")] | Annotated[PercentsForm, Tag("steps")],
+    Discriminator(_percents_form),
+]
+
+
+class GpuClassForm(FileForm):
+    """One entry of `gpu_classes`; everything may be left out, and then GPUs stay whole."""
+
+    vgpu_divisors: list[PositiveInt] | None = Field(default=None, min_length=1)
+    vgpu_percents: Percents | None = None
+    max_vgpus_per_gpu: PositiveInt | None = None
+    partitions: list[list[PositiveInt]] | None = None
     memory_gib: PositiveFloat | None = None
+    process_memory_gib: PositiveFloat | None = None
     hourly_cost: PositiveFloat | None = None
     power_w: PositiveFloat | None = None
     runtime: RuntimeForm | None = None

@@ -33,15 +33,22 @@ class ModelMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VGpuMinute:
-    """One minute of one vGPU: busy as measured, and as the plan's table has the same batches."""
+    """One minute of one vGPU with one stage: busy as measured, and by the plan's latency table.
+
+    Attributes:
+        pool: name of the vGPU's pool; None from before pools had names.
+        model, stage: of the batches; a shared vGPU has a row for each.
+        share: of a GPU, in 300ths.
+    """
 
     instance: str
     plan_id: str
     vgpu: int
+    pool: str | None
     model: str
     stage: int
     gpu_class: str
-    vgpu_divisor: int
+    share: int
     minute: datetime
     batches: int
     busy_us: int

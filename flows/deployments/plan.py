@@ -14,6 +14,7 @@ from flows.planning.stored_plans import Planned, find_plan, plan_step
 from flows.reporting.plan_diff import plan_diff
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import share_text
 
 
 @task(name="solve", cache_policy=NO_CACHE)
@@ -54,14 +55,16 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
         {
             "model": model.name,
             "pipeline": p,
-            "batch": pipeline.batch,
+            "batch": stage.batch or pipeline.batch,
             "blocks": f"{stage.blocks[0]}-{stage.blocks[1]}",
-            "class": stage.gpu_class,
-            "vGPUs": f"{stage.vgpus} x 1/{stage.vgpu_divisor}",
+            "pool": pool.name,
+            "class": pool.gpu_class,
+            "vGPUs": f"{pool.vgpus} x {share_text(pool.share)}",
             "latency ms": stage.latency_us / 1e3,
             "rps": round(pipeline.throughput_rps, 2),
         }
         for model in plan.models
         for p, pipeline in enumerate(model.pipelines)
         for stage in pipeline.stages
+        for pool in (plan.pool_of(stage),)
     ]

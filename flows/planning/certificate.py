@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.planning.placement import Pool, moved, place, uses_of
+from flows.planning.placement import PoolToPlace, moved, place, uses_of
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -18,7 +18,16 @@ from flows.planning.registry import (
     planner_named,
 )
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Objective,
+    Pipeline,
+    Plan,
+    Pool,
+    Stage,
+    next_pool_name,
+)
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand
@@ -39,12 +48,23 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     seconds = sum(outcome.trace.seconds.values())
     pipelines = sorted(outcome.pipelines, key=lambda p: _order(inputs.cluster, p))
     pools = [_pool(inputs, pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
-    placements = iter(place(inputs.cluster, pools, options.previous))
+    counts: dict[str, int] = {}
+    placed = [
+        Pool(
+            name=next_pool_name(wanted.gpu_class, counts),
+            gpu_class=wanted.gpu_class,
+            share=share_of_divisor(wanted.divisor),
+            vgpus=wanted.vgpus,
+            placement=runs,
+        )
+        for wanted, runs in zip(pools, place(inputs.cluster, pools, options.previous), strict=True)
+    ]
+    names = iter(placed)
     models = tuple(
         _model(
             inputs,
             (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
-            [_pipeline(inputs, p, placements) for p in pipelines if p.model == number],
+            [_pipeline(inputs, p, names) for p in pipelines if p.model == number],
         )
         for number, demand in enumerate(inputs.workload.models)
     )
@@ -54,22 +74,23 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         plan_id="",
         planner=options.planner,
         options={**options.to_dict(), "batch_building_rates": rates_from},
-        objective=outcome.objective,
+        objective=replace(outcome.objective, space=planner_named(options.planner).space),
         solver=trace.solver,
         solve_seconds=seconds,
         cluster=inputs.cluster,
         workload=inputs.workload,
-        gpus_used=count_gpus(inputs.cluster, models),
+        gpus_used={},
+        pools=tuple(placed),
         models=models,
         certificate={
             "status": trace.status,
-            "space": planner_named(options.planner).space,
             "seconds": trace.seconds,
             "configurations": trace.configurations,
             "notes": trace.notes,
             **trace.details,
         },
     )
+    plan = replace(plan, gpus_used=plan.gpus())
     if options.previous is not None:
         trace.notes.append(_moves(options.previous, plan))
     return replace(plan, plan_id=plan_identity(plan))
@@ -88,29 +109,12 @@ def plan_identity(plan: Plan) -> str:
     attached: the plan that was verified is the plan that is served.
     """
     data: dict[str, Any] = plan.to_dict()
-    for key in ("plan_id", "solve_seconds"):
+    for key in ("plan_id", "solve_seconds", "solver", "certificate"):
         del data[key]
-    for model in data["models"]:
-        for pipeline in model["pipelines"]:
-            for stage in pipeline["stages"]:
-                stage.pop("artifact", None)
-    data["certificate"] = {k: v for k, v in data["certificate"].items() if k != "seconds"}
+    for stage in (s for m in data["models"] for p in m["pipelines"] for s in p["stages"]):
+        stage.pop("artifact", None)
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
-
-
-def count_gpus(cluster: Cluster, models: tuple[ModelPlan, ...]) -> dict[str, int]:
-    """Whole GPUs in use per class; vGPUs of one model and divisor share GPUs."""
-    vgpus: dict[tuple[str, int, int], int] = {}
-    for number, model in enumerate(models):
-        for pipeline in model.pipelines:
-            for stage in pipeline.stages:
-                key = (stage.gpu_class, number, stage.vgpu_divisor)
-                vgpus[key] = vgpus.get(key, 0) + stage.vgpus
-    used = {gpu_class.name: 0 for gpu_class in cluster.gpu_classes}
-    for (gpu_class, _, divisor), count in vgpus.items():
-        used[gpu_class] += -(-count // divisor)
-    return used
 
 
 def _order(cluster: Cluster, pipeline: PlannedPipeline) -> tuple[Any, ...]:
@@ -127,11 +131,11 @@ def _order(cluster: Cluster, pipeline: PlannedPipeline) -> tuple[Any, ...]:
     )
 
 
-def _pool(inputs: Inputs, pipeline: PlannedPipeline, stage: PlannedStage) -> Pool:
+def _pool(inputs: Inputs, pipeline: PlannedPipeline, stage: PlannedStage) -> PoolToPlace:
     name = inputs.workload.models[pipeline.model].name
     sizes = (0, *inputs.profiles[name].boundary_bytes, 0)
     first, last = stage.blocks
-    return Pool(
+    return PoolToPlace(
         model=pipeline.model,
         name=name,
         blocks=stage.blocks,
@@ -159,12 +163,10 @@ def _model(
     )
 
 
-def _pipeline(
-    inputs: Inputs, planned: PlannedPipeline, placements: Iterator[tuple[PlacementRun, ...]]
-) -> Pipeline:
+def _pipeline(inputs: Inputs, planned: PlannedPipeline, pools: Iterator[Pool]) -> Pipeline:
     following = (*planned.stages[1:], None)
     stages = tuple(
-        _stage(inputs, planned, (stage, after), next(placements))
+        _stage(inputs, planned, (stage, after), next(pools).name)
         for stage, after in zip(planned.stages, following, strict=True)
     )
     return Pipeline(
@@ -179,7 +181,7 @@ def _stage(
     inputs: Inputs,
     planned: PlannedPipeline,
     neighbours: tuple[PlannedStage, PlannedStage | None],
-    placement: tuple[PlacementRun, ...],
+    pool: str,
 ) -> Stage:
     stage, following = neighbours
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
@@ -194,13 +196,10 @@ def _stage(
         transfer = int(transfer_us(leaving * batch, rate)) if rate > 0 else 0
     return Stage(
         blocks=stage.blocks,
-        gpu_class=stage.gpu_class,
-        vgpu_divisor=stage.divisor,
-        vgpus=stage.vgpus,
+        pool=pool,
         latency_us=int(latency[batch - 1]),
         transfer_us=transfer,
         latency_us_by_batch=tuple(int(v) for v in latency[:batch]),
         boundary_bytes_per_sample=leaving,
-        placement=placement,
         boundary=boundary,
     )

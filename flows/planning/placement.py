@@ -20,14 +20,15 @@ from itertools import accumulate, groupby
 
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
 
 Gpu = tuple[int, int]  # node, index on the node
 Blocks = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolToPlace:
     """What is to be placed: `vgpus` vGPUs of one stage; `traffic` bytes/s over NICs per vGPU."""
 
     model: int
@@ -70,7 +71,7 @@ class _Strip:
 
 
 def place(
-    cluster: Cluster, pools: Sequence[Pool], previous: Plan | None = None
+    cluster: Cluster, pools: Sequence[PoolToPlace], previous: Plan | None = None
 ) -> list[tuple[PlacementRun, ...]]:
     """Placement runs of every pool, in the order given; close to those of a plan in force.
 
@@ -102,7 +103,7 @@ def place(
     return [placed[i] for i in range(len(pools))]
 
 
-def _packed(pools: Sequence[Pool], group: list[int]) -> list[tuple[int, int, int]]:
+def _packed(pools: Sequence[PoolToPlace], group: list[int]) -> list[tuple[int, int, int]]:
     """Pool, first and last vGPU + 1 within the group: GPUs of one pool alone, then the rest.
 
     So as many GPUs as possible run one stage, and can go on with it under another plan.
@@ -118,7 +119,7 @@ def _packed(pools: Sequence[Pool], group: list[int]) -> list[tuple[int, int, int
     ]
 
 
-def _groups(pools: Sequence[Pool]) -> list[list[int]]:
+def _groups(pools: Sequence[PoolToPlace]) -> list[list[int]]:
     """Pools that share GPUs, the groups with the most traffic per GPU first."""
     order = sorted(range(len(pools)), key=lambda i: _group(pools[i]))
     groups = [list(members) for _, members in groupby(order, key=lambda i: _group(pools[i]))]
@@ -129,12 +130,15 @@ def _groups(pools: Sequence[Pool]) -> list[list[int]]:
     return sorted(groups, key=lambda group: (-heat(group), _group(pools[group[0]])))
 
 
-def _gpus_of(pools: Sequence[Pool], group: list[int]) -> int:
+def _gpus_of(pools: Sequence[PoolToPlace], group: list[int]) -> int:
     return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
 
 
 def _kept(
-    pools: Sequence[Pool], groups: list[list[int]], strips: list[_Strip], uses: Mapping[Gpu, Use]
+    pools: Sequence[PoolToPlace],
+    groups: list[list[int]],
+    strips: list[_Strip],
+    uses: Mapping[Gpu, Use],
 ) -> list[list[_Strip]]:
     """Strips of single GPUs for every group, close to what they ran before."""
     gpus = [(strip.node + i, strip.gpu) for strip in strips for i in range(strip.count)]
@@ -145,7 +149,7 @@ def _kept(
     ]
 
 
-def _need(pools: Sequence[Pool], group: list[int]) -> _Need:
+def _need(pools: Sequence[PoolToPlace], group: list[int]) -> _Need:
     divisor = pools[group[0]].divisor
     vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
     held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
@@ -179,7 +183,7 @@ def _cut(strips: list[_Strip], first: int) -> list[_Strip]:
     return out
 
 
-def _group(pool: Pool) -> tuple[str, int, int]:
+def _group(pool: PoolToPlace) -> tuple[str, int, int]:
     return (pool.gpu_class, pool.model, pool.divisor)
 
 
@@ -225,15 +229,14 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
     """GPUs of a plan in force by what they do; nodes that are gone are left out."""
     known: dict[int, int | None] = {}
     uses: dict[Gpu, Use] = {}
-    for model in plan.models:
-        for stage in (s for p in model.pipelines for s in p.stages):
-            for slot in stage.slots():
-                if slot.node not in known:
-                    known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
-                node = known[slot.node]
-                if node is not None:
-                    use = uses.setdefault((node, slot.gpu), Use(model.name, stage.vgpu_divisor))
-                    use.blocks.add(stage.blocks)
+    for model, _, stage, pool in plan.placed_stages():
+        for slot in pool.slots():
+            if slot.node not in known:
+                known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
+            node = known[slot.node]
+            if node is not None:
+                use = uses.setdefault((node, slot.gpu), Use(model.name, pool.divisor or 0))
+                use.blocks.add(stage.blocks)
     return uses
 
 

@@ -8,13 +8,15 @@ Not here, on purpose: anything imported from the planner's steps, so that a mist
 import math
 from collections.abc import Iterator, Mapping
 
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.shares import WHOLE_GPU, share_text
 from triton_backend.contract.units import us_to_ms
 
 _RELATIVE = 1e-9
 _BITS = 8
 _MICROSECONDS = 1e6
+_GIB = 1 << 30
 _PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w"}
 
 
@@ -36,6 +38,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
         total = math.fsum(p.throughput_rps for p in model.pipelines)
         found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
     found += _rates(plan)
+    found += _shared_pools(plan)
     found += _objective(plan)
     found += _gpus(plan)
     found += _placement(plan)
@@ -58,22 +61,23 @@ def _models_match(plan: Plan) -> Iterator[str]:
 
 def _options_known(plan: Plan) -> Iterator[str]:
     for name in ("slo_margin", "max_partitions"):
-        if not isinstance(plan.options.get(name), int | float):
+        if not isinstance(plan.options.get(name, 0), int | float):
             yield f"options: {name} is {plan.options.get(name)!r}, not a number"
     if plan.objective.name not in _PRICES:
         yield f"objective: {plan.objective.name!r} is none of {', '.join(_PRICES)}"
 
 
 def _margin(plan: Plan, model: str) -> float:
+    """Part of the SLO that a model keeps back; 0 in a plan that states none."""
     by_model: Mapping[str, float] = plan.options.get("slo_margins", {})
-    return float(by_model.get(model, plan.options["slo_margin"]))
+    return float(by_model.get(model, plan.options.get("slo_margin", 0.0)))
 
 
 def _pipeline(
     plan: Plan, model: ModelPlan, pipeline: Pipeline, profile: ModelProfile | None
 ) -> Iterator[str]:
     stages = pipeline.stages
-    most = plan.options["max_partitions"]
+    most = plan.options.get("max_partitions", len(stages))
     if len(stages) > most:
         yield f"{len(stages)} stages, at most {most} allowed"
     for number, stage in enumerate(stages):
@@ -81,18 +85,13 @@ def _pipeline(
         for text in _stage(plan, pipeline, (stage, following)):
             yield f"stage {number}: {text}"
         if profile is not None:
-            for text in _against_profile(stage, pipeline.batch, profile):
+            for text in _against_profile(plan, stage, pipeline.batch, profile):
                 yield f"stage {number}: {text}"
     if profile is not None and stages[-1].blocks[1] != profile.blocks:
         yield f"covers {stages[-1].blocks[1]} blocks of {profile.blocks}"
     latency = sum(s.latency_us + s.transfer_us for s in stages)
     yield from _compare("latency_us", pipeline.latency_us, latency)
-    demand = next(m for m in plan.workload.models if m.name == model.name)
-    gathering = demand.gathering_us(pipeline.batch)
-    share = _margin(plan, model.name)
-    if plan.options.get("overflow") and not pipeline.throughput_rps:
-        share /= 4  # overflow promises nothing and leaves a quarter of the margin free
-    allowed = (1 - share) * model.slo_us
+    allowed, gathering = _allowed_us(plan, model, pipeline)
     if latency + gathering > allowed * (1 + _RELATIVE):
         yield (
             f"takes {us_to_ms(latency):.3f} ms and gathers {us_to_ms(gathering):.3f} ms, "
@@ -102,20 +101,36 @@ def _pipeline(
         yield "a stage takes no time"
 
 
+def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float, float]:
+    """Time that a pipeline may take, SLO or entry's budget less margin, and the gathering in it."""
+    demand = next(m for m in plan.workload.models if m.name == model.name)
+    budget, gathering = model.slo_us, demand.gathering_us(pipeline.batch)
+    if pipeline.entry is not None:  # the margin pays for gathering
+        budget = next(e.budget_us for e in model.entries if e.name == pipeline.entry)
+        gathering = 0.0
+    share = _margin(plan, model.name)
+    if plan.options.get("overflow") and not pipeline.throughput_rps:
+        share /= 4  # overflow promises nothing and leaves a quarter of the margin free
+    return (1 - share) * budget, gathering
+
+
 def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None]) -> Iterator[str]:
     stage, following = neighbours
-    gpu_class = plan.cluster.gpu_class(stage.gpu_class)
-    if stage.vgpu_divisor not in (1, *gpu_class.vgpu_divisors):
-        yield f"vGPU divisor {stage.vgpu_divisor} is not offered by {stage.gpu_class}"
-    if stage.latency_us != stage.latency_us_by_batch[pipeline.batch - 1]:
+    pool = plan.pool_of(stage)
+    offered = plan.cluster.gpu_class(pool.gpu_class).shares
+    if pool.share not in (WHOLE_GPU, *offered):
+        yield f"a vGPU of {share_text(pool.share)} is not offered by {pool.gpu_class}"
+    batch = stage.batch or pipeline.batch
+    if stage.latency_us != stage.latency_us_by_batch[batch - 1]:
         yield (
             f"latency_us is {stage.latency_us}, its table says "
-            f"{stage.latency_us_by_batch[pipeline.batch - 1]}"
+            f"{stage.latency_us_by_batch[batch - 1]}"
         )
     moved = 0
     if following is not None:
         slower = min(
-            plan.cluster.nic_gbps(stage.gpu_class), plan.cluster.nic_gbps(following.gpu_class)
+            plan.cluster.nic_gbps(pool.gpu_class),
+            plan.cluster.nic_gbps(plan.pool_of(following).gpu_class),
         )
         bits = pipeline.batch * stage.boundary_bytes_per_sample * _BITS
         moved = math.ceil(bits / (slower * 1e3) - 1e-6)
@@ -123,11 +138,13 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
 
 
-def _against_profile(stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
-    if profile.max_batch(stage.gpu_class, stage.vgpu_divisor) < batch:
-        yield f"batch {batch} was not measured on {stage.gpu_class}/{stage.vgpu_divisor}"
+def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
+    pool = plan.pool_of(stage)
+    if pool.divisor is None or profile.max_batch(pool.gpu_class, pool.divisor) < batch:
+        share = share_text(pool.share)
+        yield f"batch {batch} was not measured on {share} of {pool.gpu_class}"
         return
-    table = profile.latency_us[stage.gpu_class, stage.vgpu_divisor]
+    table = profile.latency_us[pool.gpu_class, pool.divisor]
     first, last = stage.blocks
     for b, stated in enumerate(stage.latency_us_by_batch, start=1):
         derived = math.ceil(math.fsum(float(v) for v in table[first:last, b - 1]) - 1e-6)
@@ -145,11 +162,17 @@ def _against_profile(stage: Stage, batch: int, profile: ModelProfile) -> Iterato
 
 
 def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
-    """Samples/s of one vGPU of a stage: min(batch / latency, uplink, downlink)."""
+    """Samples/s of one vGPU of a stage: min(batch / latency, uplink, downlink).
+
+    Links bound it where all vGPUs of a GPU are 1/v; for percents the node's sum is checked (`_nics`).
+    """
     stage = pipeline.stages[number]
-    share = plan.cluster.nic_gbps(stage.gpu_class) * 1e9
-    share /= plan.cluster.max_gpus_per_node(stage.gpu_class) * stage.vgpu_divisor
-    rate = pipeline.batch * _MICROSECONDS / stage.latency_us
+    pool = plan.pool_of(stage)
+    rate = (stage.batch or pipeline.batch) * _MICROSECONDS / stage.latency_us
+    if pool.divisor is None:
+        return rate
+    share = plan.cluster.nic_gbps(pool.gpu_class) * 1e9
+    share /= plan.cluster.max_gpus_per_node(pool.gpu_class) * pool.divisor
     crossing: list[int] = []
     if number:
         crossing.append(pipeline.stages[number - 1].boundary_bytes_per_sample)
@@ -166,6 +189,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 
     A model is promised all that its pipelines deliver, or what the objective is worth to it (at least
     the rate to keep), which is less. Pipelines of planned rate 0 are best effort: they count for nothing.
+    On a pool that several stages share, a pipeline promises no more than it could deliver alone; that
+    all of them fit together is `_shared_pools`.
     """
     delivered = {
         m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
@@ -173,8 +198,16 @@ def _rates(plan: Plan) -> Iterator[str]:
     }
     totals = {name: math.fsum(rates) for name, rates in delivered.items()}
     worth = _worth(plan, totals)
+    shared = {stage.pool for stages in _shared(plan).values() for stage, _ in stages}
     for model in plan.models:
         total = totals[model.name]
+        if any(stage.pool in shared for p in model.pipelines for stage in p.stages):
+            for number, pipeline in enumerate(model.pipelines):
+                alone = delivered[model.name][number]
+                if pipeline.throughput_rps > alone * (1 + _RELATIVE):
+                    where = f"{model.name}, pipeline {number}: throughput_rps"
+                    yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
+            continue
         if math.isclose(model.throughput_rps, total, rel_tol=_RELATIVE):
             promised = total
         else:
@@ -185,12 +218,33 @@ def _rates(plan: Plan) -> Iterator[str]:
             yield from _compare(what, pipeline.throughput_rps, rate)
 
 
+def _shared(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
+    """Stages and their pipelines by the name of their pool, where several name it."""
+    users: dict[str, list[tuple[Stage, Pipeline]]] = {}
+    for model in plan.models:
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                users.setdefault(stage.pool, []).append((stage, pipeline))
+    return {name: stages for name, stages in users.items() if len(stages) > 1}
+
+
+def _shared_pools(plan: Plan) -> Iterator[str]:
+    """What stages promise together on a pool is the work of its vGPUs at most."""
+    for pool in plan.pools:
+        work = math.fsum(
+            pipeline.throughput_rps * stage.latency_us / (stage.batch or pipeline.batch)
+            for stage, pipeline in _shared(plan).get(pool.name, ())
+        )
+        if work > pool.vgpus * _MICROSECONDS * (1 + 1e-6):
+            yield f"pool {pool.name}: {work / _MICROSECONDS:.4g} vGPUs of work, it has {pool.vgpus}"
+
+
 def _delivered(plan: Plan, pipeline: Pipeline) -> float:
     """Requests/s of the slowest pool of a pipeline."""
     if any(stage.latency_us < 1 for stage in pipeline.stages):
         return 0.0
     return min(
-        stage.vgpus * _stage_rate(plan, pipeline, number)
+        plan.pool_of(stage).vgpus * _stage_rate(plan, pipeline, number)
         for number, stage in enumerate(pipeline.stages)
     )
 
@@ -242,14 +296,10 @@ def _rates_met(plan: Plan) -> Iterator[str]:
 
 
 def _gpus(plan: Plan) -> Iterator[str]:
-    used = {c.name: 0 for c in plan.cluster.gpu_classes}
-    vgpus: dict[tuple[str, str, int], int] = {}
-    for model in plan.models:
-        for stage in (s for p in model.pipelines for s in p.stages):
-            key = (stage.gpu_class, model.name, stage.vgpu_divisor)
-            vgpus[key] = vgpus.get(key, 0) + stage.vgpus
-    for (gpu_class, _, divisor), count in vgpus.items():
-        used[gpu_class] += math.ceil(count / divisor)
+    held: dict[str, set[tuple[int, int]]] = {c.name: set() for c in plan.cluster.gpu_classes}
+    for pool in plan.pools:
+        held[pool.gpu_class].update((slot.node, slot.gpu) for slot in pool.slots())
+    used = {name: len(gpus) for name, gpus in held.items()}
     if dict(plan.gpus_used) != used:
         yield f"gpus_used is {dict(plan.gpus_used)}, derived {used}"
     for name, count in used.items():
@@ -258,27 +308,39 @@ def _gpus(plan: Plan) -> Iterator[str]:
 
 
 def _placement(plan: Plan) -> Iterator[str]:
-    """Every vGPU on an existing GPU of its class, no slot twice, one model and size per GPU."""
-    owner: dict[tuple[int, int], tuple[str, int]] = {}
+    """Every vGPU on an existing GPU of its class, no slot twice; shares and memory fit each GPU."""
     taken: set[tuple[int, int, int]] = set()
-    for model in plan.models:
-        for stage in (s for p in model.pipelines for s in p.stages):
-            mine = (model.name, stage.vgpu_divisor)
-            for slot in stage.slots():
-                where = f"{model.name} {list(stage.blocks)}: {tuple(slot)}"
-                if not 0 <= slot.node < plan.cluster.node_count:
-                    yield f"{where}: no such node"
-                    return
-                group = plan.cluster.node_group_of(slot.node)
-                if group.gpu_class != stage.gpu_class or not 0 <= slot.gpu < group.gpus:
-                    yield f"{where}: no such GPU of class {stage.gpu_class}"
-                if not 0 <= slot.slot < stage.vgpu_divisor:
-                    yield f"{where}: no such slot of a GPU cut into {stage.vgpu_divisor}"
-                if tuple(slot) in taken:
-                    yield f"{where}: slot used twice"
-                taken.add((slot.node, slot.gpu, slot.slot))
-                if owner.setdefault((slot.node, slot.gpu), mine) != mine:
-                    yield f"{where}: GPU shared with {owner[slot.node, slot.gpu]}"
+    cut: dict[tuple[int, int], list[Pool]] = {}
+    for pool in plan.pools:
+        for slot in pool.slots():
+            where = f"pool {pool.name}: {tuple(slot)}"
+            if not 0 <= slot.node < plan.cluster.node_count:
+                yield f"{where}: no such node"
+                return
+            group = plan.cluster.node_group_of(slot.node)
+            if group.gpu_class != pool.gpu_class or not 0 <= slot.gpu < group.gpus:
+                yield f"{where}: no such GPU of class {pool.gpu_class}"
+            if tuple(slot) in taken:
+                yield f"{where}: slot used twice"
+            taken.add((slot.node, slot.gpu, slot.slot))
+            cut.setdefault((slot.node, slot.gpu), []).append(pool)
+    needed = {pool.name: _memory_bytes(plan, pool) for pool in plan.pools}
+    for gpu, pools in cut.items():
+        if sum(pool.share for pool in pools) > WHOLE_GPU:
+            yield f"GPU {gpu}: its vGPUs take {sum(p.share for p in pools) / 3:.4g} % of it"
+        memory_gib = plan.cluster.gpu_class(pools[0].gpu_class).memory_gib
+        held = sum(needed[pool.name] for pool in pools)
+        if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
+            yield f"GPU {gpu}: {held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
+
+
+def _memory_bytes(plan: Plan, pool: Pool) -> float:
+    """Bytes of one vGPU's process: every stage's weights, the largest workspace, its own."""
+    process_gib = plan.cluster.gpu_class(pool.gpu_class).process_memory_gib or 0.0
+    stages = [s for m in plan.models for p in m.pipelines for s in p.stages if s.pool == pool.name]
+    known = [stage.memory for stage in stages if stage.memory is not None]
+    dynamic = max((memory.dynamic for memory in known), default=0)
+    return process_gib * _GIB + sum(memory.static for memory in known) + dynamic
 
 
 def _nics(plan: Plan) -> Iterator[str]:
@@ -291,8 +353,9 @@ def _nics(plan: Plan) -> Iterator[str]:
                 if not 0 <= neighbour < len(pipeline.stages) - 1:
                     continue
                 size = pipeline.stages[neighbour].boundary_bytes_per_sample
-                bits = pipeline.throughput_rps / stage.vgpus * size * _BITS
-                for slot in stage.slots():
+                pool = plan.pool_of(stage)
+                bits = pipeline.throughput_rps / pool.vgpus * size * _BITS
+                for slot in pool.slots():
                     loads[slot.node] = loads.get(slot.node, 0.0) + bits
     for what, loads in (("uplink", sent), ("downlink", received)):
         for node, bits in loads.items():

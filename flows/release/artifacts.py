@@ -26,7 +26,7 @@ from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 
 
 def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
@@ -35,30 +35,29 @@ def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceCl
     Raises:
         InputError: a model was never split here, or a class has no runtime.
     """
-    models = tuple(_with_artifacts(work, model, classes) for model in plan.models)
-    plan = replace(plan, models=models)
+    classes_of = _classes_of(plan)
+
+    def built(model: ModelPlan) -> ModelPlan:
+        split = read_split(work, model.name)
+
+        def artifact(stage: Stage) -> str:
+            device = classes[classes_of[stage.pool]]
+            return build_stages(work, split, [stage.blocks], device)[stage.blocks].key
+
+        pipelines = tuple(
+            replace(p, stages=tuple(replace(s, artifact=artifact(s)) for s in p.stages))
+            for p in model.pipelines
+        )
+        return replace(model, pipelines=pipelines)
+
+    plan = replace(plan, models=tuple(map(built, plan.models)))
     store_plan(work, plan)
     return plan
 
 
-def _with_artifacts(
-    work: Workspace, model: ModelPlan, classes: Mapping[str, DeviceClass]
-) -> ModelPlan:
-    split = read_split(work, model.name)
-
-    def built(pipeline: Pipeline) -> Pipeline:
-        stages = tuple(
-            replace(
-                stage,
-                artifact=build_stages(work, split, [stage.blocks], classes[stage.gpu_class])[
-                    stage.blocks
-                ].key,
-            )
-            for stage in pipeline.stages
-        )
-        return replace(pipeline, stages=stages)
-
-    return replace(model, pipelines=tuple(built(pipeline) for pipeline in model.pipelines))
+def _classes_of(plan: Plan) -> dict[str, str]:
+    """GPU class of every pool, by its name."""
+    return {pool.name: pool.gpu_class for pool in plan.pools}
 
 
 def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
@@ -70,7 +69,7 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
     devices = read_device_classes(cluster)
     if not devices:
         return plan
-    used = {s.gpu_class for m in plan.models for p in m.pipelines for s in p.stages}
+    used = {pool.gpu_class for pool in plan.pools}
     if used - devices.keys():
         missing = ", ".join(sorted(used - devices.keys()))
         raise InputError(str(cluster), f"{missing}: no `runtime`, while other classes state one")
@@ -93,40 +92,44 @@ def attach_engines(
     Raises:
         InputError: a model was never split here, or an engine cannot be built.
     """
-    models = tuple(
-        replace(
-            model,
-            pipelines=tuple(
-                _with_engines(work, read_split(work, model.name), p, settings, precision)
-                for p in model.pipelines
-            ),
-        )
-        for model in plan.models
-    )
-    plan = replace(plan, models=models)
+    classes = _classes_of(plan)
+
+    def built(model: ModelPlan) -> ModelPlan:
+        split = read_split(work, model.name)
+        measured = measured_precisions(work, split)
+
+        def place(stage: Stage) -> Place:
+            gpu_class = classes[stage.pool]
+            wanted = precision or measured.get(gpu_class, PRECISIONS[0])
+            return Place(stage.blocks, (gpu_class,), wanted)
+
+        pipelines: list[Pipeline] = []
+        for pipeline in model.pipelines:
+            chain = list(map(place, pipeline.stages))
+            options = EngineOptions(batches=batches_up_to(pipeline.batch), settings=settings)
+            names = _engines_of(work, split, chain, options)
+            stages = tuple(
+                replace(stage, artifact=name)
+                for stage, name in zip(pipeline.stages, names, strict=True)
+            )
+            pipelines.append(replace(pipeline, stages=stages))
+        return replace(model, pipelines=tuple(pipelines))
+
+    plan = replace(plan, models=tuple(map(built, plan.models)))
     store_plan(work, plan)
     return plan
 
 
-def _with_engines(
-    work: Workspace,
-    split: SplitModel,
-    pipeline: Pipeline,
-    settings: EngineSettings,
-    precision: str | None,
-) -> Pipeline:
-    options = EngineOptions(batches=batches_up_to(pipeline.batch), settings=settings)
-    measured = measured_precisions(work, split)
-    chain = [
-        Place(s.blocks, (s.gpu_class,), precision or measured.get(s.gpu_class, PRECISIONS[0]))
-        for s in pipeline.stages
-    ]
+def _engines_of(
+    work: Workspace, split: SplitModel, chain: list[Place], options: EngineOptions
+) -> list[str]:
+    """Names of the engines of a chain of stages, built or found.
+
+    Raises:
+        InputError: one cannot be built.
+    """
     report = build_chains(work, split, [chain], options)
     if report.failures:
         raise InputError(f"engine of {split.name!r}", str(report.failures[0]))
     keys = {(r.request.stage, r.request.gpu_class): r.key for r in report.results}
-    stages = tuple(
-        replace(stage, artifact=keys[stage_name(split, stage.blocks), stage.gpu_class])
-        for stage in pipeline.stages
-    )
-    return replace(pipeline, stages=stages)
+    return [keys[stage_name(split, place.blocks), place.classes[0]] for place in chain]

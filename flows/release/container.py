@@ -18,14 +18,16 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan, Stage, VGpu
+from triton_backend.contract.plan import Plan, Stage, StageRow, VGpu
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.stage_tensors import complete_tensors, stage_inputs
@@ -130,13 +132,10 @@ class ContainerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHere:
-    """A stage that has vGPUs on a node: indices into the plan, its GPUs there, its artifact."""
+    """A stage whose pool has vGPUs on a node: its row, the pool's GPUs there, its artifact."""
 
-    model: int
-    pipeline: int
-    stage: int
+    row: StageRow
     gpus: tuple[int, ...]
-    vgpus: int
     artifact: Artifact | None
 
 
@@ -183,7 +182,9 @@ def node_containers(
         number = plan.cluster.node_index(node)
         group = groups[_group_number(plan, number)]
         ordinal = sum(other.group == group for other in found)
-        stages = tuple(_stages_on(plan, number, artifacts))
+        vgpus = [vgpu for vgpu in plan.vgpus() if vgpu.slot.node == number]
+        pools = Counter(vgpu.pool for vgpu in vgpus)
+        stages = tuple(_stages_on(plan, vgpus, artifacts))
         on_cpu = [s.artifact is not None and s.artifact.device == CPU for s in stages]
         found.append(
             NodeContainer(
@@ -191,11 +192,11 @@ def node_containers(
                 group=group,
                 node=node,
                 gpu_class=plan.cluster.node_group_of(number).gpu_class,
-                gpus=1 + max(gpu for stage in stages for gpu in stage.gpus),
+                gpus=1 + max(vgpu.slot.gpu for vgpu in vgpus),
                 on_gpu=not all(on_cpu),
-                shares_gpus=any(stage_of(plan, s).vgpu_divisor > 1 for s in stages),
-                vgpus=sum(s.vgpus for s in stages),
-                shared_memory_mib=_shared_memory_mib(plan, stages),
+                shares_gpus=any(plan.pools[pool].share < WHOLE_GPU for pool in pools),
+                vgpus=len(vgpus),
+                shared_memory_mib=_shared_memory_mib(plan, pools),
                 stages=stages,
             )
         )
@@ -204,7 +205,7 @@ def node_containers(
 
 def stage_of(plan: Plan, here: StageHere) -> Stage:
     """The plan's stage."""
-    return plan.models[here.model].pipelines[here.pipeline].stages[here.stage]
+    return plan.models[here.row.model].pipelines[here.row.pipeline].stages[here.row.stage]
 
 
 def gateway_memory_mib(plan: Plan) -> int:
@@ -249,31 +250,33 @@ def _group_number(plan: Plan, node: int) -> int:
     return next(i for i, other in enumerate(plan.cluster.nodes) if other is group)
 
 
-def _stages_on(plan: Plan, node: int, artifacts: Mapping[str, Artifact]) -> Iterator[StageHere]:
-    here: dict[tuple[int, int, int], list[VGpu]] = {}
-    for vgpu in plan.vgpus():
-        if vgpu.slot.node == node:
-            here.setdefault((vgpu.model, vgpu.pipeline, vgpu.stage), []).append(vgpu)
-    for (model, pipeline, stage), vgpus in here.items():
-        name = plan.models[model].pipelines[pipeline].stages[stage].artifact
-        yield StageHere(
-            model=model,
-            pipeline=pipeline,
-            stage=stage,
-            gpus=tuple(sorted({vgpu.slot.gpu for vgpu in vgpus})),
-            vgpus=len(vgpus),
-            artifact=None if name is None else artifacts[name],
-        )
+def _stages_on(
+    plan: Plan, vgpus: Iterable[VGpu], artifacts: Mapping[str, Artifact]
+) -> Iterator[StageHere]:
+    """The stages of a node's vGPUs; a shared vGPU has several."""
+    gpus: dict[int, set[int]] = {}
+    for vgpu in vgpus:
+        gpus.setdefault(vgpu.pool, set()).add(vgpu.slot.gpu)
+    for row, (_, _, stage, _) in zip(plan.stage_rows(), plan.placed_stages(), strict=True):
+        if row.pool in gpus:
+            yield StageHere(
+                row=row,
+                gpus=tuple(sorted(gpus[row.pool])),
+                artifact=None if stage.artifact is None else artifacts[stage.artifact],
+            )
 
 
-def _shared_memory_mib(plan: Plan, stages: tuple[StageHere, ...]) -> int:
-    inputs = sum(
-        BUSY_SLOTS
-        * here.vgpus
-        * plan.models[here.model].pipelines[here.pipeline].batch
-        * total_bytes_per_sample(stage_inputs(plan.models[here.model], here.pipeline, here.stage))
-        for here in stages
-    )
+def _shared_memory_mib(plan: Plan, vgpus: Mapping[int, int]) -> int:
+    """For a node with so many vGPUs of each pool; a slot holds the largest input of its stages."""
+    slot_bytes = dict.fromkeys(vgpus, 0)
+    for row in plan.stage_rows():
+        if row.pool in slot_bytes:
+            model = plan.models[row.model]
+            pipeline = model.pipelines[row.pipeline]
+            batch = pipeline.stages[row.stage].batch or pipeline.batch
+            input_bytes = total_bytes_per_sample(stage_inputs(model, row.pipeline, row.stage))
+            slot_bytes[row.pool] = max(slot_bytes[row.pool], batch * input_bytes)
+    inputs = sum(BUSY_SLOTS * count * slot_bytes[pool] for pool, count in vgpus.items())
     return _rounded(STUB_MIB + inputs // MIB)
 
 
@@ -539,8 +542,8 @@ def _hexadecimal(text: str) -> str:
 
 def _stage_model(folder: Path, place: Path, plan: Plan, here: StageHere, artifact: Artifact) -> str:
     """An engine as a model of Triton's own TensorRT backend."""
-    model = plan.models[here.model]
-    name = f"{STAGE_PREFIX}{model.name}_p{here.pipeline}_s{here.stage}"
+    model = plan.models[here.row.model]
+    name = f"{STAGE_PREFIX}{model.name}_p{here.row.pipeline}_s{here.row.stage}"
     target = place / "repository" / name
     (target / "1").mkdir(parents=True, exist_ok=True)
     options = artifact.options

@@ -68,9 +68,13 @@ class ModelOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """When each vGPU (numbered as in `Plan.vgpus`) ran which batch; one row per use of a vGPU."""
+    """When each vGPU (numbered as in `Plan.vgpus`) ran which batch; one row per use of a vGPU.
+
+    `model` is the number of the batch's model in the plan: a vGPU may serve several.
+    """
 
     vgpu: NDArray[np.int64]
+    model: NDArray[np.int64]
     batch_id: NDArray[np.int64]
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]

@@ -4,12 +4,15 @@ Here: choosing what the page says and rendering it. Not here: the pictures (`pic
 `timeline`), the data (`data`), the layout (`templates/report.html.j2`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from flows.files import write_text
 from flows.reporting import words
@@ -18,8 +21,9 @@ from flows.reporting.data import Outcomes, ReportData
 from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.timeline import timeline_data
-from flows.reporting.view import view_of
+from flows.reporting.view import PlanView, PoolView, view_of
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_S
 
 SHADES = ("#6f94cf", "#9db8e0")  # neighbouring blocks
 
@@ -31,6 +35,15 @@ class Tile:
     label: str
     value: str
     tone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """One pool in words: the models it is planned for, and how busy every run kept it."""
+
+    pool: PoolView
+    models: str
+    busy: tuple[str, ...]
 
 
 def write_report(data: ReportData, path: Path) -> Path:
@@ -64,6 +77,8 @@ def render_report(data: ReportData) -> str:
             wrong=sum(m.wrong for m in data.measured.models.values()) if data.measured else 0,
             longest=max((step.seconds for step in data.steps), default=0) or 1,
             plan_svgs=[Markup(plan_svg(view, width)) for width in (WIDTH, NARROW)],  # noqa: S704 - our own SVG; what it quotes is escaped
+            pools=_pools(view, data.plan, runs),
+            busy_runs=[run.label for run in runs if run.uses is not None],
             cluster_svgs=[Markup(cluster_svg(view, names, width)) for width in (WIDTH, NARROW)],  # noqa: S704 - see above
             attainment_svgs=[
                 Markup(attainment_svg(names, runs, width))  # noqa: S704 - see above
@@ -132,6 +147,42 @@ def _tiles(data: ReportData) -> list[Tile]:
     )
     tiles.append(Tile(label=f"to plan with {plan.solver}", value=words.seconds(plan.solve_seconds)))
     return tiles
+
+
+def _pools(view: PlanView, plan: Plan, runs: Sequence[Outcomes]) -> list[PoolRow]:
+    """One row per pool; `busy` of every run that kept uses."""
+    names = [model.name for model in view.models]
+    pool_of_vgpu = np.array([vgpu.pool for vgpu in plan.vgpus()])
+    taken = [_busy_shares(view, pool_of_vgpu, run) for run in runs if run.uses is not None]
+    return [
+        PoolRow(
+            pool=pool,
+            models=words.models_on(pool.parts, names),
+            busy=tuple(_busy(pool, names, shares[pool.number]) for shares in taken),
+        )
+        for pool in view.pools
+    ]
+
+
+def _busy_shares(
+    view: PlanView, pool_of_vgpu: NDArray[np.int64], run: Outcomes
+) -> NDArray[np.float64]:
+    """Share of a pool's time that each model took: an array [pool, model]."""
+    assert run.uses is not None
+    uses = run.uses
+    took_us = np.zeros((len(view.pools), len(view.models)))
+    np.add.at(took_us, (pool_of_vgpu[uses.vgpu], uses.model), uses.end_us - uses.start_us)
+    vgpus = np.array([pool.vgpus for pool in view.pools])
+    return took_us / (vgpus[:, None] * run.duration_s * US_PER_S)
+
+
+def _busy(pool: PoolView, names: Sequence[str], shares: NDArray[np.float64]) -> str:
+    """Share of a pool's time in words; of a shared pool also by model: `12 % (a 9 %, b 3 %)`."""
+    whole = words.percent(float(shares.sum()))
+    if len(pool.parts) == 1:
+        return whole
+    by_model = (f"{names[m]} {words.percent(float(shares[m]))}" for m in pool.models)
+    return f"{whole} ({', '.join(by_model)})"
 
 
 def _objective(plan: Plan) -> str:

@@ -1,7 +1,8 @@
 """A plan as a picture: every model's pipelines as flows through pools, and the GPUs they take.
 
-One band per model, one lane per pipeline: pools from left to right with their vGPUs, the boundary
-between them, and below the lane how the SLO is spent.
+One band per model, one lane per pipeline: its stages from left to right, each with its pool and the
+pool's vGPUs, the boundary between them, and below the lane how the SLO is spent. A pool that several
+stages share stands in each of their lanes.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,16 @@ from flows.reporting.svg import (
     text_width,
     title,
 )
-from flows.reporting.view import ClassView, ModelView, PipelineView, PlanView, StageView
+from flows.reporting.view import (
+    ClassView,
+    CutView,
+    ModelView,
+    PipelineView,
+    PlanView,
+    PoolView,
+    StageView,
+)
+from triton_backend.contract.shares import WHOLE_GPU, share_text
 
 WIDTH, NARROW = 1160.0, 720.0  # of screens with room, and of those without
 LABEL, GAP, BOX_MOST = 128.0, 118.0, 460.0
@@ -34,19 +44,24 @@ WORTH_READING = 8  # characters of a name
 HEAD, BOX, BUDGET, BETWEEN = 34.0, 74.0, 22.0, 14.0
 BAND_GAP = 18.0
 UNIT, UNIT_HEIGHT, UNIT_ROWS = 16.0, 9.0, 2  # a vGPU's rectangle; a whole GPU is UNIT wide
+CLASS, CLASS_BAR = 44.0, 18.0  # height of a class and of its bar
+CUT, CUT_BAR, CUT_WIDTH = 20.0, 13.0, 240.0  # of a way to cut GPUs; a whole GPU is CUT_WIDTH wide
+MOST_CUTS = 24  # shown of a class
 
 
 def plan_svg(view: PlanView, width: float = WIDTH) -> str:
     """The whole picture.
 
-    Pools carry `data-pool="model.pipeline.stage"` on their group and on their load bar, models
-    `data-model`, so that a live page can move them.
+    Stages carry `data-pool="model.pipeline.stage"` on their group and `data-load` on their load
+    bar, `data-all` on that of their whole pool; models carry `data-model`. So a live page can move
+    them.
     """
     colours = {c.name: class_colours(i) for i, c in enumerate(view.classes)}
+    names = tuple(model.name for model in view.models)
     parts: list[str] = []
     y = 0.0
     for model in view.models:
-        parts.append(_band(model, (y, width), colours))
+        parts.append(_band(model, (y, width), colours, names))
         y += band_height(model) + BAND_GAP
     return drawing(width, max(y - BAND_GAP, 1), parts, "pools and flows of the plan")
 
@@ -57,25 +72,68 @@ def band_height(model: ModelView) -> float:
 
 
 def cluster_svg(view: PlanView, names: tuple[str, ...], width: float = WIDTH) -> str:
-    """One bar per GPU class: which model holds how many of its GPUs, and what is free."""
-    row, bar, left = 44.0, 18.0, 86.0
+    """One bar per GPU class: which model holds how many of its GPUs, and what is free.
+
+    Below it one bar per way in which GPUs of the class are cut: its parts are vGPUs, as wide as
+    their share, coloured by the models on them in proportion to their time.
+    """
+    left = 86.0
     parts: list[str] = []
+    y = 0.0
     for i, gpu_class in enumerate(view.classes):
         fill, border = class_colours(i)
-        y = i * row
         parts += [
             rect(0, y + 3, 12, 12, fill=fill, stroke=border, rx=2),
             text(18, y + 14, words.shorten(gpu_class.name, 9), size=13, font_weight=600),
-            *_class_bar(gpu_class, names, (left, y, width - left, bar)),
+            *_class_bar(gpu_class, names, (left, y, width - left, CLASS_BAR)),
             text(
                 left,
-                y + bar + 14,
+                y + CLASS_BAR + 14,
                 f"{gpu_class.used} of {gpu_class.gpus} GPUs used",
                 size=11.5,
                 fill=SOFT,
             ),
         ]
-    return drawing(width, max(len(view.classes) * row - 6, 1), parts, "GPUs of each class")
+        y += CLASS
+        for cut in gpu_class.cuts[:MOST_CUTS]:
+            parts += _cut(cut, names, (left, y, width - left))
+            y += CUT
+        hidden = gpu_class.cuts[MOST_CUTS:]
+        if hidden:
+            count = sum(cut.gpus for cut in hidden)
+            more = f"{count} GPUs are cut in {len(hidden)} other ways"
+            parts.append(text(left, y + CUT_BAR - 2, more, size=11, fill=SOFT))
+            y += CUT
+        y += CUT / 2
+    return drawing(width, max(y - CUT / 2, 1), parts, "GPUs of each class")
+
+
+def _cut(cut: CutView, names: tuple[str, ...], place: tuple[float, float, float]) -> list[str]:
+    """How many GPUs, one as a bar of its vGPUs, and its pools with the models on them."""
+    left, y, width = place
+    x = left + 46
+    parts = [
+        text(x - 8, y + CUT_BAR - 2, f"{cut.gpus} ×", size=11.5, text_anchor="end"),
+        rect(x, y, CUT_WIDTH, CUT_BAR, fill="#f1f3f6", stroke=LINE, rx=2),
+    ]
+    for pool in cut.pools:
+        wide = CUT_WIDTH * pool.share / WHOLE_GPU
+        tip = f"{pool.name}, {share_text(pool.share)}: {words.models_on(pool.parts, names)}"
+        top = y
+        for model, part in pool.parts:
+            colour, high = model_colour(model), CUT_BAR * part
+            parts.append(rect(x, top, wide - 1, high, fill=colour, title=tip))
+            top += high
+        if text_width(pool.name, 10) <= wide - 6:
+            parts.append(text(x + 4, y + CUT_BAR - 3, pool.name, size=10, fill="#fff"))
+        x += wide
+    about = " · ".join(
+        f"{pool.name}: {words.models_on(pool.parts, names)}" for pool in dict.fromkeys(cut.pools)
+    )
+    at = left + 46 + CUT_WIDTH + 12
+    room = fits(left + width - at, 11)
+    parts.append(text(at, y + CUT_BAR - 2, words.shorten(about, room), size=11, fill=SOFT))
+    return parts
 
 
 def _class_bar(
@@ -104,7 +162,10 @@ def _class_label(count: str, name: str, width: float) -> str:
 
 
 def _band(
-    model: ModelView, place: tuple[float, float], colours: Mapping[str, tuple[str, str]]
+    model: ModelView,
+    place: tuple[float, float],
+    colours: Mapping[str, tuple[str, str]],
+    names: tuple[str, ...],
 ) -> str:
     y, width = place
     name = words.shorten(model.name, 84 if width == WIDTH else 48)
@@ -124,7 +185,7 @@ def _band(
     ]
     for pipeline in model.pipelines:
         top = y + HEAD + pipeline.number * (BOX + BUDGET + BETWEEN)
-        parts.append(_lane(model, pipeline, (top, width), colours))
+        parts.append(_lane(model, pipeline, (top, width), colours, names))
     return element("g", title(model.name) + "".join(parts))
 
 
@@ -133,6 +194,7 @@ def _lane(
     pipeline: PipelineView,
     place: tuple[float, float],
     colours: Mapping[str, tuple[str, str]],
+    names: tuple[str, ...],
 ) -> str:
     y, whole = place
     count = len(pipeline.stages)
@@ -143,15 +205,15 @@ def _lane(
     thickness = 1.5 + 8 * share
     centre = y + BOX / 2
     parts = [
-        text(16, centre - 12, f"pipeline {pipeline.number + 1}", size=12, font_weight=600),
+        text(16, centre - 12, _lane_name(pipeline), size=12, font_weight=600),
         text(16, centre + 4, f"batch {pipeline.batch}", size=11.5, fill=SOFT),
         text(16, centre + 20, words.promise(pipeline.rate_rps), size=11.5, fill=SOFT),
         _arrow(LABEL - 30, LABEL - 3, centre, thickness, model_colour(model.number)),
     ]
     for stage in pipeline.stages:
         x = LABEL + stage.number * (width + gap)
-        pool = f"{model.number}.{pipeline.number}.{stage.number}"
-        parts.append(_pool(stage, (x, y, width), colours[stage.gpu_class], pool))
+        mark = f"{model.number}.{pipeline.number}.{stage.number}"
+        parts.append(_stage(stage, (x, y, width), colours[stage.pool.gpu_class], (mark, names)))
         if stage.number + 1 < count:
             start, end = x + width + 3, x + width + gap - 3
             parts.append(_arrow(start, end, centre, thickness, model_colour(model.number)))
@@ -172,6 +234,11 @@ def _lane(
     return "".join(parts)
 
 
+def _lane_name(pipeline: PipelineView) -> str:
+    name = f"pipeline {pipeline.number + 1}"
+    return name if pipeline.entry is None else f"{name}, {words.shorten(pipeline.entry, 6)}"
+
+
 def _arrow(x1: float, x2: float, y: float, thickness: float, colour: str) -> str:
     head = thickness / 2 + 4
     points = [
@@ -187,24 +254,33 @@ def _arrow(x1: float, x2: float, y: float, thickness: float, colour: str) -> str
     return element("polygon", points=joined, fill=colour, fill_opacity=0.55)
 
 
-def _pool(
-    stage: StageView, box: tuple[float, float, float], colours: tuple[str, str], pool: str
+def _stage(
+    stage: StageView,
+    box: tuple[float, float, float],
+    colours: tuple[str, str],
+    who: tuple[str, tuple[str, ...]],
 ) -> str:
-    x, y, width = box
+    """A stage's box; `who` is its mark and the names of all models."""
+    (x, y, width), (mark, names) = box, who
     fill, border = colours
-    name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
+    pool = stage.pool
+    vgpus = words.vgpus(pool.vgpus, pool.share, pool.gpu_class)
     blocks = words.blocks(*stage.blocks)
     if width < TINY_BOX:
         blocks = blocks.split()[1]
+    name = f"{pool.name}: {vgpus}"
+    room = fits(width - 26 - text_width(blocks, 11.5), 13)
     used = min(1 / (1 + stage.slack), 1.0)
     detail = f"{words.milliseconds(stage.latency_ms)} a batch · {words.rate(stage.rate_rps)}"
     tip = f"{name}, {blocks}: {detail}, {words.percent(stage.slack)} above the pipeline's rate"
+    if len(pool.parts) > 1:
+        tip += f"; shared by {words.models_on(pool.parts, names)}"
     parts = [
         title(tip),
         rect(x, y, width, BOX, fill=fill, stroke=border, rx=5),
-        text(x + 10, y + 18, name, size=13, font_weight=650),
+        text(x + 10, y + 18, words.shorten(name, room), size=13, font_weight=650),
         text(x + width - 10, y + 18, blocks, size=11.5, fill=SOFT, text_anchor="end"),
-        *_units(stage, x + 10, y + 26, width - 20, border),
+        *_units(pool, x + 10, y + 26, width - 20, border),
         text(x + 10, y + BOX - 11, _short(detail, width), size=11),
         text(
             x + width - 10,
@@ -213,12 +289,27 @@ def _pool(
             size=11,
             fill=SOFT,
             text_anchor="end",
-            data_slack=pool,
+            data_slack=mark,
         ),
         rect(x + 1, y + BOX - 5, width - 2, 4, fill="#ffffff", rx=2),
-        rect(x + 1, y + BOX - 5, (width - 2) * used, 4, fill=border, rx=2, data_load=pool),
+        *(
+            rect(
+                x + 1,
+                y + BOX - 5,
+                (width - 2) * part,
+                4,
+                fill=border,
+                rx=2,
+                data_most=width - 2,
+                **more,
+            )
+            for part, more in (
+                (used, {"data_all": mark, "fill_opacity": 0.4}),
+                (used * stage.part, {"data_load": mark}),
+            )
+        ),
     ]
-    return element("g", "".join(parts), data_pool=pool)
+    return element("g", "".join(parts), data_pool=mark)
 
 
 def _short(detail: str, width: float) -> str:
@@ -234,12 +325,12 @@ def _slack(slack: float, width: float) -> str:
     return ("+" if slack >= 0 else "") + words.percent(slack, 0)
 
 
-def _units(stage: StageView, x: float, y: float, width: float, colour: str) -> list[str]:
+def _units(pool: PoolView, x: float, y: float, width: float, colour: str) -> list[str]:
     """One rectangle per vGPU as wide as its share of a GPU, in at most `UNIT_ROWS` rows."""
-    unit = UNIT / stage.divisor
+    unit = UNIT * pool.share / WHOLE_GPU
     per_row = int(width // (unit + 2))
-    shown = min(stage.vgpus, per_row * UNIT_ROWS)
-    if shown < stage.vgpus:
+    shown = min(pool.vgpus, per_row * UNIT_ROWS)
+    if shown < pool.vgpus:
         shown -= max(1, int(40 // (unit + 2)))
     parts = [
         rect(
@@ -252,9 +343,9 @@ def _units(stage: StageView, x: float, y: float, width: float, colour: str) -> l
         )
         for i in range(shown)
     ]
-    if shown < stage.vgpus:
+    if shown < pool.vgpus:
         at = x + (shown % per_row) * (unit + 2) + 2
-        parts.append(text(at, y + 2 * UNIT_HEIGHT + 1, f"+{stage.vgpus - shown}", size=10))
+        parts.append(text(at, y + 2 * UNIT_HEIGHT + 1, f"+{pool.vgpus - shown}", size=10))
     return parts
 
 
@@ -268,8 +359,8 @@ def _budget(
     (y, width), left, height = place, LABEL, 7.0
     spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
     for stage in pipeline.stages:
-        label = f"stage {stage.number + 1} on {stage.gpu_class}"
-        spans.append((label, stage.latency_ms, colours[stage.gpu_class][1]))
+        label = f"stage {stage.number + 1} on {stage.pool.name}"
+        spans.append((label, stage.latency_ms, colours[stage.pool.gpu_class][1]))
         spans.append((f"transfer to stage {stage.number + 2}", stage.transfer_ms, FAINT))
     spent_ms = sum(duration_ms for _, duration_ms, _ in spans)
     scale = width / max(model.slo_ms, spent_ms)

@@ -5,13 +5,23 @@ Here: sentences, one per change, most important first. Not here: carrying a chan
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from flows.reporting import words
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import us_to_ms
 
-Pool = tuple[int, str, int, tuple[int, int]]  # stage number, GPU class, vGPU divisor, blocks
 SAME = 0.0005  # rates and SLOs that differ by less read the same
+
+
+class Held(NamedTuple):
+    """What a model has vGPUs for: a stage, on what, and with which other models."""
+
+    stage: int
+    gpu_class: str
+    share: int
+    blocks: tuple[int, int]
+    others: tuple[str, ...]
 
 
 def plan_diff(old: Plan | None, new: Plan) -> list[str]:
@@ -25,28 +35,27 @@ def plan_diff(old: Plan | None, new: Plan) -> list[str]:
     after = {model.name: model for model in new.models}
     lines: list[str] = []
     for name, model in after.items():
-        lines += _model_lines(name, before.get(name), model)
-    for name, model in before.items():
-        if name not in after:
-            gone = _sentence(_pools(model))
-            lines.append(f"{name} is no longer served: {gone} are free")
+        if old is None or name not in before:
+            lines.append(_new(new, model))
+        else:
+            lines += _model_lines((before[name], model), (_held(old, name), _held(new, name)))
+    if old is not None:
+        lines += [_gone(old, name) for name in before if name not in after]
     return lines + _gpu_lines(old, new)
 
 
 def gpus_moved(old: Plan, new: Plan) -> int:
-    """GPUs whose model or vGPU size changes (taken up and given back ones included)."""
+    """GPUs whose models or vGPU sizes change (taken up and given back ones included)."""
     before, after = _gpu_uses(old), _gpu_uses(new)
     return sum(1 for gpu in before.keys() | after.keys() if before.get(gpu) != after.get(gpu))
 
 
-def _model_lines(name: str, old: ModelPlan | None, new: ModelPlan) -> list[str]:
-    if old is None:
-        rate = words.rate(new.throughput_rps)
-        return [f"{name} is new: {_sentence(_pools(new))}, planned for {rate}"]
-    parts: list[str] = []
-    before, after = _pools(old), _pools(new)
-    parts += [_move(pool, count, "leave") for pool, count in (before - after).items()]
-    parts += [_move(pool, count, "join") for pool, count in (after - before).items()]
+def _model_lines(
+    models: tuple[ModelPlan, ModelPlan], held: tuple[Counter[Held], Counter[Held]]
+) -> list[str]:
+    (old, new), (before, after) = models, held
+    parts = [_move(what, count, "leave") for what, count in (before - after).items()]
+    parts += [_move(what, count, "join") for what, count in (after - before).items()]
     if _differs(old.slo_us, new.slo_us):
         slos = words.number(us_to_ms(old.slo_us)), words.milliseconds(us_to_ms(new.slo_us))
         parts.append(f"SLO {slos[0]} → {slos[1]}")
@@ -56,30 +65,66 @@ def _model_lines(name: str, old: ModelPlan | None, new: ModelPlan) -> list[str]:
     if _differs(old.throughput_rps, new.throughput_rps):
         rates = words.number(old.throughput_rps), words.rate(new.throughput_rps)
         parts.append(f"planned rate {rates[0]} → {rates[1]}")
-    return [f"{name}: {'; '.join(parts)}"] if parts else []
+    return [f"{new.name}: {'; '.join(parts)}"] if parts else []
 
 
-def _pools(model: ModelPlan) -> Counter[Pool]:
-    """vGPUs by what they do."""
-    pools: Counter[Pool] = Counter()
-    for pipeline in model.pipelines:
-        for number, stage in enumerate(pipeline.stages):
-            pools[number, stage.gpu_class, stage.vgpu_divisor, stage.blocks] += stage.vgpus
-    return pools
+def _held(plan: Plan, name: str) -> Counter[Held]:
+    """vGPUs of a model by what they do."""
+    users = _models_by_pool(plan)
+    held: Counter[Held] = Counter()
+    for row, (model, _, stage, pool) in zip(plan.stage_rows(), plan.placed_stages(), strict=True):
+        if model.name == name:
+            others = tuple(other for other in users[row.pool] if other != name)
+            held[Held(row.stage, pool.gpu_class, pool.share, stage.blocks, others)] += pool.vgpus
+    return held
 
 
-def _move(pool: Pool, count: int, verb: str) -> str:
-    number, gpu_class, divisor, blocks = pool
+def _models_by_pool(plan: Plan) -> list[tuple[str, ...]]:
+    """Names of the models on every pool, in order of the alphabet."""
+    names: list[set[str]] = [set() for _ in plan.pools]
+    for row in plan.stage_rows():
+        names[row.pool].add(plan.models[row.model].name)
+    return [tuple(sorted(found)) for found in names]
+
+
+def _move(what: Held, count: int, verb: str) -> str:
     verb = f"{verb}s" if count == 1 else verb
-    name = words.vgpus(count, divisor, gpu_class)
-    return f"{name} {verb} stage {number + 1} ({words.blocks(*blocks)})"
+    name = words.vgpus(count, what.share, what.gpu_class)
+    shared = f" shared with {', '.join(what.others)}" if what.others else ""
+    return f"{name}{shared} {verb} stage {what.stage + 1} ({words.blocks(*what.blocks)})"
 
 
-def _sentence(pools: Counter[Pool]) -> str:
-    names: Counter[tuple[int, str]] = Counter()
-    for (_, gpu_class, divisor, _), count in pools.items():
-        names[divisor, gpu_class] += count
-    return ", ".join(words.vgpus(count, *key) for key, count in names.items())
+def _vgpus(plan: Plan, name: str, *, shared: bool) -> Counter[tuple[int, str, tuple[str, ...]]]:
+    """vGPUs of a model by share, class and the other models on them: its own, or the shared ones."""
+    found: Counter[tuple[int, str, tuple[str, ...]]] = Counter()
+    for pool, names in zip(plan.pools, _models_by_pool(plan), strict=True):
+        others = tuple(other for other in names if other != name)
+        if name in names and bool(others) == shared:
+            found[pool.share, pool.gpu_class, others] += pool.vgpus
+    return found
+
+
+def _new(plan: Plan, model: ModelPlan) -> str:
+    own = _vgpus(plan, model.name, shared=False)
+    parts = [words.vgpus(count, share, name) for (share, name, _), count in own.items()]
+    parts += [
+        f"{words.vgpus(count, share, name)} shared with {', '.join(others)}"
+        for (share, name, others), count in _vgpus(plan, model.name, shared=True).items()
+    ]
+    return (
+        f"{model.name} is new: {', '.join(parts)}, planned for {words.rate(model.throughput_rps)}"
+    )
+
+
+def _gone(plan: Plan, name: str) -> str:
+    own = _vgpus(plan, name, shared=False)
+    free = ", ".join(words.vgpus(count, share, cls) for (share, cls, _), count in own.items())
+    parts = [f"{free} are free"] if free else []
+    parts += [
+        f"{words.vgpus(count, share, cls)} no longer shared with {', '.join(others)}"
+        for (share, cls, others), count in _vgpus(plan, name, shared=True).items()
+    ]
+    return f"{name} is no longer served: {'; '.join(parts)}"
 
 
 def _gpu_lines(old: Plan | None, new: Plan) -> list[str]:
@@ -93,15 +138,14 @@ def _gpu_lines(old: Plan | None, new: Plan) -> list[str]:
     return [f"GPUs used: {', '.join(changes)}"] if changes else []
 
 
-def _gpu_uses(plan: Plan) -> dict[tuple[str, int], tuple[str, int]]:
-    """What each GPU (node name, number) is for: model and divisor."""
-    return {
-        (plan.cluster.node_name(slot.node), slot.gpu): (model.name, stage.vgpu_divisor)
-        for model in plan.models
-        for pipeline in model.pipelines
-        for stage in pipeline.stages
-        for slot in stage.slots()
-    }
+def _gpu_uses(plan: Plan) -> dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]]:
+    """What each GPU (node name, number) is for: sizes of its vGPUs and the models on them."""
+    users = _models_by_pool(plan)
+    uses: dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]] = {}
+    for vgpu in plan.vgpus():
+        gpu = plan.cluster.node_name(vgpu.slot.node), vgpu.slot.gpu
+        uses.setdefault(gpu, set()).add((plan.pools[vgpu.pool].share, users[vgpu.pool]))
+    return uses
 
 
 def _differs(old: float, new: float) -> bool:

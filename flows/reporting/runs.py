@@ -44,14 +44,18 @@ def uses_of_simulation(result: SimResult) -> Uses | None:
     return Uses(**{name: rows[name].astype(np.int64) for name in Uses.__slots__})
 
 
+_COLUMNS = ("vgpu", "model", "batch_id", "start_us", "end_us", "samples")
+
+
 @dataclass(slots=True)
 class _Reading:
     """Dispatches seen and the uses made of them, under one plan and generation."""
 
-    hops: dict[int, tuple[list[int], int]] = field(default_factory=dict[int, tuple[list[int], int]])
-    rows: list[tuple[int, int, int, int, int]] = field(
-        default_factory=list[tuple[int, int, int, int, int]]
+    # batch id: vGPUs of its path, model, samples
+    hops: dict[int, tuple[list[int], int, int]] = field(
+        default_factory=dict[int, tuple[list[int], int, int]]
     )
+    rows: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # as `_COLUMNS`
     matches: bool = True
 
     def take(self, line: dict[str, Any], plan_id: str) -> None:
@@ -62,13 +66,13 @@ class _Reading:
             self.hops.clear()
         elif kind == "Dispatch":
             vgpus = [hop["vgpu"] for hop in line["hops"]]
-            self.hops[line["batch_id"]] = vgpus, line["samples"]
+            self.hops[line["batch_id"]] = vgpus, line["model"], line["samples"]
         elif kind == "StageDone" and self.matches:
             batch_id, stage = line["batch_id"], line["stage"]
-            vgpus, samples = self.hops.get(batch_id, ([], 0))
+            vgpus, model, samples = self.hops.get(batch_id, ([], 0, 0))
             if stage < len(vgpus):
                 times = line["start_us"], line["end_us"]
-                self.rows.append((vgpus[stage], batch_id, *times, samples))
+                self.rows.append((vgpus[stage], model, batch_id, *times, samples))
 
 
 def uses_of_events(folder: Path, plan_id: str, *, from_us: int = 0, to_us: int = 2**62) -> Uses:
@@ -89,10 +93,10 @@ def uses_of_events(folder: Path, plan_id: str, *, from_us: int = 0, to_us: int =
             reading.take(json.loads(text), plan_id)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}, line {number}", f"not an event: {error!r}") from error
-    table = np.asarray(reading.rows, dtype=np.int64).reshape(-1, 5)
-    table = table[(table[:, 3] > from_us) & (table[:, 2] < to_us)]
-    names = ("vgpu", "batch_id", "start_us", "end_us", "samples")
-    return Uses(**{name: table[:, i] for i, name in enumerate(names)})
+    table = np.asarray(reading.rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
+    columns = dict(zip(_COLUMNS, table.T, strict=True))
+    within = (columns["end_us"] > from_us) & (columns["start_us"] < to_us)
+    return Uses(**{name: column[within] for name, column in columns.items()})
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:

@@ -5,22 +5,23 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.reporting import words
-from flows.reporting.view import ClassView, ModelView, PipelineView, StageView, view_of
+from flows.reporting.view import ModelView, PipelineView, PlanView, StageView, view_of
 from triton_backend.contract.plan import Plan
 
 CLASS_STYLES = ("blue", "yellow", "green", "magenta", "red", "cyan")
 BAR_CELLS = 24
+SHORT_NAME = 32  # characters of a model's name beside its pool; its own table has all of it
 NEARLY_FULL = 0.995
 
 
 def render_plan(plan: Plan) -> RenderableType:
-    """Pools, classes, vGPU sizes, rates and slack of every model, and the GPUs taken."""
+    """Stages, rates and slack of every model, the pools with the models on them, the GPUs taken."""
     view = view_of(plan)
     styles = {c.name: CLASS_STYLES[i % len(CLASS_STYLES)] for i, c in enumerate(view.classes)}
     parts: list[RenderableType] = [_head(plan)]
     for model in view.models:
-        parts += [Text(), _model_head(model), _pools(model, styles)]
-    parts += [Text(), _classes(view.classes, styles)]
+        parts += [Text(), _model_head(model), _stages(model, styles)]
+    parts += [Text(), _pools(view, styles), Text(), _classes(view, styles)]
     return Group(*parts)
 
 
@@ -42,7 +43,7 @@ def _model_head(model: ModelView) -> Text:
     return text
 
 
-def _pools(model: ModelView, styles: dict[str, str]) -> Table:
+def _stages(model: ModelView, styles: dict[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("pipeline", "pool", "blocks"):
         table.add_column(name, no_wrap=True)
@@ -50,7 +51,21 @@ def _pools(model: ModelView, styles: dict[str, str]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for pipeline in model.pipelines:
         for stage in pipeline.stages:
-            table.add_row(*_row(pipeline, stage, styles[stage.gpu_class]))
+            table.add_row(*_row(pipeline, stage, styles[stage.pool.gpu_class]))
+    return table
+
+
+def _pools(view: PlanView, styles: dict[str, str]) -> Table:
+    """Every pool once, with the models on it; of a shared one each model's part of its time."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("pool", "vGPUs"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("models", overflow="fold")
+    short = [words.shorten(model.name, SHORT_NAME) for model in view.models]
+    for pool in view.pools:
+        names = words.models_on(pool.parts, short)
+        vgpus = words.vgpus(pool.vgpus, pool.share, pool.gpu_class)
+        table.add_row(Text(pool.name, styles[pool.gpu_class]), vgpus, names)
     return table
 
 
@@ -58,10 +73,9 @@ def _row(pipeline: PipelineView, stage: StageView, style: str) -> tuple[str | Te
     first = stage.number == 0
     label = f"{pipeline.number + 1}: batch {pipeline.batch}, {words.promise(pipeline.rate_rps)}"
     last = stage.number + 1 == len(pipeline.stages)
-    name = words.vgpus(stage.vgpus, stage.divisor, stage.gpu_class)
     return (
         label if first else "  ↓",
-        Text(name, style),
+        Text(stage.pool.name, style),
         words.blocks(*stage.blocks).split()[1],
         words.milliseconds(stage.latency_ms),
         words.rate(stage.rate_rps),
@@ -71,9 +85,9 @@ def _row(pipeline: PipelineView, stage: StageView, style: str) -> tuple[str | Te
     )
 
 
-def _classes(classes: tuple[ClassView, ...], styles: dict[str, str]) -> Table:
+def _classes(view: PlanView, styles: dict[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for gpu_class in classes:
+    for gpu_class in view.classes:
         share = gpu_class.used / gpu_class.gpus if gpu_class.gpus else 0
         cells = BAR_CELLS if share > NEARLY_FULL else int(share * BAR_CELLS)
         bar = Text("█" * cells, styles[gpu_class.name])

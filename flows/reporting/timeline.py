@@ -4,6 +4,7 @@ Here: rows (vGPUs by pool) and bars (batches) as compact lists. Not here: drawin
 `templates/timeline.js`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from flows.reporting import words
 from flows.reporting.data import Uses
 from flows.reporting.svg import model_colour
+from flows.reporting.view import PoolView, view_of
+from triton_backend.contract.placement import Slot
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_MS
 
@@ -21,19 +24,12 @@ def timeline_data(plan: Plan, uses: Uses) -> dict[str, Any]:
     """The timeline as plain lists.
 
     Returns:
-        `rows`: one [label, pool] per vGPU, in plan order; `pools`: label and colour of each pool;
-        `bars`: per bar row, start (ms), length (ms), batch, samples, flattened five by five;
+        `rows`: one [label, pool] per vGPU, in plan order; `pools`: label of each pool and the
+        colours of its models; `models`: name and colour of each;
+        `bars`: per bar row, start (ms), length (ms), batch, samples, model, flattened six by six;
         `shown_ms`, `whole_ms`: length of what is drawn and of the whole run.
     """
-    rows: list[tuple[str, int]] = []
-    pools: list[tuple[str, str]] = []
-    numbers: dict[tuple[int, int, int], int] = {}
-    for vgpu in plan.vgpus():
-        key = (vgpu.model, vgpu.pipeline, vgpu.stage)
-        if key not in numbers:
-            numbers[key] = len(pools)
-            pools.append((_pool_label(plan, key), model_colour(vgpu.model)))
-        rows.append((_vgpu_label(plan, *vgpu.slot), numbers[key]))
+    names = [model.name for model in plan.models]
     order = np.argsort(uses.start_us, kind="stable")
     shown = order[:MOST_BARS]
     start_us = int(uses.start_us.min()) if len(uses) else 0
@@ -44,12 +40,17 @@ def timeline_data(plan: Plan, uses: Uses) -> dict[str, Any]:
             (uses.end_us[shown] - uses.start_us[shown]) / US_PER_MS,
             uses.batch_id[shown],
             uses.samples[shown],
+            uses.model[shown],
         ],
         axis=1,
     )
     return {
-        "rows": rows,
-        "pools": pools,
+        "rows": [(vgpu_label(plan, vgpu.slot), vgpu.pool) for vgpu in plan.vgpus()],
+        "pools": [
+            (pool_label(pool, names), [model_colour(model) for model in pool.models])
+            for pool in view_of(plan).pools
+        ],
+        "models": [(name, model_colour(number)) for number, name in enumerate(names)],
         "bars": [_compact(value) for value in bars.ravel().tolist()],
         "shown_ms": float((bars[:, 1] + bars[:, 2]).max(initial=0)),
         "whole_ms": (int(uses.end_us.max()) - start_us) / US_PER_MS if len(uses) else 0,
@@ -61,14 +62,12 @@ def _compact(value: float) -> float | int:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-def _pool_label(plan: Plan, key: tuple[int, int, int]) -> str:
-    model = plan.models[key[0]]
-    pipeline = model.pipelines[key[1]]
-    stage = pipeline.stages[key[2]]
-    which = f", pipeline {key[1] + 1}" if len(model.pipelines) > 1 else ""
-    name = words.vgpus(stage.vgpus, stage.vgpu_divisor, stage.gpu_class)
-    return f"{model.name}{which}, stage {key[2] + 1}: {name}"
+def pool_label(pool: PoolView, names: Sequence[str]) -> str:
+    """A pool in words: its name, its vGPUs, the models on it."""
+    vgpus = words.vgpus(pool.vgpus, pool.share, pool.gpu_class)
+    return f"{pool.name}: {vgpus}, {words.models_on(pool.parts, names)}"
 
 
-def _vgpu_label(plan: Plan, node: int, gpu: int, slot: int) -> str:
-    return f"{plan.cluster.node_name(node)}:{gpu}.{slot}"
+def vgpu_label(plan: Plan, slot: Slot) -> str:
+    """Node, GPU and slot of a vGPU."""
+    return f"{plan.cluster.node_name(slot.node)}:{slot.gpu}.{slot.slot}"

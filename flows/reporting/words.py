@@ -4,9 +4,11 @@ Here: the one place that turns quantities into text for pages, pictures and the 
 """
 
 import math
+from collections.abc import Sequence
+
+from triton_backend.contract.shares import WHOLE_GPU, share_text
 
 NARROW = "\N{NO-BREAK SPACE}"
-FRACTIONS = {1: "whole", 2: "½", 3: "⅓", 4: "¼"}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -74,10 +76,17 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     return f"{value:.{decimals}f}{NARROW}%"
 
 
-def vgpus(count: int, divisor: int, gpu_class: str) -> str:
-    """A pool's vGPUs: "3 × ½ L4", "25 × L4"."""
-    part = "" if divisor == 1 else f"{FRACTIONS.get(divisor, f'1/{divisor}')}{NARROW}"
+def vgpus(count: int, share: int, gpu_class: str) -> str:
+    """A pool's vGPUs: "3 × 1/2 L4", "3 × 20 % L4", "25 × L4"; `share` in 300ths of a GPU."""
+    part = "" if share == WHOLE_GPU else share_text(share).replace(" ", NARROW) + NARROW
     return f"{count}{NARROW}×{NARROW}{part}{gpu_class}"
+
+
+def models_on(parts: Sequence[tuple[int, float]], names: Sequence[str]) -> str:
+    """Models of a pool by number and part of its time: "a 75 %, b 25 %"; alone "a"."""
+    if len(parts) == 1:
+        return names[parts[0][0]]
+    return ", ".join(f"{names[model]}{NARROW}{percent(part, 0)}" for model, part in parts)
 
 
 def blocks(first: int, last: int) -> str:

@@ -27,7 +27,8 @@ from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -123,7 +124,7 @@ class Served:
         path = self._root / f"{model}.json"
         plan = self._plan
         if model != SINK:
-            plan = hand_plan(replace(plan.models[0], name=model), nodes=plan.cluster.nodes)
+            plan = replace(plan, models=(replace(plan.models[0], name=model),))
         path.write_text(json.dumps(plan.to_dict()))
         return path
 

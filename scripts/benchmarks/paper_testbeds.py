@@ -31,6 +31,7 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.served import Load, Served, stretched
 from scripts.paper.cells import PaperData
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import share_text
 from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.serve_folder.settings import ServeOptions
@@ -142,7 +143,9 @@ def describe(plan: Plan, stretch: float) -> dict[str, Any]:
             {
                 "batch": p.batch,
                 "stages": [
-                    f"{s.vgpus} x {s.gpu_class}/{s.vgpu_divisor} {list(s.blocks)}" for s in p.stages
+                    f"{pool.vgpus} x {share_text(pool.share)} {pool.gpu_class} {list(s.blocks)}"
+                    for s in p.stages
+                    for pool in (plan.pool_of(s),)
                 ],
             }
             for p in model.pipelines

@@ -23,9 +23,18 @@ from numpy.typing import NDArray
 
 from flows.release.server import admin
 from flows.release.server.running import ServerState, read_state
-from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.fakes.plans import (
+    HandModel,
+    HandPipeline,
+    HandStage,
+    hand_model,
+    hand_pipeline,
+    hand_plan,
+    hand_stage,
+)
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -88,7 +97,9 @@ def _bytes(name: str, size: int) -> TensorSpec:
     return TensorSpec(name=name, dtype="UINT8", shape=(-1, size))
 
 
-def small_stage(blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_us: int) -> Stage:
+def small_stage(
+    blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_us: int
+) -> HandStage:
     """Four vGPUs, two on each of the two nodes of a class; 0.6 of the time is there at batch 1."""
     last = blocks[1] == BLOCKS
     node = 0 if gpu_class == "FAST" else 2
@@ -103,13 +114,13 @@ def small_stage(blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_u
     )
 
 
-def small_model(name: str, slo_us: int, pipeline: Pipeline) -> ModelPlan:
+def small_model(name: str, slo_us: int, pipeline: HandPipeline) -> HandModel:
     """A model that takes 4 KB and answers 1 KB."""
     given, answer = (_bytes("input", 4096),), (_bytes("output", 1000),)
     return hand_model(name, pipeline, slo_us=slo_us, inputs=given, outputs=answer)
 
 
-def quick_model(name: str, slo_us: int, gpu: int) -> ModelPlan:
+def quick_model(name: str, slo_us: int, gpu: int) -> HandModel:
     """One stage in batches of one, on a vGPU of each node of the first class: express requests."""
     place = PlacementRun(node=0, nodes=2, gpu=gpu, gpus=1, slot=0)
     stage = hand_stage((0, BLOCKS), "FAST", place, (QUICK_US,))
@@ -129,7 +140,7 @@ def small_plan(
     """
     slo_us = 5 * stage_us
     rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
-    models: list[ModelPlan] = []
+    models: list[HandModel] = []
     for number, name in enumerate(names):
         stages = (
             small_stage((0, cut), "FAST", 2 * number, stage_us),

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serving.transport.wire import HEADER_BYTES, Kind, frame
 
 MODEL = "sink"
@@ -22,49 +23,27 @@ pb: Any = service_pb2  # generated at import time: no names a type checker could
 
 def sink_plan() -> Plan:
     """One emulated model of two stages, on nodes HERE and THERE."""
-
-    def stage(blocks: tuple[int, int], gpu_class: str, node: int) -> Stage:
-        return Stage(
-            blocks=blocks,
-            gpu_class=gpu_class,
-            vgpu_divisor=1,
-            vgpus=1,
-            latency_us=1_000,
-            transfer_us=0,
-            latency_us_by_batch=(1_000,),
+    stages = [
+        hand_stage(
+            (block, block + 1),
+            gpu_class,
+            PlacementRun(node=block, gpu=0, slot=0),
+            (1_000,),
             boundary_bytes_per_sample=256,
-            placement=(PlacementRun(node=node, gpu=0, slot=0),),
         )
-
-    stages = (stage((0, 1), "HERE", 0), stage((1, 2), "THERE", 1))
-    pipeline = Pipeline(batch=1, throughput_rps=500.0, latency_us=2_000, stages=stages)
-    model = ModelPlan(
-        name=MODEL,
+        for block, gpu_class in enumerate(("HERE", "THERE"))
+    ]
+    model = hand_model(
+        MODEL,
+        hand_pipeline(*stages, batch=1, rate_rps=500.0),
         slo_us=SLO_US,
-        throughput_rps=500.0,
-        pipelines=(pipeline,),
         inputs=(TensorSpec(name="input", dtype="UINT8", shape=(-1, INPUT_BYTES)),),
         outputs=(TensorSpec(name="output", dtype="UINT8", shape=(-1, 8)),),
     )
-    nodes = tuple(
+    nodes = [
         NodeGroup(count=1, gpu_class=name, gpus=1, nic_gbps=100.0) for name in ("HERE", "THERE")
-    )
-    return Plan(
-        plan_id="fuzz",
-        planner="by hand",
-        options={},
-        objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
-        solver="none",
-        solve_seconds=0.0,
-        cluster=Cluster(
-            name="two",
-            gpu_classes=(GpuClass(name="HERE"), GpuClass(name="THERE")),
-            nodes=nodes,
-        ),
-        workload=Workload(models=(ModelDemand(name=MODEL, slo_us=SLO_US),)),
-        gpus_used={"HERE": 1, "THERE": 1},
-        models=(model,),
-    )
+    ]
+    return hand_plan(model, nodes=nodes, plan_id="fuzz")
 
 
 def bad_frame(draws: Draws) -> bytes:

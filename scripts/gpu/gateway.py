@@ -18,7 +18,8 @@ from flows.release.server.admin import start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.mps import MpsDaemon
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -121,7 +122,7 @@ def _plan(split: SplitModel, measured: list[MeasuredStage]) -> Plan:
     model = hand_model(
         split.name,
         pipeline,
-        slo_us=SLO_OVER_LATENCY * pipeline.latency_us,
+        slo_us=SLO_OVER_LATENCY * pipeline.pipeline.latency_us,
         inputs=split.inputs,
         outputs=split.outputs,
     )

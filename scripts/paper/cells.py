@@ -118,7 +118,7 @@ def ideal_load(cell: Cell, seed: int, shape: float = 1.0) -> float:
     model = cell.plan.model(cell.model)
     number = cell.plan.models.index(model)
     slack_us = model.slo_us - min(pipeline.latency_us for pipeline in model.pipelines)
-    service_us = US_PER_S / capacity_rps(replace(model, throughput_rps=0.0))
+    service_us = US_PER_S / capacity_rps(cell.plan, replace(model, throughput_rps=0.0))
     options = SimOptions(reference=cell.reference, models=(cell.model,))
     for load_factor in GRID:
         rate_rps = rates_of(cell.plan, replace(options, load_factor=load_factor))[cell.model]

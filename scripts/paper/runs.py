@@ -94,17 +94,18 @@ def beyond_vgpus(run: Run) -> bool:
     """Whether a loaded model is offered more than its vGPUs can run at their best batch sizes."""
     options = run.options
     return any(
-        COUNT_MARGIN * ATTAINMENT * rate * options.duration_s > _most(run.plan.model(name), options)
+        COUNT_MARGIN * ATTAINMENT * rate * options.duration_s
+        > _most(run.plan, run.plan.model(name), options)
         for name, rate in rates_of(run.plan, options).items()
     )
 
 
-def _most(model: ModelPlan, options: SimOptions) -> float:
+def _most(plan: Plan, model: ModelPlan, options: SimOptions) -> float:
     """More requests than a model's vGPUs can answer in a run, in time or not."""
     seconds = options.duration_s + us_to_s(model.slo_us)
     return sum(
         min(
-            stage.vgpus
+            plan.pool_of(stage).vgpus
             * max(
                 batch + batch * seconds * US_PER_S / latency
                 for batch, latency in enumerate(stage.latency_us_by_batch[: pipeline.batch], 1)

@@ -6,17 +6,47 @@ nodes of their own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, PlacementRun, Plan, Stage
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, Plan, Pool, Stage
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
 NIC_GBPS = 8.0  # 1,000 bytes per µs
 BLOCKS = 4  # of every model; the last stage takes what is left
 DIVISORS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandStage:
+    """A stage and the pool that it names."""
+
+    stage: Stage
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandPipeline:
+    """A pipeline and the pools that its stages name."""
+
+    pipeline: Pipeline
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandModel:
+    """A model and the pools that its stages name."""
+
+    model: ModelPlan
+    pools: tuple[Pool, ...]
+
+    def replaced(self, **fields: Any) -> "HandModel":
+        """The same with other fields of the model."""
+        return replace(self, model=replace(self.model, **fields))
 
 
 def hand_stage(
@@ -26,79 +56,85 @@ def hand_stage(
     latency_us_by_batch: Sequence[int],
     *,
     batch: int | None = None,
+    vgpu_divisor: int = 1,
     **fields: Any,
-) -> Stage:
-    """A stage on one run of vGPUs; its planned batch is the largest unless `batch` is given."""
-    values: dict[str, Any] = {
-        "vgpu_divisor": 1,
-        "transfer_us": 0,
-        "boundary_bytes_per_sample": 0,
-        **fields,
-    }
-    return Stage(
-        blocks=blocks,
+) -> HandStage:
+    """A stage on a pool of one run of vGPUs; its planned batch is the largest unless `batch` is given.
+
+    Stages at one place share its pool.
+    """
+    pool = Pool(
+        name=f"{gpu_class.lower()}-{place.node}.{place.gpu}.{place.slot}",
         gpu_class=gpu_class,
+        share=share_of_divisor(vgpu_divisor),
         vgpus=place.vgpus,
+        placement=(place,),
+    )
+    values: dict[str, Any] = {"transfer_us": 0, "boundary_bytes_per_sample": 0, **fields}
+    stage = Stage(
+        blocks=blocks,
+        pool=pool.name,
         latency_us=latency_us_by_batch[(batch or len(latency_us_by_batch)) - 1],
         latency_us_by_batch=tuple(latency_us_by_batch),
-        placement=(place,),
         **values,
     )
+    return HandStage(stage=stage, pool=pool)
 
 
-def hand_pipeline(*stages: Stage, batch: int, rate_rps: float | None = None) -> Pipeline:
+def hand_pipeline(
+    *stages: HandStage, batch: int, rate_rps: float | None = None, entry: str | None = None
+) -> HandPipeline:
     """A pipeline that promises what its slowest pool delivers, unless `rate_rps` is given."""
-    delivers_rps = min(1e6 * batch * stage.vgpus / stage.latency_us for stage in stages)
-    return Pipeline(
+    delivers_rps = min(1e6 * batch * s.pool.vgpus / s.stage.latency_us for s in stages)
+    pipeline = Pipeline(
         batch=batch,
         throughput_rps=delivers_rps if rate_rps is None else rate_rps,
-        latency_us=sum(stage.latency_us + stage.transfer_us for stage in stages),
-        stages=stages,
+        latency_us=sum(s.stage.latency_us + s.stage.transfer_us for s in stages),
+        stages=tuple(s.stage for s in stages),
+        entry=entry,
     )
+    return HandPipeline(pipeline=pipeline, pools=tuple(s.pool for s in stages))
 
 
-def hand_model(name: str, *pipelines: Pipeline, slo_us: int, **fields: Any) -> ModelPlan:
-    """A model that promises what its pipelines do."""
-    return ModelPlan(
+def hand_model(name: str, *pipelines: HandPipeline, slo_us: int, **fields: Any) -> HandModel:
+    """A model that promises what its pipelines do, under policy `reservation` unless it is given."""
+    fields = {"policy": "reservation", **fields}
+    model = ModelPlan(
         name=name,
         slo_us=slo_us,
-        throughput_rps=sum(pipeline.throughput_rps for pipeline in pipelines),
-        pipelines=pipelines,
+        throughput_rps=sum(p.pipeline.throughput_rps for p in pipelines),
+        pipelines=tuple(p.pipeline for p in pipelines),
         **fields,
     )
+    return HandModel(model=model, pools=tuple(pool for p in pipelines for pool in p.pools))
 
 
-def hand_plan(*models: ModelPlan, nodes: Sequence[NodeGroup], plan_id: str = "by-hand") -> Plan:
+def hand_plan(*models: HandModel, nodes: Sequence[NodeGroup], plan_id: str = "by-hand") -> Plan:
     """A plan of these models on these nodes, with the demands and the GPUs that follow from them."""
     classes = dict.fromkeys(group.gpu_class for group in nodes)
-    gpus = {
-        (stage.gpu_class, slot.node, slot.gpu)
-        for model in models
-        for pipeline in model.pipelines
-        for stage in pipeline.stages
-        for slot in stage.slots()
-    }
-    return Plan(
+    pools = {pool.name: pool for model in models for pool in model.pools}
+    planned = [model.model for model in models]
+    plan = Plan(
         plan_id=plan_id,
         planner="by hand",
-        options={},
         objective=Objective(name="throughput", value=1.0, upper_bound=1.0, gap=0.0),
         solver="none",
-        solve_seconds=0.0,
         cluster=Cluster(
             name="by-hand",
             gpu_classes=tuple(GpuClass(name=name, vgpu_divisors=DIVISORS) for name in classes),
             nodes=tuple(nodes),
         ),
-        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=m.slo_us) for m in models)),
-        gpus_used={name: sum(gpu_class == name for gpu_class, *_ in gpus) for name in classes},
-        models=models,
+        workload=Workload(models=tuple(ModelDemand(name=m.name, slo_us=m.slo_us) for m in planned)),
+        gpus_used={},
+        pools=tuple(pools.values()),
+        models=tuple(planned),
     )
+    return replace(plan, gpus_used=plan.gpus())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """One stage: latency per batch size, GPUs, bytes per sample to the next stage."""
+class Own:
+    """One stage on a pool of its own: latency per batch size, GPUs, bytes per sample to the next stage."""
 
     latency_us: tuple[int, ...]
     gpus: int = 1
@@ -108,7 +144,7 @@ class Pool:
 
 
 def make_plan(
-    *models: Sequence[Sequence[Pool]],
+    *models: Sequence[Sequence[Own]],
     slo_us: int = 100_000,
     nic_gbps: float = NIC_GBPS,
     plan_id: str = "by-hand",
@@ -120,7 +156,7 @@ def make_plan(
     """
     nodes: list[NodeGroup] = []
 
-    def stage(pool: Pool, batch: int, number: int, count: int) -> Stage:
+    def stage(pool: Own, batch: int, number: int, count: int) -> HandStage:
         first = sum(group.count for group in nodes)
         last = number == count - 1
         nodes.append(
@@ -150,7 +186,7 @@ def make_plan(
             boundary_bytes_per_sample=pool.bytes_out,
         )
 
-    def pipeline(pools: Sequence[Pool]) -> Pipeline:
+    def pipeline(pools: Sequence[Own]) -> HandPipeline:
         batch = min(len(pool.latency_us) for pool in pools)
         stages = [stage(pool, batch, number, len(pools)) for number, pool in enumerate(pools)]
         return hand_pipeline(*stages, batch=batch)
@@ -165,6 +201,6 @@ def make_plan(
 
 def two_stages(slo_us: int = 100_000) -> Plan:
     """One model, one pipeline of batch 4: 4 vGPUs of 8 ms, then 2 of 4 ms, 1 ms a sample between."""
-    first = Pool(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4, bytes_out=1_000_000)
-    second = Pool(latency_us=(2_000, 2_700, 3_400, 4_000), gpus=2)
+    first = Own(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4, bytes_out=1_000_000)
+    second = Own(latency_us=(2_000, 2_700, 3_400, 4_000), gpus=2)
     return make_plan([[first, second]], slo_us=slo_us)

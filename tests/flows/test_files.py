@@ -43,6 +43,24 @@ def test_a_cluster_takes_the_name_of_its_file_and_defaults_for_what_is_left_out(
     assert found.nic_gbps("P4") == 10
 
 
+def test_a_class_may_be_cut_into_percents(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "gpu_classes:\n"
+        "  MIG: {vgpu_percents: [20, 40, 80], partitions: [[20, 80], [40, 40]],"
+        " process_memory_gib: 0.5}\n"
+        "  MPS: {vgpu_percents: {step: 25, least: 50}, max_vgpus_per_gpu: 3}\n"
+        "nodes: [{count: 1, gpu_class: MIG, gpus: 1, nic_gbps: 10}]\n"
+    )
+    mig, mps = read_cluster(path).gpu_classes
+    assert (mig.vgpu_divisors, mig.vgpu_percents, mig.most_vgpus) == ((), (20, 40, 80), 2)
+    assert (mig.partitions, mig.process_memory_gib) == (((20, 80), (40, 40)), 0.5)
+    assert (mps.vgpu_percents, mps.most_vgpus) == ((50, 75, 100), 3)
+    path.write_text(path.read_text().replace("{step: 25,", "{stride: 25,"))
+    with pytest.raises(InputError, match=r"vgpu_percents\.steps\.step: is missing"):
+        read_cluster(path)
+
+
 def test_a_runtime_makes_a_device_class_and_stays_out_of_the_cluster(tmp_path: Path) -> None:
     text = CLUSTER.replace("  P4:", "  P4: {runtime: {cores: [0], stretch: 4.0}}")
     path = written(tmp_path, text)
@@ -126,7 +144,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "cluster: is missing")],
+    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "models: is missing")],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

@@ -1,3 +1,4 @@
+import json
 import os
 import stat
 import subprocess
@@ -10,10 +11,12 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse, open_warehouse
+from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import (
     CellRecord,
     ModelRecord,
@@ -227,3 +230,24 @@ def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
     path.chmod(stat.S_IREAD)
     with pytest.raises(InputError, match="cannot be written"):
         open_warehouse(path)
+
+
+def test_a_plan_stored_as_format_1_is_read_as_one_of_today(store: Warehouse) -> None:
+    plan = two_stages()
+    stored = plan.to_dict()
+    pools = {pool["name"]: pool for pool in stored.pop("pools")}
+    del stored["format"]
+    for model in stored["models"]:
+        model["slo_ms"] = model.pop("slo_us") / 1000
+        for pipeline in model["pipelines"]:
+            pipeline["latency_ms"] = pipeline.pop("latency_us") / 1000
+            for stage in pipeline["stages"]:
+                stage.update(pools[stage.pop("pool")])
+                stage["latency_ms"] = stage.pop("latency_us") / 1000
+                stage["transfer_ms"] = stage.pop("transfer_us") / 1000
+    add_plan(store, plan, NOW)
+    store.rows("UPDATE plans SET document = ?", [json.dumps(stored)])
+    read = read_plan(store, plan.plan_id)
+    assert read.vgpus() == plan.vgpus()
+    assert [pool.name for pool in read.pools] == ["gpu-0", "gpu-1"]
+    assert read.models[0].slo_us == plan.models[0].slo_us

@@ -173,5 +173,8 @@ def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_pa
     connection.close()
     with open_warehouse(path) as warehouse:
         assert warehouse.rows("SELECT gpus_busy FROM gpus_by_hour") == [{"gpus_busy": 1.0}]
+        assert warehouse.rows("SELECT vgpu, pool, model, share FROM vgpu_minutes") == [
+            {"vgpu": 0, "pool": None, "model": "m", "share": 300}
+        ]
     with pytest.raises(InputError, match="has schema 3 of"):
         open_warehouse(tmp_path / "w.duckdb.before-0004", read_only=True)

@@ -53,10 +53,11 @@ def vgpu_minute(vgpu: int, busy_us: int) -> VGpuMinute:
         instance="i",
         plan_id="p",
         vgpu=vgpu,
+        pool="l4-0",
         model="m",
         stage=0,
         gpu_class="L4",
-        vgpu_divisor=2,
+        share=150,
         minute=NOON,
         batches=5,
         busy_us=busy_us,
@@ -120,6 +121,18 @@ def test_a_half_gpu_that_is_always_busy_counts_as_half_a_gpu(store: Warehouse) -
     )
     (row,) = gpus_between(store, *DAY)
     assert (row["gpu_class"], row["gpus_busy"], row["gpus_planned"]) == ("L4", 0.5, None)
+
+
+def test_a_shared_vgpu_has_a_row_per_model_and_is_busy_with_both(store: Warehouse) -> None:
+    rows = [replace(vgpu_minute(0, 15_000_000), model=name) for name in ("m", "n")]
+    add_statistics(store, StatisticsFile(path="f", digest="1", vgpus=rows), NOON)
+    found = drift_of_plan(store, "p", DAY[0])
+    assert sorted((r["model"], r["measured_over_profiled"]) for r in found) == [
+        ("m", 0.5),
+        ("n", 0.5),
+    ]
+    (hour,) = gpus_between(store, *DAY)
+    assert hour["gpus_busy"] == 0.25
 
 
 def test_drops_are_summed_by_reason(store: Warehouse) -> None:

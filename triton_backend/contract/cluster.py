@@ -10,35 +10,85 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
+from triton_backend.contract.shares import (
+    MAX_DIVISOR,
+    MAX_PERCENT,
+    PER_PERCENT,
+    WHOLE_GPU,
+    share_text,
+)
 
-MAX_DIVISOR = 4
 MAX_GPUS = 10_000_000  # of a cluster
 NIC_GBPS = (1e-6, 1e6)  # slowest and fastest link
-CLASS_NUMBERS = ("memory_gib", "hourly_cost", "power_w")
+CLASS_NUMBERS = ("memory_gib", "process_memory_gib", "hourly_cost", "power_w")
+PERCENT_VGPUS = 2  # per GPU, where a class of percents does not say how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClass:
-    """One kind of GPU. Cost is per GPU and hour, power in watts per GPU; None = not known."""
+    """One kind of GPU. Cost is per GPU and hour, power in watts per GPU; None = not known.
+
+    Attributes:
+        vgpu_divisors: sizes 1/v a GPU may be cut into; empty where percents are listed.
+        vgpu_percents: sizes in whole percents of a GPU.
+        max_vgpus_per_gpu: None is the largest divisor, or 2 for percents.
+        partitions: the only cuts of a GPU that are allowed, in percents; empty: any.
+        process_memory_gib: what every process on the GPU takes beside its stages.
+    """
 
     name: str
     vgpu_divisors: tuple[int, ...] = (1,)
+    vgpu_percents: tuple[int, ...] = ()
+    max_vgpus_per_gpu: int | None = None
+    partitions: tuple[tuple[int, ...], ...] = ()
     memory_gib: float | None = None
+    process_memory_gib: float | None = None
     hourly_cost: float | None = None
     power_w: float | None = None
 
     def __post_init__(self) -> None:
-        divisors = self.vgpu_divisors
-        legal = all(1 <= v <= MAX_DIVISOR for v in divisors)
-        if not divisors or not legal or len(set(divisors)) < len(divisors):
-            raise InputError(
-                f"gpu_classes.{self.name}.vgpu_divisors",
-                f"{list(divisors)} must be distinct whole numbers from 1 to {MAX_DIVISOR}",
-            )
+        if bool(self.vgpu_divisors) == bool(self.vgpu_percents):
+            reason = "either vgpu_divisors or vgpu_percents must be listed, and not both"
+            raise InputError(f"gpu_classes.{self.name}", reason)
+        self._check_sizes("vgpu_divisors", self.vgpu_divisors, MAX_DIVISOR)
+        self._check_sizes("vgpu_percents", self.vgpu_percents, MAX_PERCENT)
+        if self.max_vgpus_per_gpu is not None and self.max_vgpus_per_gpu < 1:
+            where = f"gpu_classes.{self.name}.max_vgpus_per_gpu"
+            raise InputError(where, f"{self.max_vgpus_per_gpu} is not positive")
+        for i, parts in enumerate(self.partitions):
+            self._check_partition(f"gpu_classes.{self.name}.partitions[{i}]", parts)
         for field in CLASS_NUMBERS:
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise InputError(f"gpu_classes.{self.name}.{field}", f"{value} is not positive")
+
+    def _check_sizes(self, field: str, sizes: tuple[int, ...], most: int) -> None:
+        if len(set(sizes)) < len(sizes) or not all(1 <= size <= most for size in sizes):
+            raise InputError(
+                f"gpu_classes.{self.name}.{field}",
+                f"{list(sizes)} must be distinct whole numbers from 1 to {most}",
+            )
+
+    def _check_partition(self, where: str, parts: tuple[int, ...]) -> None:
+        if not parts or sum(parts) > MAX_PERCENT:
+            raise InputError(
+                where, f"{list(parts)} must be percents of at most {MAX_PERCENT} in all"
+            )
+        unlisted = {part * PER_PERCENT for part in parts} - set(self.shares)
+        if unlisted:
+            reason = f"{list(parts)}: no vGPU of {share_text(min(unlisted))} is listed"
+            raise InputError(where, reason)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Sizes of vGPUs in 300ths of a GPU, in the order listed."""
+        divisors = tuple(WHOLE_GPU // divisor for divisor in self.vgpu_divisors)
+        return divisors + tuple(percent * PER_PERCENT for percent in self.vgpu_percents)
+
+    @property
+    def most_vgpus(self) -> int:
+        """vGPUs that one GPU may be cut into."""
+        return self.max_vgpus_per_gpu or max(self.vgpu_divisors, default=PERCENT_VGPUS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,13 +248,7 @@ class Cluster:
         """Plain form, as in `cluster.yaml`, without what is None."""
         return {
             "name": self.name,
-            "gpu_classes": {
-                c.name: {
-                    "vgpu_divisors": list(c.vgpu_divisors),
-                    **_known(c, CLASS_NUMBERS),
-                }
-                for c in self.gpu_classes
-            },
+            "gpu_classes": {c.name: _class_to_dict(c) for c in self.gpu_classes},
             "nodes": [
                 _known(g, ("count", "gpu_class", "gpus", "nic_gbps", "host", "name"))
                 | ({} if g.devices is None else {"devices": list(g.devices)})
@@ -229,10 +273,36 @@ class Cluster:
         )
 
 
+def _class_to_dict(gpu_class: GpuClass) -> dict[str, Any]:
+    sizes = "vgpu_percents" if gpu_class.vgpu_percents else "vgpu_divisors"
+    out: dict[str, Any] = {sizes: list(getattr(gpu_class, sizes))}
+    if gpu_class.partitions:
+        out["partitions"] = [list(parts) for parts in gpu_class.partitions]
+    return out | _known(gpu_class, ("max_vgpus_per_gpu", *CLASS_NUMBERS))
+
+
 def _read_class(name: str, fields: Fields) -> GpuClass:
-    known = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
-    divisors = fields.wholes("vgpu_divisors") if fields.has("vgpu_divisors") else (1,)
-    return GpuClass(name=name, vgpu_divisors=divisors, **known)
+    known: dict[str, Any] = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
+    if fields.has("vgpu_divisors"):
+        known["vgpu_divisors"] = fields.wholes("vgpu_divisors")
+    if fields.has("vgpu_percents"):
+        known["vgpu_percents"] = _read_percents(fields)
+        known.setdefault("vgpu_divisors", ())
+    if fields.has("max_vgpus_per_gpu"):
+        known["max_vgpus_per_gpu"] = fields.whole("max_vgpus_per_gpu", least=1)
+    if fields.has("partitions"):
+        known["partitions"] = fields.lists_of_wholes("partitions")
+    return GpuClass(name=name, **known)
+
+
+def _read_percents(fields: Fields) -> tuple[int, ...]:
+    """A list of percents, or `{step, least}`: least, least + step, ... up to 100."""
+    if not fields.is_object("vgpu_percents"):
+        return fields.wholes("vgpu_percents")
+    given = fields.inner("vgpu_percents")
+    step = given.whole("step", least=1, most=MAX_PERCENT)
+    least = given.whole("least", least=1, most=MAX_PERCENT) if given.has("least") else step
+    return tuple(range(least, MAX_PERCENT + 1, step))
 
 
 def _read_group(fields: Fields) -> NodeGroup:

@@ -10,13 +10,14 @@ from triton_backend.contract.plan import Plan
 
 @message
 class Arrival:
-    """A request of `samples` samples for model number `model` of the plan."""
+    """A request of `samples` samples for model number `model` of the plan, by one of its entries."""
 
     now_us: int
     request_id: int
     model: int
     deadline_us: int
     samples: int = 1
+    entry: int = 0
 
 
 @message

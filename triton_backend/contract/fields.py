@@ -65,6 +65,16 @@ class Fields:
             for i, value in enumerate(self._list(name))
         )
 
+    def lists_of_wholes(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """A list of lists of whole numbers."""
+        rows = self._list(name)
+        lists = Fields({str(i): row for i, row in enumerate(rows)}, self._at(name))
+        return tuple(lists.wholes(str(i)) for i in range(len(rows)))
+
+    def is_object(self, name: str) -> bool:
+        """Whether a field is an object."""
+        return isinstance(self._value(name), Mapping)
+
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts."""
         for i, value in enumerate(self._list(name)):
@@ -78,6 +88,17 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.wrong(name, f"{_shown(value)} is not an object")
         return dict(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self._value(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"{_shown(value)} is neither true nor false")
+        return value
+
+    def plain(self) -> dict[str, Any]:
+        """The object as it is."""
+        return dict(self._data)
 
     def inner(self, name: str) -> "Fields":
         """An object, to be read field by field."""

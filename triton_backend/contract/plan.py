@@ -4,101 +4,85 @@ A plan is self-contained: simulator, verifier and gateway need nothing else. It 
 form when built; whether its numbers follow from the profiles is `flows/planning/verify`'s work.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from triton_backend.contract.cluster import MAX_DIVISOR, Cluster
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.cluster import Cluster, GpuClass
+from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
+from triton_backend.contract.placement import (
+    PlacementRun,
+    Slot,
+    placement_to_dicts,
+    read_run,
+    slot_table,
+)
+from triton_backend.contract.shares import (
+    PER_PERCENT,
+    WHOLE_GPU,
+    check_share,
+    divisor_of,
+    percent_of,
+    read_share,
+    share_text,
+    share_to_dict,
+)
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.units import ms_to_us, us_to_ms
+from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 from triton_backend.contract.workload import Workload
 
-EXPAND_UP_TO = 512  # vGPUs of one stage listed one by one in a file; above, as ranges
-
-
-class Slot(NamedTuple):
-    """One vGPU: slot `slot` (0 .. divisor - 1) of GPU `gpu` of node number `node`."""
-
-    node: int
-    gpu: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRun:
-    """A block of vGPUs: every (node, gpu, slot) of three ranges, in lexicographic order."""
-
-    node: int
-    gpu: int
-    slot: int
-    nodes: int = 1
-    gpus: int = 1
-    slots: int = 1
-
-    @property
-    def vgpus(self) -> int:
-        """Number of vGPUs in the block."""
-        return self.nodes * self.gpus * self.slots
-
-    def expand(self) -> Iterator[Slot]:
-        """The vGPUs one by one."""
-        for node in range(self.node, self.node + self.nodes):
-            for gpu in range(self.gpu, self.gpu + self.gpus):
-                for slot in range(self.slot, self.slot + self.slots):
-                    yield Slot(node, gpu, slot)
+FORMAT = 2
+DEFAULT_POLICY = "reservation-ahead"  # of plans that name none
+TOLERANCE = 1e-6  # of sums of floats
+BYTES_PER_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VGpu:
-    """One vGPU of a plan and what it serves; indices into the plan's tuples."""
+    """One vGPU of a plan: its number, the number of its pool, and where it sits."""
 
     index: int
-    model: int
-    pipeline: int
-    stage: int
+    pool: int
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Blocks [first, last) of a model on `vgpus` vGPUs of one class and size: one pool.
+class Pool:
+    """vGPUs of one class and one share that hold the same stages.
 
     Attributes:
-        latency_us: run time of the planned batch; `latency_us_by_batch[b - 1]` that of batch b.
-        transfer_us: time to move the planned batch's boundary to the next stage; 0 for the last.
-        boundary_bytes_per_sample: bytes that leave the stage per sample (for the last stage the
-            answer's, 0 where not known).
-        boundary: the tensors behind those bytes, where known.
-        artifact: what the runtime loads, relative to the artifact folder; None when emulated.
+        share: of a GPU, in 300ths (`shares`).
+        starts_anywhere: any tail of its model may run here at once (clients that just moved
+            their cut).
     """
 
-    blocks: tuple[int, int]
+    name: str
     gpu_class: str
-    vgpu_divisor: int
+    share: int
     vgpus: int
-    latency_us: int
-    transfer_us: int
-    latency_us_by_batch: tuple[int, ...]
-    boundary_bytes_per_sample: int
     placement: tuple[PlacementRun, ...]
-    boundary: tuple[TensorSpec, ...] | None = None
-    artifact: str | None = None
+    starts_anywhere: bool = False
 
     def __post_init__(self) -> None:
-        where = f"stage {list(self.blocks)} on {self.gpu_class}"
-        if not 0 <= self.blocks[0] < self.blocks[1]:
-            raise InputError(where, "blocks must be [first, last) with first < last")
-        if self.vgpus < 1 or self.vgpu_divisor < 1:
-            raise InputError(where, f"{self.vgpus} vGPUs of divisor {self.vgpu_divisor}")
+        where = f"pool {self.name!r}"
+        if not self.name:
+            raise InputError("pools.name", "is empty")
+        check_share(where, self.share)
+        if self.vgpus < 1:
+            raise InputError(f"{where}, vgpus", f"{self.vgpus} is not positive")
         placed = sum(run.vgpus for run in self.placement)
         if placed != self.vgpus:
-            raise InputError(where, f"{self.vgpus} vGPUs but {placed} placed")
-        if not self.latency_us_by_batch or min(self.latency_us_by_batch) < 1:
-            raise InputError(where, "latency_us_by_batch must be positive")
-        if self.transfer_us < 0 or self.boundary_bytes_per_sample < 0:
-            raise InputError(where, "transfer and boundary bytes must not be negative")
+            raise InputError(f"{where}, placement", f"{self.vgpus} vGPUs but {placed} placed")
+
+    @property
+    def divisor(self) -> int | None:
+        """v where its vGPUs are 1/v of a GPU, else None."""
+        return divisor_of(self.share)
 
     def slots(self) -> tuple[Slot, ...]:
         """Every vGPU of the pool, in placement order (the order of ties)."""
@@ -107,73 +91,178 @@ class Stage:
     def to_dict(self, cluster: Cluster) -> dict[str, Any]:
         """Plain form, as in `plan.json`."""
         out: dict[str, Any] = {
-            "blocks": list(self.blocks),
+            "name": self.name,
             "gpu_class": self.gpu_class,
-            "vgpu_divisor": self.vgpu_divisor,
+            **share_to_dict(self.share),
             "vgpus": self.vgpus,
-            "latency_ms": us_to_ms(self.latency_us),
-            "transfer_ms": us_to_ms(self.transfer_us),
-            "latency_us_by_batch": list(self.latency_us_by_batch),
-            "boundary_bytes_per_sample": self.boundary_bytes_per_sample,
+            "placement": placement_to_dicts(self.placement, cluster),
         }
-        if self.boundary is not None:
-            out["boundary"] = [spec.to_dict() for spec in self.boundary]
-        if self.artifact is not None:
-            out["artifact"] = self.artifact
-        out["placement"] = _placement_to_dicts(self.placement, cluster)
+        if self.starts_anywhere:
+            out["starts_anywhere"] = True
         return out
 
     @classmethod
     def read(cls, fields: Fields, cluster: Cluster) -> Self:
         """Inverse of `to_dict`."""
+        return cls(
+            name=fields.text("name"),
+            gpu_class=fields.text("gpu_class"),
+            share=read_share(fields),
+            vgpus=fields.whole("vgpus", least=1),
+            placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
+            starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes a stage takes on its vGPU: `static` always (weights), `dynamic` while it runs."""
+
+    static: int
+    dynamic: int
+
+    def __post_init__(self) -> None:
+        if self.static < 0 or self.dynamic < 0:
+            raise InputError("memory_bytes", f"{self.static} and {self.dynamic}: one is negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Blocks [first, last) of a model on a pool, which it names.
+
+    Attributes:
+        batch: planned here, where it differs from the pipeline's.
+        latency_us: run time of the planned batch; `latency_us_by_batch[b - 1]` that of batch b.
+        transfer_us: time to move the planned batch's boundary to the next stage; 0 for the last.
+        boundary_bytes_per_sample: bytes that leave the stage per sample (for the last stage the
+            answer's, 0 where not known).
+        boundary: the tensors behind those bytes, where known.
+        memory: what it takes of its GPU, where known.
+        duty_cycle_us: how often its turn comes on a vGPU shared in turns.
+        artifact: what the runtime loads, relative to the artifact folder; None when emulated.
+    """
+
+    blocks: tuple[int, int]
+    pool: str
+    latency_us: int
+    transfer_us: int
+    latency_us_by_batch: tuple[int, ...]
+    boundary_bytes_per_sample: int
+    batch: int | None = None
+    boundary: tuple[TensorSpec, ...] | None = None
+    memory: StageMemory | None = None
+    duty_cycle_us: int | None = None
+    artifact: str | None = None
+
+    def __post_init__(self) -> None:
+        where = f"stage {list(self.blocks)} on pool {self.pool!r}"
+        if not 0 <= self.blocks[0] < self.blocks[1]:
+            raise InputError(where, "blocks must be [first, last) with first < last")
+        if not self.latency_us_by_batch or min(self.latency_us_by_batch) < 1:
+            raise InputError(where, "latency_us_by_batch must be positive")
+        if self.transfer_us < 0 or self.boundary_bytes_per_sample < 0:
+            raise InputError(where, "transfer and boundary bytes must not be negative")
+        if self.duty_cycle_us is not None and self.duty_cycle_us < 1:
+            raise InputError(f"{where}, duty_cycle_us", f"{self.duty_cycle_us} is not positive")
+        if self.batch is not None and not 1 <= self.batch <= self.largest:
+            reason = f"{self.batch}, but latencies are known for batches 1 to {self.largest}"
+            raise InputError(f"{where}, batch", reason)
+
+    @property
+    def largest(self) -> int:
+        """Largest batch with a known latency."""
+        return len(self.latency_us_by_batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        out: dict[str, Any] = {"blocks": list(self.blocks), "pool": self.pool}
+        if self.batch is not None:
+            out["batch"] = self.batch
+        out |= {
+            "latency_us": self.latency_us,
+            "transfer_us": self.transfer_us,
+            "latency_us_by_batch": list(self.latency_us_by_batch),
+            "boundary_bytes_per_sample": self.boundary_bytes_per_sample,
+        }
+        if self.duty_cycle_us is not None:
+            out["duty_cycle_us"] = self.duty_cycle_us
+        if self.boundary is not None:
+            out["boundary"] = [spec.to_dict() for spec in self.boundary]
+        if self.memory is not None:
+            out["memory_bytes"] = {"static": self.memory.static, "dynamic": self.memory.dynamic}
+        if self.artifact is not None:
+            out["artifact"] = self.artifact
+        return out
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """Inverse of `to_dict`."""
         blocks = fields.wholes("blocks")
         if len(blocks) != 2:  # noqa: PLR2004 - first and last
             raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
         tensors = map(TensorSpec.read, fields.items("boundary") if fields.has("boundary") else ())
+        wholes = {n: fields.whole(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)}
+        memory = None
+        if fields.has("memory_bytes"):
+            given = fields.inner("memory_bytes")
+            memory = StageMemory(static=given.whole("static"), dynamic=given.whole("dynamic"))
         return cls(
             blocks=(blocks[0], blocks[1]),
-            gpu_class=fields.text("gpu_class"),
-            vgpu_divisor=fields.whole("vgpu_divisor", least=1),
-            vgpus=fields.whole("vgpus", least=1),
-            latency_us=ms_to_us(fields.number("latency_ms", least=0)),
-            transfer_us=ms_to_us(fields.number("transfer_ms", least=0)),
+            pool=fields.text("pool"),
+            latency_us=fields.whole("latency_us"),
+            transfer_us=fields.whole("transfer_us"),
             latency_us_by_batch=fields.wholes("latency_us_by_batch", least=1),
             boundary_bytes_per_sample=fields.whole("boundary_bytes_per_sample"),
             boundary=tuple(tensors) if fields.has("boundary") else None,
+            memory=memory,
             artifact=fields.text("artifact") if fields.has("artifact") else None,
-            placement=tuple(_read_run(run, cluster) for run in fields.items("placement")),
+            **wholes,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages that cover the model in order, one batch size for all.
+    """Stages that follow one another without a gap, one batch size for all.
 
     `throughput_rps` is its planned rate: what its slowest pool delivers, or less where the plan
-    promises its model less than all pipelines together deliver. It is 0 for overflow: whole models
-    on GPUs that are free, which may use part of the SLO's margin and promise nothing.
+    promises its model less than all pipelines together deliver. It is 0 for best-effort pipelines:
+    whole models on GPUs that are free, which may use part of the SLO's margin and promise nothing.
+
+    Attributes:
+        entry: name of the entry whose requests it takes; None where the model lists none.
     """
 
     batch: int
     throughput_rps: float
     latency_us: int
     stages: tuple[Stage, ...]
+    entry: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or not self.stages:
             raise InputError("pipeline", f"batch {self.batch} and {len(self.stages)} stages")
-        at = 0
+        at = self.stages[0].blocks[0]
         for stage in self.stages:
             if stage.blocks[0] != at:
                 raise InputError("pipeline", f"a stage starts at block {stage.blocks[0]}, not {at}")
-            if len(stage.latency_us_by_batch) < self.batch:
+            if stage.largest < (stage.batch or self.batch):
                 raise InputError("pipeline", f"no latency for batch {self.batch} in {stage.blocks}")
             at = stage.blocks[1]
 
     @property
+    def first_block(self) -> int:
+        """The block it starts with."""
+        return self.stages[0].blocks[0]
+
+    @property
     def blocks(self) -> int:
-        """Blocks covered."""
+        """The block after its last."""
         return self.stages[-1].blocks[1]
+
+    @property
+    def largest(self) -> int:
+        """Largest batch that every stage has a latency for."""
+        return min(stage.largest for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,20 +271,119 @@ class ModelPlan:
 
     A `pool` plan promises weight x objective (or the rate asked for) and keeps what GPUs deliver
     beyond that as slack, as the published plans do; the baselines promise all they deliver.
+
+    Attributes:
+        policy: name of the dispatch policy that it was planned for.
+        entries: where its requests come in; none: block 0 with the SLO as budget.
     """
 
     name: str
     slo_us: int
     throughput_rps: float
     pipelines: tuple[Pipeline, ...]
+    policy: str = DEFAULT_POLICY
+    entries: tuple[Entry, ...] = ()
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        where = f"model {self.name!r}"
+        if not self.policy:
+            raise InputError(f"{where}, policy", "is empty")
         if len({p.blocks for p in self.pipelines}) > 1:
-            raise InputError(
-                f"plan of {self.name!r}", "pipelines cover different numbers of blocks"
-            )
+            raise InputError(where, "pipelines end at different blocks")
+        check_entries(self.name, self.entries, self.blocks)
+        known = {entry.name: entry.block for entry in self.entries}
+        for number, pipeline in enumerate(self.pipelines):
+            self._check_entry(f"{where}, pipeline {number}", pipeline, known)
+        served = {pipeline.entry for pipeline in self.pipelines}
+        for name in known:
+            if name not in served:
+                raise InputError(f"{where}, entry {name!r}", "has no pipeline")
+
+    def _check_entry(self, where: str, pipeline: Pipeline, known: Mapping[str, int]) -> None:
+        if pipeline.entry is not None and pipeline.entry not in known:
+            listed = ", ".join(known) or "none"
+            reason = f"{pipeline.entry!r} is not one of the model's entries ({listed})"
+            raise InputError(f"{where}, entry", reason)
+        if known and pipeline.entry is None:
+            raise InputError(f"{where}, entry", f"is missing; the model has {', '.join(known)}")
+        block = 0 if pipeline.entry is None else known[pipeline.entry]
+        if pipeline.first_block != block:
+            reason = f"starts at block {pipeline.first_block}, its entry at {block}"
+            raise InputError(f"{where}, stages", reason)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the model."""
+        return self.pipelines[0].blocks if self.pipelines else 0
+
+    @property
+    def queues(self) -> tuple[Entry, ...]:
+        """One entry per queue of requests: those listed, or block 0 with the SLO as budget."""
+        return self.entries or (
+            Entry(
+                name=self.name, block=0, budget_us=self.slo_us, rate_rps=max(self.throughput_rps, 0)
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        out: dict[str, Any] = {
+            "name": self.name,
+            "slo_us": self.slo_us,
+            "throughput_rps": self.throughput_rps,
+            "policy": self.policy,
+            "inputs": [spec.to_dict() for spec in self.inputs],
+            "outputs": [spec.to_dict() for spec in self.outputs],
+        }
+        if self.entries:
+            out["entries"] = [entry.to_dict() for entry in self.entries]
+        out["pipelines"] = [
+            ({} if pipeline.entry is None else {"entry": pipeline.entry})
+            | {
+                "batch": pipeline.batch,
+                "throughput_rps": pipeline.throughput_rps,
+                "latency_us": pipeline.latency_us,
+                "stages": [stage.to_dict() for stage in pipeline.stages],
+            }
+            for pipeline in self.pipelines
+        ]
+        return out
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """Inverse of `to_dict`."""
+
+        def tensors(name: str) -> tuple[TensorSpec, ...]:
+            return tuple(map(TensorSpec.read, fields.items(name) if fields.has(name) else ()))
+
+        return cls(
+            name=fields.text("name"),
+            slo_us=fields.whole("slo_us", least=1),
+            throughput_rps=_number(fields, "throughput_rps"),
+            policy=fields.text("policy") if fields.has("policy") else DEFAULT_POLICY,
+            entries=tuple(
+                map(Entry.read, fields.items("entries") if fields.has("entries") else ())
+            ),
+            inputs=tensors("inputs"),
+            outputs=tensors("outputs"),
+            pipelines=tuple(map(_read_pipeline, fields.items("pipelines"))),
+        )
+
+
+def _read_pipeline(fields: Fields) -> Pipeline:
+    return Pipeline(
+        entry=fields.text("entry") if fields.has("entry") else None,
+        batch=fields.whole("batch", least=1),
+        throughput_rps=_number(fields, "throughput_rps"),
+        latency_us=fields.whole("latency_us") if fields.has("latency_us") else 0,
+        stages=tuple(map(Stage.read, fields.items("stages"))),
+    )
+
+
+def _number(fields: Fields, name: str) -> float:
+    return fields.number(name, least=0) if fields.has(name) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +391,23 @@ class Objective:
     """What was optimised and what is proven: gap = (upper_bound - value) / value.
 
     For minimised objectives `upper_bound` holds the lower bound and gap = (value - bound) / value.
+    `space` names what the bound covers (`pool`, `gpu-patterns`, ...); None where it is not said.
     """
 
     name: str
     value: float
     upper_bound: float
     gap: float
+    space: str | None = None
+
+
+class StageRow(NamedTuple):
+    """One stage of one pipeline, numbered through the plan by model, pipeline, stage."""
+
+    model: int
+    pipeline: int
+    stage: int
+    pool: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,28 +415,54 @@ class Plan:
     """A whole plan.
 
     Attributes:
+        pools: in the order in which stages first name them, whatever the order they are given in:
+            pools and vGPUs are numbered so.
         certificate: status, seconds per step, configurations enumerated, feasible and kept.
     """
 
     plan_id: str
     planner: str
-    options: Mapping[str, Any]
     objective: Objective
-    solver: str
-    solve_seconds: float
     cluster: Cluster
     workload: Workload
     gpus_used: Mapping[str, int]
+    pools: tuple[Pool, ...]
     models: tuple[ModelPlan, ...]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    solver: str = ""
+    solve_seconds: float = 0.0
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         if not self.models:
             raise InputError(f"plan {self.plan_id}, models", "there is none")
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise InputError(f"plan {self.plan_id}, models", f"a name is listed twice in {names}")
+        object.__setattr__(self, "pools", self._pools_as_mentioned())
+        _check_sizes(self.cluster, self.pools)
+        _check_gpus(self)
+        _check_sharing(self)
+
+    def _pools_as_mentioned(self) -> tuple[Pool, ...]:
+        by_name = {pool.name: pool for pool in self.pools}
+        if len(by_name) < len(self.pools):
+            raise InputError("pools", f"a name is listed twice in {[p.name for p in self.pools]}")
+        order: dict[str, Pool] = {}
         for model in self.models:
-            for pipeline in model.pipelines:
-                for stage in pipeline.stages:
-                    self.cluster.gpu_class(stage.gpu_class)
+            for p, pipeline in enumerate(model.pipelines):
+                for s, stage in enumerate(pipeline.stages):
+                    if stage.pool not in by_name:
+                        where = f"model {model.name!r}, pipeline {p}, stage {s}, pool"
+                        listed = ", ".join(by_name) or "none"
+                        raise InputError(
+                            where, f"{stage.pool!r} is not one of the pools ({listed})"
+                        )
+                    order[stage.pool] = by_name[stage.pool]
+        for name in by_name:
+            if name not in order:
+                raise InputError(f"pool {name!r}", "no stage names it")
+        return tuple(order.values())
 
     def model(self, name: str) -> ModelPlan:
         """The plan of one model.
@@ -251,151 +476,327 @@ class Plan:
         names = ", ".join(m.name for m in self.models)
         raise InputError(f"plan {self.plan_id}", f"no model {name!r}; it has {names}")
 
-    def vgpus(self) -> tuple[VGpu, ...]:
-        """Every vGPU, numbered by model, pipeline, stage and placement order.
+    def pool_of(self, stage: Stage) -> Pool:
+        """The pool that a stage names."""
+        return next(pool for pool in self.pools if pool.name == stage.pool)
 
-        The numbers are the resource ids of the scheduler, the simulator and the workers.
-        """
-        places = (
-            (m, p, s, slot)
+    def stage_rows(self) -> tuple[StageRow, ...]:
+        """Every stage, numbered by model, pipeline and stage, with the number of its pool."""
+        numbers = {pool.name: number for number, pool in enumerate(self.pools)}
+        return tuple(
+            StageRow(m, p, s, numbers[stage.pool])
             for m, model in enumerate(self.models)
             for p, pipeline in enumerate(model.pipelines)
             for s, stage in enumerate(pipeline.stages)
-            for slot in stage.slots()
         )
+
+    def placed_stages(self) -> Iterator[tuple[ModelPlan, Pipeline, Stage, Pool]]:
+        """Every stage in the order of rows, with its model, pipeline and pool."""
+        by_name = {pool.name: pool for pool in self.pools}
+        for model in self.models:
+            for pipeline in model.pipelines:
+                for stage in pipeline.stages:
+                    yield model, pipeline, stage, by_name[stage.pool]
+
+    def gpus(self) -> dict[str, int]:
+        """Whole GPUs that hold at least one vGPU, by class."""
+        used = {gpu_class.name: 0 for gpu_class in self.cluster.gpu_classes}
+        for name in used:
+            tables = [slot_table(p.placement) for p in self.pools if p.gpu_class == name]
+            if tables:
+                used[name] = len(np.unique(np.concatenate(tables)[:, :2], axis=0))
+        return used
+
+    def stages_of(self, pool: int) -> tuple[Stage, ...]:
+        """Every stage that names pool number `pool`, in the order of rows."""
+        name = self.pools[pool].name
         return tuple(
-            VGpu(index=i, model=m, pipeline=p, stage=s, slot=slot)
-            for i, (m, p, s, slot) in enumerate(places)
+            stage
+            for model in self.models
+            for pipeline in model.pipelines
+            for stage in pipeline.stages
+            if stage.pool == name
         )
+
+    def vgpus(self) -> tuple[VGpu, ...]:
+        """Every vGPU, numbered by pool and placement order.
+
+        The numbers are the resource ids of the scheduler, the simulator and the workers.
+        """
+        places = ((number, slot) for number, pool in enumerate(self.pools) for slot in pool.slots())
+        return tuple(VGpu(index=i, pool=pool, slot=slot) for i, (pool, slot) in enumerate(places))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form: the object of `plan.json`."""
+        objective = {
+            "name": self.objective.name,
+            "value": self.objective.value,
+            "upper_bound": self.objective.upper_bound,
+            "gap": self.objective.gap,
+        }
+        if self.objective.space is not None:
+            objective["space"] = self.objective.space
         return {
+            "format": FORMAT,
             "plan_id": self.plan_id,
             "planner": self.planner,
             "options": dict(self.options),
-            "objective": {
-                "name": self.objective.name,
-                "value": self.objective.value,
-                "upper_bound": self.objective.upper_bound,
-                "gap": self.objective.gap,
-            },
+            "objective": objective,
             "solver": self.solver,
             "solve_seconds": self.solve_seconds,
             "certificate": dict(self.certificate),
             "cluster": self.cluster.to_dict(),
             "workload": self.workload.to_dict(),
             "gpus_used": dict(self.gpus_used),
-            "models": [self._model_to_dict(model) for model in self.models],
-        }
-
-    def _model_to_dict(self, model: ModelPlan) -> dict[str, Any]:
-        return {
-            "name": model.name,
-            "slo_ms": us_to_ms(model.slo_us),
-            "throughput_rps": model.throughput_rps,
-            "inputs": [spec.to_dict() for spec in model.inputs],
-            "outputs": [spec.to_dict() for spec in model.outputs],
-            "pipelines": [
-                {
-                    "batch": pipeline.batch,
-                    "throughput_rps": pipeline.throughput_rps,
-                    "latency_ms": us_to_ms(pipeline.latency_us),
-                    "stages": [stage.to_dict(self.cluster) for stage in pipeline.stages],
-                }
-                for pipeline in model.pipelines
-            ],
+            "pools": [pool.to_dict(self.cluster) for pool in self.pools],
+            "models": [model.to_dict() for model in self.models],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`.
+        """Inverse of `to_dict`; takes format 1 too.
 
         Raises:
             InputError: a field is missing, of the wrong type, or does not fit the others.
         """
         fields = Fields(data)
+        if not fields.has("format"):
+            data = upgrade_format_1(data)
+            fields = Fields(data)
+        fields.whole("format", least=FORMAT, most=FORMAT)
         cluster = Cluster.read(fields.inner("cluster"))
         objective = fields.inner("objective")
         used = fields.inner("gpus_used")
         return cls(
             plan_id=fields.text("plan_id"),
             planner=fields.text("planner"),
-            options=fields.table("options"),
+            options=fields.table("options") if fields.has("options") else {},
             objective=Objective(
                 name=objective.text("name"),
                 value=objective.number("value"),
                 upper_bound=objective.number("upper_bound"),
                 gap=objective.number("gap"),
+                space=objective.text("space") if objective.has("space") else None,
             ),
-            solver=fields.text("solver"),
-            solve_seconds=fields.number("solve_seconds", least=0),
+            solver=fields.text("solver") if fields.has("solver") else "",
+            solve_seconds=_number(fields, "solve_seconds"),
             certificate=fields.table("certificate") if fields.has("certificate") else {},
             cluster=cluster,
             workload=Workload.read(fields.inner("workload")),
             gpus_used={name: used.whole(name) for name in fields.table("gpus_used")},
-            models=tuple(_read_model(model, cluster) for model in fields.items("models")),
+            pools=tuple(Pool.read(pool, cluster) for pool in fields.items("pools")),
+            models=tuple(map(ModelPlan.read, fields.items("models"))),
         )
 
 
-def _read_model(fields: Fields, cluster: Cluster) -> ModelPlan:
-    def tensors(name: str) -> tuple[TensorSpec, ...]:
-        return tuple(map(TensorSpec.read, fields.items(name) if fields.has(name) else ()))
-
-    return ModelPlan(
-        name=fields.text("name"),
-        slo_us=ms_to_us(fields.number("slo_ms", least=us_to_ms(1))),
-        throughput_rps=fields.number("throughput_rps", least=0),
-        inputs=tensors("inputs"),
-        outputs=tensors("outputs"),
-        pipelines=tuple(_read_pipeline(part, cluster) for part in fields.items("pipelines")),
-    )
+def next_pool_name(gpu_class: str, counts: dict[str, int]) -> str:
+    """The class in lower case and a number from 0; `counts` remembers how many have been named."""
+    stem = gpu_class.lower()
+    number = counts.get(stem, 0)
+    counts[stem] = number + 1
+    return f"{stem}-{number}"
 
 
-def _read_pipeline(fields: Fields, cluster: Cluster) -> Pipeline:
-    return Pipeline(
-        batch=fields.whole("batch", least=1),
-        throughput_rps=fields.number("throughput_rps", least=0),
-        latency_us=ms_to_us(fields.number("latency_ms", least=0)),
-        stages=tuple(Stage.read(stage, cluster) for stage in fields.items("stages")),
-    )
-
-
-def _placement_to_dicts(runs: tuple[PlacementRun, ...], cluster: Cluster) -> list[dict[str, Any]]:
-    """One entry per vGPU; where there are many, one per run with the counts `nodes/gpus/slots`."""
-    if sum(run.vgpus for run in runs) <= EXPAND_UP_TO:
-        return [
-            {"node": cluster.node_name(slot.node), "gpu": slot.gpu, "slot": slot.slot}
-            for run in runs
-            for slot in run.expand()
-        ]
-    return [
-        {
-            "node": cluster.node_name(run.node),
-            "gpu": run.gpu,
-            "slot": run.slot,
-            "nodes": run.nodes,
-            "gpus": run.gpus,
-            "slots": run.slots,
-        }
-        for run in runs
-    ]
-
-
-def _read_run(fields: Fields, cluster: Cluster) -> PlacementRun:
-    """Inverse of one entry of `_placement_to_dicts`.
+def upgrade_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan of format 1 (every stage its own pool, times in ms) as one of format 2.
 
     Raises:
-        InputError: a field cannot be used, or it lies outside the cluster.
+        InputError: a field of it is missing or of the wrong type.
     """
-    node = cluster.node_index(fields.text("node"))
-    counts = {n: fields.whole(n, least=1) for n in ("nodes", "gpus", "slots") if fields.has(n)}
-    run = PlacementRun(node=node, gpu=fields.whole("gpu"), slot=fields.whole("slot"), **counts)
-    if run.node + run.nodes > cluster.node_count:
-        raise fields.wrong("nodes", f"{run.nodes} from node {node} on, of {cluster.node_count}")
-    most = max(group.gpus for group in cluster.nodes)
-    if run.gpu + run.gpus > most:
-        raise fields.wrong("gpu", f"GPU {run.gpu + run.gpus - 1} on a node of at most {most}")
-    if run.slot + run.slots > MAX_DIVISOR:
-        raise fields.wrong("slot", f"slot {run.slot + run.slots - 1} of at most {MAX_DIVISOR}")
-    return run
+    pools: list[dict[str, Any]] = []
+    models: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+
+    def stage_of(fields: Fields) -> dict[str, Any]:
+        gpu_class = fields.text("gpu_class")
+        given = fields.plain()
+        name = next_pool_name(gpu_class, counts)
+        own = ("gpu_class", "vgpu_divisor", "vgpus", "placement")
+        pools.append({"name": name} | {key: given[key] for key in own if key in given})
+        rest = {k: v for k, v in given.items() if k not in {*own, "latency_ms", "transfer_ms"}}
+        times = {
+            "latency_us": ms_to_us(fields.number("latency_ms", least=0)),
+            "transfer_us": ms_to_us(fields.number("transfer_ms", least=0)),
+        }
+        return {"pool": name, **rest, **times}
+
+    for model in Fields(data).items("models"):
+        pipelines = [
+            pipeline.plain()
+            | {
+                "latency_us": ms_to_us(pipeline.number("latency_ms", least=0)),
+                "stages": [stage_of(stage) for stage in pipeline.items("stages")],
+            }
+            for pipeline in model.items("pipelines")
+        ]
+        slo_us = ms_to_us(model.number("slo_ms", least=us_to_ms(1)))
+        models.append(model.plain() | {"slo_us": slo_us, "pipelines": pipelines})
+    return dict(data) | {"format": FORMAT, "pools": pools, "models": models}
+
+
+# Checks of a whole plan
+
+
+def _check_sizes(cluster: Cluster, pools: Sequence[Pool]) -> None:
+    """Every pool's class exists and may be cut so."""
+    for pool in pools:
+        gpu_class = cluster.gpu_class(pool.gpu_class)
+        if pool.share not in (WHOLE_GPU, *gpu_class.shares):
+            listed = ", ".join(share_text(share) for share in gpu_class.shares)
+            raise InputError(
+                f"pool {pool.name!r}",
+                f"vGPUs of {share_text(pool.share)}, but class {pool.gpu_class} lists {listed}",
+            )
+
+
+def _check_gpus(plan: Plan) -> None:
+    """Slots exist and stand in one pool; what a GPU is cut into fits it, in shares and in memory.
+
+    Works on arrays, because plans have up to 10^5 vGPUs: `slots` [vGPU, (node, GPU, slot)], `owner`
+    [vGPU] the number of its pool, `gpu` [vGPU] the number of its GPU among those used, `at` [GPU]
+    one vGPU of each.
+    """
+    if not plan.pools:
+        return
+    tables = [slot_table(pool.placement) for pool in plan.pools]
+    slots = np.concatenate(tables)
+    owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    _check_slots(plan, slots, owner)
+    _, at, gpu = np.unique(
+        slots[:, 0] * (int(slots[:, 1].max()) + 1) + slots[:, 1],
+        return_index=True,
+        return_inverse=True,
+    )
+    classes = [plan.cluster.gpu_class(pool.gpu_class) for pool in plan.pools]
+
+    def complain(bad: NDArray[np.bool_], what: str, reason: Callable[[int], str]) -> None:
+        if bad.any():
+            number = int(np.flatnonzero(bad)[0])
+            node, index = (int(v) for v in slots[at[number], :2])
+            raise InputError(
+                f"node {plan.cluster.node_name(node)}, GPU {index}, {what}", reason(number)
+            )
+
+    share = np.array([pool.share for pool in plan.pools])[owner]
+    taken = np.bincount(gpu, weights=share)
+    complain(
+        taken > WHOLE_GPU,
+        "share",
+        lambda g: f"its vGPUs take {percent_of(int(taken[g])):g} % of it",
+    )
+    count = np.bincount(gpu)
+    most = np.array([c.most_vgpus for c in classes])[owner[at]]
+    complain(
+        count > most,
+        "max_vgpus_per_gpu",
+        lambda g: f"{count[g]} vGPUs, its class allows {most[g]}",
+    )
+    _check_partitions(classes, (share, owner, gpu, at), complain)
+    needed = np.array([_memory_gib(plan, number) for number in range(len(plan.pools))])
+    held = np.bincount(gpu, weights=needed[owner])
+    room = np.array([c.memory_gib or np.inf for c in classes])[owner[at]]
+    complain(
+        held > room * (1 + TOLERANCE),
+        "memory",
+        lambda g: f"{held[g]:.3f} GiB needed, it has {room[g]:g}",
+    )
+
+
+def _check_slots(plan: Plan, slots: NDArray[np.int64], owner: NDArray[np.int64]) -> None:
+    """Every slot exists on a GPU of its pool's class, and stands once."""
+    names = {c.name: number for number, c in enumerate(plan.cluster.gpu_classes)}
+    counts = [group.count for group in plan.cluster.nodes]
+    node_class = np.repeat([names[group.gpu_class] for group in plan.cluster.nodes], counts)
+    node_gpus = np.repeat([group.gpus for group in plan.cluster.nodes], counts)
+    wanted = np.array([names[pool.gpu_class] for pool in plan.pools])[owner]
+    most = np.array([plan.cluster.gpu_classes[c].most_vgpus for c in range(len(names))])[wanted]
+    node = slots[:, 0]
+    known = (node >= 0) & (node < len(node_class))
+    known[known] &= node_class[node[known]] == wanted[known]
+    known[known] &= slots[known, 1] < node_gpus[node[known]]
+    for bad, reason in (
+        (~known, "no such GPU of class"),
+        (slots[:, 2] >= most, "no such slot on a GPU of class"),
+    ):
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            pool = plan.pools[owner[row]]
+            where = f"pool {pool.name!r}, placement"
+            raise InputError(where, f"{tuple(map(int, slots[row]))}: {reason} {pool.gpu_class}")
+    order = np.lexsort(slots.T)
+    again = np.flatnonzero((np.diff(slots[order], axis=0) == 0).all(axis=1))
+    if len(again):
+        first, second = order[again[0]], order[again[0] + 1]
+        pools = " and ".join(repr(plan.pools[owner[row]].name) for row in (first, second))
+        node, index, slot = (int(v) for v in slots[first])
+        where = f"node {plan.cluster.node_name(node)}, GPU {index}, slot {slot}"
+        raise InputError(where, f"stands in pools {pools}")
+
+
+def _check_partitions(
+    classes: Sequence[GpuClass],
+    cut: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    complain: Callable[[NDArray[np.bool_], str, Callable[[int], str]], None],
+) -> None:
+    """Where a class lists its partitions, every GPU of it is cut into parts of one of them."""
+    share, owner, gpu, at = cut
+    for number, vgpu in enumerate(at.tolist()):
+        allowed = classes[int(owner[vgpu])].partitions
+        if not allowed:
+            continue
+        parts = sorted((share[gpu == number] // PER_PERCENT).tolist())
+        if not any(_is_part_of(parts, partition) for partition in allowed):
+            shown = f"cut into {parts}, its class allows {[list(p) for p in allowed]}"
+            complain(np.arange(len(at)) == number, "partitions", lambda _, text=shown: text)
+
+
+def _is_part_of(parts: Sequence[int], partition: Sequence[int]) -> bool:
+    left = list(partition)
+    for part in parts:
+        if part not in left:
+            return False
+        left.remove(part)
+    return True
+
+
+def _memory_gib(plan: Plan, number: int) -> float:
+    """What one vGPU of a pool takes: every stage's weights, the largest workspace, its process.
+
+    Raises:
+        InputError: more than a part of 1/v has; percents share what the GPU has.
+    """
+    pool = plan.pools[number]
+    gpu_class = plan.cluster.gpu_class(pool.gpu_class)
+    known = [stage.memory for stage in plan.stages_of(number) if stage.memory is not None]
+    needed = gpu_class.process_memory_gib or 0.0
+    if known:
+        held = sum(m.static for m in known) + max(m.dynamic for m in known)
+        needed += held / BYTES_PER_GIB
+    divisor = divisor_of(pool.share) if gpu_class.vgpu_divisors else None
+    if divisor and gpu_class.memory_gib is not None and needed > gpu_class.memory_gib / divisor:
+        reason = f"{needed:.3f} GiB needed, 1/{divisor} of {gpu_class.memory_gib:g} GiB is there"
+        raise InputError(f"pool {pool.name!r}, memory", reason)
+    return needed
+
+
+def _check_sharing(plan: Plan) -> None:
+    """Models on one pool have one policy, and what is promised on it fits its vGPUs."""
+    rows = plan.stage_rows()
+    policies: dict[int, str] = {}
+    work: dict[int, float] = {}
+    stages: dict[int, int] = {}
+    for row in rows:
+        model = plan.models[row.model]
+        pipeline = model.pipelines[row.pipeline]
+        stage = pipeline.stages[row.stage]
+        first = policies.setdefault(row.pool, model.policy)
+        if first != model.policy:
+            where = f"pool {plan.pools[row.pool].name!r}, policy"
+            raise InputError(where, f"{model.name!r} has {model.policy}, others on it {first}")
+        busy_us = pipeline.throughput_rps * stage.latency_us / (stage.batch or pipeline.batch)
+        work[row.pool] = work.get(row.pool, 0.0) + busy_us / US_PER_S
+        stages[row.pool] = stages.get(row.pool, 0) + 1
+    for number, pool in enumerate(plan.pools):
+        if stages[number] > 1 and work[number] > pool.vgpus * (1 + TOLERANCE):
+            reason = f"its stages promise the work of {work[number]:.3f} vGPUs, it has {pool.vgpus}"
+            raise InputError(f"pool {pool.name!r}, vgpus", reason)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from triton_backend.contract.cluster import MAX_DIVISOR
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import MAX_DIVISOR
 
 CONTROL = "nvidia-cuda-mps-control"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -16,7 +16,7 @@ from math import exp
 
 import numpy as np
 
-from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import Records, entry
 
@@ -43,11 +43,11 @@ ADMISSION = np.dtype(
 )
 
 
-def new_admission(models: Iterable[ModelPlan]) -> Records:
+def new_admission(plan: Plan, models: Iterable[ModelPlan]) -> Records:
     """`ADMISSION` rows [model], nothing offered yet."""
     rows = [
         (
-            US_PER_S / capacity_rps(model),
+            US_PER_S / capacity_rps(plan, model),
             min(p.latency_us for p in model.pipelines),
             MEMORY_SLOS * model.slo_us,
             max(p.batch for p in model.pipelines) > 1,
@@ -87,13 +87,36 @@ def best_finish_us(rows: Records, model: int, now_us: int) -> int:
     return now_us + round(float(rows[model]["work_us"] + rows[model]["path_us"]))
 
 
-def capacity_rps(model: ModelPlan) -> float:
-    """Samples per second that the vGPUs of a model can run in whole batches, links apart."""
+def capacity_rps(plan: Plan, model: ModelPlan) -> float:
+    """Samples per second that the vGPUs of a model can run in whole batches, links apart.
+
+    Of a pool that several stages share, a stage has the part that its promised work is of all.
+    """
+    work: dict[str, float] = {}
+    stages: dict[str, int] = {}
+    for _, pipeline, stage, pool in plan.placed_stages():
+        work[pool.name] = work.get(pool.name, 0.0) + _work(pipeline, stage)
+        stages[pool.name] = stages.get(pool.name, 0) + 1
+
+    def vgpus(pipeline: Pipeline, stage: Stage) -> float:
+        pool = plan.pool_of(stage)
+        if stages[pool.name] == 1 or not work[pool.name]:
+            return pool.vgpus / stages[pool.name]
+        return pool.vgpus * _work(pipeline, stage) / work[pool.name]
+
     by_stages = sum(
         min(
-            stage.vgpus * pipeline.batch * US_PER_S / stage.latency_us_by_batch[pipeline.batch - 1]
+            vgpus(pipeline, stage)
+            * pipeline.batch
+            * US_PER_S
+            / stage.latency_us_by_batch[pipeline.batch - 1]
             for stage in pipeline.stages
         )
         for pipeline in model.pipelines
     )
     return max(by_stages, model.throughput_rps)
+
+
+def _work(pipeline: Pipeline, stage: Stage) -> float:
+    """Time (µs) of a vGPU that a stage's promised rate takes a second."""
+    return pipeline.throughput_rps * stage.latency_us / pipeline.batch

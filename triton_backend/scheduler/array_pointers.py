@@ -18,20 +18,20 @@ from numba.np.arrayobj import populate_array
 
 from triton_backend.scheduler.compiled import Integers, inlined
 from triton_backend.scheduler.tables import Tables, new_tables
-from triton_backend.scheduler.topology import MODEL, PIPELINE, STAGE, VGPU, Topology
+from triton_backend.scheduler.topology import PIPELINE, POOL, QUEUE_PLAN, STAGE, VGPU, Topology
 
 EXAMPLE = new_tables(
     Topology(
-        models=np.zeros(1, dtype=MODEL),
+        queues=np.zeros(1, dtype=QUEUE_PLAN),
         pipelines=np.zeros(1, dtype=PIPELINE),
         stages=np.zeros(1, dtype=STAGE),
+        pools=np.zeros(1, dtype=POOL),
         vgpus=np.zeros(1, dtype=VGPU),
         latency_us=np.zeros((1, 1), dtype=np.int64),
         move_us=np.zeros((1, 1, 1), dtype=np.int64),
         answer_us=np.zeros((1, 1, 1), dtype=np.int64),
         path_us=np.zeros((1, 1), dtype=np.int64),
-    ),
-    0,
+    )
 )
 TABLES: Any = typeof(EXAMPLE)
 """The type of all tables, as kernels know it."""

@@ -6,11 +6,11 @@ Nothing may be in flight. Not here: when a plan changes, what is dropped because
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.queues import enqueue, new_request
 from triton_backend.scheduler.tables import Tables, with_room
-from triton_backend.scheduler.topology import pipelines_of
 
 
 class LeftOut(NamedTuple):
@@ -20,15 +20,27 @@ class LeftOut(NamedTuple):
     reason: DropReason
 
 
+def matching_queues(before: Plan, after: Plan) -> list[int | None]:
+    """Number in a new plan of every queue of an old one, by names of model and entry; None: gone.
+
+    Queues are numbered as `topology` numbers them. A model without entries has one, named as itself.
+    """
+    names = [(model.name, entry.name) for model in after.models for entry in model.queues]
+    numbers = {name: number for number, name in enumerate(names)}
+    return [
+        numbers.get((model.name, entry.name)) for model in before.models for entry in model.queues
+    ]
+
+
 def hand_over(
-    old: Tables, new: Tables, models: Sequence[int | None]
+    old: Tables, new: Tables, queues: Sequence[int | None]
 ) -> tuple[Tables, list[LeftOut]]:
     """Move every waiting request into the new plan's empty tables.
 
     Args:
         old: tables of the old plan.
         new: tables of the new plan.
-        models: number of each old model in the new plan, None where it is gone.
+        queues: number of each old queue in the new plan, None where it is gone.
 
     Returns:
         the new tables (longer where needed) and the requests left out, by order of arrival.
@@ -48,23 +60,17 @@ def hand_over(
     left_out: list[LeftOut] = []
     for slot in waiting:
         request = old.requests[slot]
-        model = models[int(request["model"])]
-        if model is None:
+        queue = queues[int(request["queue"])]
+        if queue is None:
             left_out.append(LeftOut(slot, DropReason.MODEL_REMOVED))
-        elif request["samples"] > largest_batch(new, model):
+        elif request["samples"] > int(new.topology.queues[queue]["largest"]):
             left_out.append(LeftOut(slot, DropReason.TOO_LARGE))
         else:
             new.counts[0]["now_us"] = request["arrival_us"]
             copy = new_request(
-                new, model, request["id"], request["deadline_us"], request["samples"]
+                new, queue, request["id"], request["deadline_us"], request["samples"]
             )
             new.requests[copy]["retried"] = request["retried"]
             enqueue(new, copy)
     new.counts[0]["now_us"] = now_us
     return new, left_out
-
-
-def largest_batch(tables: Tables, model: int) -> int:
-    """Most samples that any pipeline of a model takes at once; 0 where it has none."""
-    pipelines = tables.topology.pipelines[pipelines_of(tables.topology, model)]
-    return int(pipelines["batch"].max(initial=0))

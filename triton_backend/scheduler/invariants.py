@@ -70,8 +70,7 @@ def _index(tables: Tables) -> Iterator[str]:
     """No vGPU of a pool can start a job before the index says."""
     topology = tables.topology
     now = int(tables.counts[0]["now_us"])
-    for stage in range(len(topology.stages)):
-        row = topology.stages[stage]
+    for row in topology.pools:
         first, end = int(row["first_vgpu"]), int(row["end_vgpu"])
         at = now + int(row["ahead_us"])
         for vgpu in range(first, end):
@@ -106,7 +105,7 @@ def _queues(tables: Tables) -> Iterator[str]:
             yield f"queue of model {model} is out of order: {keys}"
         if len(rows) != queue["requests"] or sum(r["samples"] for r in rows) != queue["samples"]:
             yield f"queue of model {model} counts {queue}, holds {len(rows)} requests"
-        if any(row["model"] != model or row["batch"] != NONE for row in rows):
+        if any(row["queue"] != model or row["batch"] != NONE for row in rows):
             yield f"queue of model {model} holds a request of another model or in a batch"
         if queue["last"] != (chain[-1] if chain else NONE):
             yield f"queue of model {model} ends at {queue['last']}"

@@ -35,6 +35,13 @@ from triton_backend.scheduler.feedback import (
     worker_back,
     worker_lost,
 )
+from triton_backend.scheduler.policies.late import (
+    next_late_timer,
+    settle_due_late,
+    settle_freed,
+    settle_late,
+    settle_queue,
+)
 from triton_backend.scheduler.policies.registry import decide
 from triton_backend.scheduler.queues import drop, enqueue, free_request, new_request
 from triton_backend.scheduler.tables import (
@@ -53,11 +60,10 @@ from triton_backend.scheduler.tables import (
     Tables,
     interval_of,
 )
-from triton_backend.scheduler.topology import pipelines_of
 
 # Events by the names of their classes, and what their numbers a .. d are.
 SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`
-ARRIVAL = 1  # model, request id, deadline, samples
+ARRIVAL = 1  # queue, request id, deadline, samples
 CANCEL = 2  # request id
 STAGE_DONE = 3  # batch slot, stage, end
 TRANSFER_DONE = 4  # batch slot, stage, end
@@ -68,9 +74,10 @@ TIMER = 8
 PAUSE = 9
 RESUME = 10
 
-# Which queues to settle: one model's by its number, none of them (NONE), or
+# Which queues to settle: one by its number, none of them (NONE), or
 ALL = -2
 DUE = -3  # those whose timer has come
+FREED = -4  # all: something ended off its plan
 
 # The answer is a row of items. An item begins with its kind and with where the next one begins:
 #
@@ -125,7 +132,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
         else:
             deviates = transfer_done(tables, a, b, c)
         # What ends as reserved frees nothing that the queues did not reckon with.
-        queues = ALL if deviates else NONE
+        queues = FREED if deviates else NONE
         if tables.batches[a]["number"] == NONE:
             length = _item(answer, length, BATCH_DONE, number)
     elif event == TIMER:
@@ -154,19 +161,37 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
 
 
 @kernel
-def settle(tables: Tables, model: int) -> int:
-    """Decide for one model's queue; `SETTLED` or `NEEDS_ROOM`."""
+def settle(tables: Tables, queue: int) -> int:
+    """Decide for one queue; `SETTLED` or `NEEDS_ROOM`."""
+    plan = tables.topology.queues[queue]
+    if plan["late"] == 1:
+        return settle_queue(tables, queue)
     if tables.counts[0]["paused"] == 1:
-        tables.queues[model]["timer_us"] = FAR
+        tables.queues[queue]["timer_us"] = FAR
         return SETTLED
-    return decide(tables, model, tables.counts[0]["policy"])
+    return decide(tables, queue, plan["policy"])
 
 
 @entry
 def settle_all(tables: Tables) -> int:
-    """Decide for every queue, in the order of models."""
-    for model in range(len(tables.queues)):
-        if settle(tables, model) == NEEDS_ROOM:
+    """Decide for every queue, in their order, those of late binding last."""
+    if _settle_early(tables) == NEEDS_ROOM:
+        return NEEDS_ROOM
+    return settle_late(tables)
+
+
+@kernel
+def settle_after_deviation(tables: Tables) -> int:
+    """Decide after something ended off its plan: queues are as they were, reservations are not."""
+    if _settle_early(tables) == NEEDS_ROOM:
+        return NEEDS_ROOM
+    return settle_freed(tables)
+
+
+@kernel
+def _settle_early(tables: Tables) -> int:
+    for queue in range(len(tables.queues)):
+        if tables.topology.queues[queue]["late"] == 0 and settle(tables, queue) == NEEDS_ROOM:
             return NEEDS_ROOM
     return SETTLED
 
@@ -175,34 +200,30 @@ def settle_all(tables: Tables) -> int:
 def settle_due(tables: Tables) -> int:
     """A timer fired: decide for the queues whose time has come, which wait no longer."""
     now = tables.counts[0]["now_us"]
-    for model in range(len(tables.queues)):
-        queue = tables.queues[model]
+    for number in range(len(tables.queues)):
+        queue = tables.queues[number]
         if queue["timer_us"] <= now:
             queue["expired"] = tables.requests[queue["first"]]["sequence"]
-            if settle(tables, model) == NEEDS_ROOM:
+            if settle(tables, number) == NEEDS_ROOM:
                 return NEEDS_ROOM
-    return SETTLED
+    return settle_due_late(tables)
 
 
 @inlined
 def next_timer(tables: Tables) -> int:
     """Earliest timer of all queues, FAR where none is set."""
-    earliest = FAR
-    for model in range(len(tables.queues)):
-        earliest = min(earliest, tables.queues[model]["timer_us"])
+    earliest = next_late_timer(tables)
+    for queue in range(len(tables.queues)):
+        earliest = min(earliest, tables.queues[queue]["timer_us"])
     return earliest
 
 
 @inlined
-def arrive(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
+def arrive(tables: Tables, queue: int, request_id: int, deadline_us: int, samples: int) -> int:
     """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
-    topology = tables.topology
-    slot = new_request(tables, model, request_id, deadline_us, samples)
+    slot = new_request(tables, queue, request_id, deadline_us, samples)
     enqueue(tables, slot)
-    largest = 0
-    for pipeline in pipelines_of(topology, model):
-        largest = max(largest, topology.pipelines[pipeline]["batch"])
-    if samples > largest:
+    if samples > tables.topology.queues[queue]["largest"]:
         drop(tables, slot, TOO_LARGE, FAR)
     return slot
 
@@ -220,14 +241,16 @@ def _cancel(tables: Tables, request_id: int) -> int:
     if requests[slot]["batch"] != NONE:
         return NONE
     drop(tables, slot, CANCELLED, FAR)
-    return requests[slot]["model"]
+    return requests[slot]["queue"]
 
 
 @inlined
 def _settle_some(tables: Tables, queues: int) -> int:
-    """Decide for one model's queue, `ALL`, those that are `DUE`, or none of them."""
+    """Decide for one queue, `ALL`, all after a deviation (`FREED`), those that are `DUE`, or none."""
     if queues == ALL:
         return settle_all(tables)
+    if queues == FREED:
+        return settle_after_deviation(tables)
     if queues == DUE:
         return settle_due(tables)
     return SETTLED if queues == NONE else settle(tables, queues)
@@ -250,7 +273,7 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
             answer[at] = DROP
             answer[at + 1] = at + HEAD
             answer[at + 2] = request["id"]
-            answer[at + 3] = request["model"]
+            answer[at + 3] = tables.topology.queues[request["queue"]]["model"]
             answer[at + 4] = request["deadline_us"]
             for k in range(3):  # reason, finish, position
                 answer[at + 5 + k] = tables.out[row, 2 + k]
@@ -266,13 +289,12 @@ def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> in
     topology = tables.topology
     row = tables.batches[batch]
     pipeline = row["pipeline"]
-    model = topology.pipelines[pipeline]["model"]
     first = at
     answer[at] = DISPATCH
     answer[at + 2] = row["number"]
     answer[at + 3] = batch
-    answer[at + 4] = model
-    answer[at + 5] = pipeline - topology.models[model]["first_pipeline"]
+    answer[at + 4] = topology.queues[topology.pipelines[pipeline]["queue"]]["model"]
+    answer[at + 5] = topology.pipelines[pipeline]["number"]
     answer[at + 6] = row["samples"]
     answer[at + 7] = row["requests"]
     at += HEAD
@@ -361,6 +383,10 @@ def check_arrival(plan: Plan, event: Arrival) -> None:
     """
     if not 0 <= event.model < len(plan.models):
         raise InputError(f"request {event.request_id}", f"no model number {event.model}")
+    entries = len(plan.models[event.model].queues)
+    if not 0 <= event.entry < entries:
+        reason = f"no entry number {event.entry}, its model has {entries}"
+        raise InputError(f"request {event.request_id}", reason)
     if event.samples < 1:
         raise InputError(f"request {event.request_id}", f"{event.samples} samples")
 

@@ -87,7 +87,8 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
           |  block_from_us  |  block_from_us  |  block_from_us  |    one per BLOCK vGPUs
     """
     topology = tables.topology
-    fastest = topology.stages[stage]["down_rate"]
+    pool = topology.pools[topology.stages[stage]["pool"]]
+    fastest = pool["down_rate"]
     uplink = NONE
     if sender != NONE:
         fastest = min(fastest, topology.vgpus[sender]["up_rate"])
@@ -98,14 +99,14 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
         leave = earliest_start(tables, uplink, at_us, least_move)
     floor = leave + least_move
     offer["key_us"] = FAR
-    block = topology.stages[stage]["first_block"]
-    first = topology.stages[stage]["first_vgpu"]
-    end = topology.stages[stage]["end_vgpu"]
+    block = pool["first_block"]
+    first = pool["first_vgpu"]
+    end = pool["end_vgpu"]
     while first < end and offer["key_us"] > floor:
         if tables.block_from_us[block] < offer["key_us"]:
             for vgpu in range(first, min(first + BLOCK, end)):
                 if tables.free_from_us[vgpu] < offer["key_us"]:
-                    _offer_vgpu(tables, offer, vgpu, sender, samples, leave, rank_by)
+                    _offer_vgpu(tables, offer, stage, vgpu, sender, samples, leave, rank_by)
                     if offer["key_us"] <= floor:
                         break
         block += 1
@@ -117,6 +118,7 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
 def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
     tables: Tables,
     offer: Record,
+    stage: int,
     vgpu: int,
     sender: int,
     samples: int,
@@ -129,7 +131,6 @@ def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
     compares finishes; by uplink it is later by as long as the batch would wait for the uplink.
     """
     topology = tables.topology
-    stage = topology.vgpus[vgpu]["stage"]
     rate = topology.vgpus[vgpu]["down_rate"]
     uplink = NONE
     downlink = NONE
@@ -149,7 +150,7 @@ def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
     start = earliest_start(tables, vgpu, start, latency)
     key = start
     if rank_by == BY_UPLINK:
-        key = _uplink_free(tables, vgpu, samples, start + latency) - latency
+        key = _uplink_free(tables, stage, vgpu, samples, start + latency) - latency
     if key < offer["key_us"] or (key == offer["key_us"] and start + latency < offer["end_us"]):
         offer["key_us"] = key
         offer["vgpu"] = vgpu
@@ -162,16 +163,16 @@ def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
 
 
 @kernel
-def _uplink_free(tables: Tables, vgpu: int, samples: int, at_us: int) -> int:
+def _uplink_free(tables: Tables, stage: int, vgpu: int, samples: int, at_us: int) -> int:
     """First instant >= at_us at which the uplink can take the batch on; at_us on a last stage.
 
     The receiver is not known yet: the fastest of the next stage stands for it.
     """
     topology = tables.topology
-    stage = topology.vgpus[vgpu]["stage"]
     if topology.stages[stage]["last"] == 1:
         return at_us
-    rate = min(topology.vgpus[vgpu]["up_rate"], topology.stages[stage + 1]["down_rate"])
+    receiver = topology.pools[topology.stages[stage + 1]["pool"]]
+    rate = min(topology.vgpus[vgpu]["up_rate"], receiver["down_rate"])
     move = topology.move_us[stage + 1, rate, samples]
     if move == 0:
         return at_us

@@ -26,14 +26,14 @@ from triton_backend.scheduler.timeline import release
 
 
 @inlined
-def new_request(tables: Tables, model: int, request_id: int, deadline_us: int, samples: int) -> int:
+def new_request(tables: Tables, queue: int, request_id: int, deadline_us: int, samples: int) -> int:
     """Take a free request slot (there must be one) and fill it; it is in no queue yet."""
     counts = tables.counts[0]
     slot = counts["free_request"]
     request = tables.requests[slot]
     counts["free_request"] = request["next"]
     request["id"] = request_id
-    request["model"] = model
+    request["queue"] = queue
     request["arrival_us"] = counts["now_us"]
     request["deadline_us"] = deadline_us
     request["samples"] = samples
@@ -57,7 +57,7 @@ def free_request(tables: Tables, slot: int) -> None:
 def enqueue(tables: Tables, slot: int) -> None:
     """Put a request into its model's queue."""
     requests = tables.requests
-    queue = tables.queues[requests[slot]["model"]]
+    queue = tables.queues[requests[slot]["queue"]]
     # from the end, where nearly all requests belong
     before = queue["last"]
     after = NONE
@@ -91,7 +91,7 @@ def _precedes(tables: Tables, one: int, other: int) -> bool:
 def remove(tables: Tables, slot: int) -> None:
     """Take a queued request out of its queue."""
     requests = tables.requests
-    queue = tables.queues[requests[slot]["model"]]
+    queue = tables.queues[requests[slot]["queue"]]
     before, after = requests[slot]["previous"], requests[slot]["next"]
     if before == NONE:
         queue["first"] = after
@@ -122,9 +122,9 @@ def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
 
 
 @kernel
-def prefix(tables: Tables, model: int, samples: int) -> int:
+def prefix(tables: Tables, number: int, samples: int) -> int:
     """Samples of the longest run of requests from the head that holds at most `samples`."""
-    queue = tables.queues[model]
+    queue = tables.queues[number]
     if queue["samples"] <= samples:
         return queue["samples"]
     if queue["samples"] == queue["requests"]:  # single samples fill any size
@@ -138,7 +138,7 @@ def prefix(tables: Tables, model: int, samples: int) -> int:
 
 
 @inlined
-def make_batch(tables: Tables, model: int, pipeline: int) -> int:
+def make_batch(tables: Tables, queue: int, pipeline: int) -> int:
     """Turn the head of the queue into the batch that was quoted; returns its slot."""
     counts = tables.counts[0]
     slot = counts["free_batch"]
@@ -154,7 +154,7 @@ def make_batch(tables: Tables, model: int, pipeline: int) -> int:
     batch["first"] = batch["last"] = NONE
     left = batch["samples"]
     while left > 0:
-        request = tables.queues[model]["first"]
+        request = tables.queues[queue]["first"]
         remove(tables, request)
         left -= tables.requests[request]["samples"]
         tables.requests[request]["batch"] = slot

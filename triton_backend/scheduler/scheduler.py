@@ -10,6 +10,7 @@ are there and whose reserved starts have come, a worker (or link) takes the one 
 """
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.array_pointers import WORDS, addresses
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.handover import hand_over
+from triton_backend.scheduler.handover import hand_over, matching_queues
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import (
     ARRIVAL,
@@ -59,7 +60,7 @@ from triton_backend.scheduler.kernel_api import (
     decode_drop,
     handle_event,
 )
-from triton_backend.scheduler.policies.registry import policy_number
+from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -73,11 +74,14 @@ from triton_backend.scheduler.tables import (
 )
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
+    NO_LEAD,
+    Lead,
     LinkPace,
+    Topology,
     build_topology,
-    pipelines_of,
     set_pace,
-    with_link_paces,
+    vgpus_of,
+    with_latencies,
 )
 
 _Handler = Callable[[Any], list[Decision]]
@@ -88,22 +92,25 @@ class Scheduler:
 
     Args:
         plan: what is served.
-        policy: name of the dispatch policy.
+        policy: name of the dispatch policy of all models; None: what the plan says of each.
         nic: "shared" or "isolated" links, see `topology`.
         count_io: reserve the transfers of the input and of the answer too.
+        lead: how long before its start a batch of late binding is sent.
     """
 
     def __init__(
         self,
         plan: Plan,
         *,
-        policy: str = "reservation",
+        policy: str | None = None,
         nic: str = "shared",
         count_io: bool = False,
+        lead: Lead = NO_LEAD,
     ) -> None:
         self._nic = nic
+        self._lead = lead
         self._count_io = count_io
-        self._policy = policy_number(policy)
+        self._policy = policy
         self._adopt(plan)
         self._now_us = 0
         self._requests: set[int] = set()  # queued or in flight
@@ -156,7 +163,8 @@ class Scheduler:
 
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
-        return tuple(self._tables.queues["requests"].tolist())
+        waiting = self._tables.queues["requests"].tolist()
+        return tuple(sum(waiting[a:b]) for a, b in pairwise(self._first_queue))
 
     def check_invariants(self) -> None:
         """Check that the tables do not contradict themselves.
@@ -168,10 +176,22 @@ class Scheduler:
 
     def _adopt(self, plan: Plan) -> None:
         self._plan = plan
-        topology = build_topology(plan, self._nic, count_io=self._count_io)
-        self._planned_us = topology.latency_us.copy()
         self._link_paces: dict[int, LinkPace] = {}
-        self._use(new_tables(topology, self._policy))
+        topology = self._topology(plan)
+        self._planned_us = topology.latency_us.copy()
+        firsts = accumulate((len(model.queues) for model in plan.models), initial=0)
+        self._first_queue = tuple(firsts)
+        self._use(new_tables(topology, self._lead))
+
+    def _topology(self, plan: Plan) -> Topology:
+        return build_topology(
+            plan,
+            self._nic,
+            policies=queue_policies(plan, self._policy),
+            lead=self._lead,
+            count_io=self._count_io,
+            link_paces=self._link_paces,
+        )
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
@@ -185,7 +205,12 @@ class Scheduler:
             raise InputError(f"request {event.request_id}", "is queued or in flight already")
         self._requests.add(event.request_id)
         return self._take(
-            ARRIVAL, event.now_us, event.model, event.request_id, event.deadline_us, event.samples
+            ARRIVAL,
+            event.now_us,
+            self._first_queue[event.model] + event.entry,
+            event.request_id,
+            event.deadline_us,
+            event.samples,
         )
 
     def _cancel(self, event: Cancel) -> list[Decision]:
@@ -219,25 +244,24 @@ class Scheduler:
         check_pace(self._plan, event)
         self._tables.counts[0]["now_us"] = event.now_us
         topology = self._tables.topology
-        pipeline = topology.pipelines[pipelines_of(topology, event.model)[event.pipeline]]
-        first = pipeline["first_stage"]
-        row = first + event.stage
-        set_pace(topology, row, -(-self._planned_us[row] * event.percent // 100))
-        stages = topology.stages[first : first + pipeline["stages"]]
-        for vgpu in range(stages[0]["first_vgpu"], stages[-1]["end_vgpu"]):
-            refresh(self._tables, vgpu)
+        queues = topology.queues[topology.pipelines["queue"]]["model"]
+        mine = (queues == event.model) & (topology.pipelines["number"] == event.pipeline)
+        (number,) = np.flatnonzero(mine)
+        pipeline = topology.pipelines[number]
+        row = int(pipeline["first_stage"]) + event.stage
+        paced = -(-self._planned_us[row] * event.percent // 100)
+        set_pace(topology, row, paced, self._lead)
+        stages = range(int(pipeline["first_stage"]), row - event.stage + int(pipeline["stages"]))
+        for pool in {int(topology.stages[stage]["pool"]) for stage in stages}:
+            for vgpu in vgpus_of(topology, pool):
+                refresh(self._tables, vgpu)
         return self._take(SETTLE, event.now_us)
 
     def _link_pace_changed(self, event: LinkPaceChanged) -> list[Decision]:
         check_link_pace(self._plan, event)
         self._link_paces[event.node] = LinkPace(event.uplink_percent, event.downlink_percent)
-        topology = with_link_paces(
-            self._tables.topology,
-            self._plan,
-            self._link_paces,
-            self._nic,
-            count_io=self._count_io,
-        )
+        latency_us = self._tables.topology.latency_us
+        topology = with_latencies(self._topology(self._plan), latency_us, self._lead)
         self._use(self._tables._replace(topology=topology))
         self._tables.counts[0]["now_us"] = event.now_us
         for vgpu in range(len(topology.vgpus)):
@@ -256,16 +280,14 @@ class Scheduler:
     def _plan_changed(self, event: PlanChanged) -> list[Decision]:
         if self._batches:
             raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
-        numbers = {model.name: m for m, model in enumerate(event.plan.models)}
-        models = [numbers.get(model.name) for model in self._plan.models]
-        old = self._tables
+        queues, old = matching_queues(self._plan, event.plan), self._tables
         self._adopt(event.plan)
-        tables, left_out = hand_over(old, self._tables, models)
+        tables, left_out = hand_over(old, self._tables, queues)
         self._use(tables)
         drops = [
             Drop(
                 request_id=int(old.requests[slot]["id"]),
-                model=int(old.requests[slot]["model"]),
+                model=int(old.topology.queues[old.requests[slot]["queue"]]["model"]),
                 reason=reason,
                 deadline_us=int(old.requests[slot]["deadline_us"]),
             )

@@ -21,7 +21,13 @@ import numpy as np
 
 from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
-from triton_backend.scheduler.topology import Topology, block_count, resource_count
+from triton_backend.scheduler.topology import (
+    NO_LEAD,
+    Lead,
+    Topology,
+    block_count,
+    resource_count,
+)
 
 # What an interval reserves.
 VGPU = 0
@@ -76,7 +82,7 @@ REQUEST = np.dtype(
         (name, np.int64)
         for name in (
             "id",
-            "model",
+            "queue",
             "arrival_us",
             "deadline_us",
             "samples",
@@ -98,6 +104,7 @@ QUEUE = np.dtype(
             "samples",
             "timer_us",  # FAR where none is set
             "expired",  # sequence of the head whose wait is over
+            "served",  # number of the batch sent last; NONE before the first
         )
     ]
 )
@@ -117,6 +124,31 @@ OFFER = np.dtype(
     ]
 )
 QUOTE = np.dtype([(name, np.int64) for name in ("samples", "wait_us", "finish_us")])
+CANDIDATE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "state",  # see `policies.late`
+            "samples",
+            "latest_us",  # the last instant at which it can be sent
+            "key",  # what ready candidates of a pool are ranked by
+            "place",  # in its pool's heap of ready ones
+        )
+    ]
+)
+HEAP = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "timer_item",  # [place] heap of timers: candidates by pipeline, then pools
+            "timer_due_us",  # [item]
+            "timer_place",  # [item] NONE where it is not armed
+            "ready",  # [place] heaps of ready candidates, one per pool, one behind the other
+            "ready_count",  # [pool]
+            "touched",  # [pool] 1 where a candidate became ready
+        )
+    ]
+)
 COUNTS = np.dtype(
     [
         (name, np.int64)
@@ -130,7 +162,9 @@ COUNTS = np.dtype(
             "out",
             "armed_timer_us",  # of the last `SetTimer`; FAR before the first and once it fired
             "paused",
-            "policy",  # its number, see `policies.registry`
+            "timers",  # items in the heap of timers
+            "lead_us",  # of late binding: how long before its start a batch is sent,
+            "lead_us_per_sample",  # and more for each of its samples
             "probes",
             "served",
             "dropped",
@@ -152,9 +186,11 @@ class Tables(NamedTuple):
         block_from_us: [block] least `free_from_us` of its vGPUs.
         batches: [batch slot] batches in flight; free slots are chained.
         requests: [request slot] requests queued or in flight; free slots are chained.
-        queues: [model] requests that wait, as a chain of request slots.
+        queues: [queue] requests that wait, as a chain of request slots.
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
+        candidates: [pipeline] the batch that its queue would send now, of late binding.
+        heaps: [pipeline or pool] timers and ready candidates of late binding.
         paths: [batch slot, hop] vGPU.
         pending: [interval] work list of the propagation of delays.
         out: [row, `OUT_COLUMNS`] kind and numbers of decisions not yet read.
@@ -171,6 +207,8 @@ class Tables(NamedTuple):
     queues: Records
     offers: Records
     quotes: Records
+    candidates: Records
+    heaps: Records
     paths: Integers
     pending: Integers
     out: Integers
@@ -178,18 +216,20 @@ class Tables(NamedTuple):
 
 
 def new_tables(
-    topology: Topology, policy: int, *, batches: int = 256, requests: int = 1024
+    topology: Topology, lead: Lead = NO_LEAD, *, batches: int = 256, requests: int = 1024
 ) -> Tables:
-    """Empty tables for a policy's number, with room for so many batches and requests at a time."""
+    """Empty tables with room for so many batches and requests at a time."""
     hops = int(topology.pipelines["stages"].max(initial=0)) + 1
     pipelines = len(topology.pipelines)
     resources = np.zeros(resource_count(topology), dtype=RESOURCE)
     resources["first"] = resources["last"] = NONE
-    queues = np.zeros(len(topology.models), dtype=QUEUE)
-    queues["first"] = queues["last"] = queues["expired"] = NONE
+    queues = np.zeros(len(topology.queues), dtype=QUEUE)
+    queues["first"] = queues["last"] = queues["expired"] = queues["served"] = NONE
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
-    counts["policy"] = policy
+    counts["lead_us"], counts["lead_us_per_sample"] = lead
+    heaps = np.zeros(pipelines + len(topology.pools), dtype=HEAP)
+    heaps["timer_place"] = NONE
     counts["free_batch"] = counts["free_request"] = NONE
     counts["armed_timer_us"] = FAR
     empty = Tables(
@@ -203,6 +243,8 @@ def new_tables(
         queues=queues,
         offers=np.zeros((pipelines, hops), dtype=OFFER),
         quotes=np.zeros(pipelines, dtype=QUOTE),
+        candidates=np.zeros(pipelines, dtype=CANDIDATE),
+        heaps=heaps,
         paths=np.zeros((0, hops), dtype=np.int64),
         pending=np.zeros(0, dtype=np.int64),
         out=np.zeros((OUT_ROWS, OUT_COLUMNS), dtype=np.int64),

@@ -93,22 +93,22 @@ def refresh(tables: Tables, resource: int) -> None:
     topology = tables.topology
     if resource >= len(topology.vgpus):
         return
-    stage = topology.stages[topology.vgpus[resource]["stage"]]
-    # No batch dispatched from now on is at this stage sooner than in `ahead_us`, and none runs shorter
+    pool = topology.pools[topology.vgpus[resource]["pool"]]
+    # No batch dispatched from now on is at this pool sooner than in `ahead_us`, and none runs shorter
     # than `least_us`: what such a job would find is a bound for every real one.
     free_from = FAR
     if tables.resources[resource]["lost"] == 0:
-        at = tables.counts[0]["now_us"] + stage["ahead_us"]
-        free_from = earliest_start(tables, resource, at, stage["least_us"])
+        at = tables.counts[0]["now_us"] + pool["ahead_us"]
+        free_from = earliest_start(tables, resource, at, pool["least_us"])
     old = tables.free_from_us[resource]
     tables.free_from_us[resource] = free_from
-    first = stage["first_vgpu"]
-    block = stage["first_block"] + (resource - first) // BLOCK
+    first = pool["first_vgpu"]
+    block = pool["first_block"] + (resource - first) // BLOCK
     if free_from <= tables.block_from_us[block]:
         tables.block_from_us[block] = free_from
     elif old == tables.block_from_us[block]:  # it may have been the least of its block
         begin = first + (resource - first) // BLOCK * BLOCK
-        end = min(begin + BLOCK, stage["end_vgpu"])
+        end = min(begin + BLOCK, pool["end_vgpu"])
         least = FAR
         for vgpu in range(begin, end):
             least = min(least, tables.free_from_us[vgpu])

@@ -1,12 +1,13 @@
 """A plan as flat arrays: what the kernels may read and never write. Paces may be corrected.
 
-Models, their pipelines, the stages of those and the vGPUs of those are rows, in the order of the
-plan, so that what belongs together are neighbours:
+Queues (an entry of a model each), their pipelines and the stages of those are rows, so that what
+belongs together are neighbours. Stages name pools, and several may name the same one:
 
-    models      | model 0                                   | model 1          [first_pipeline, end_pipeline)
-    pipelines   | pipeline 0               | pipeline 1     | pipeline 2       first_stage, stages
-    stages      | row 0       | row 1      | row 2          | row 3            [first_vgpu, end_vgpu)
-    vgpus       | 0  1  2  3  | 4  5       | 6  7  8        | 9                as `Plan.vgpus` numbers them
+    queues      | queue 0                     | queue 1                  [first_pipeline, end_pipeline)
+    pipelines   | pipeline 0   | pipeline 1   | pipeline 2               first_stage, stages
+    stages      | row 0  row 1 | row 2        | row 3  row 4             pool
+    pools       |   0      1       2          |   1      3               [first_vgpu, end_vgpu)
+    vgpus       | 0  1  2  3 | 4  5 | 6  7  8 | 9                        as `Plan.vgpus` numbers them
 
 Resources are numbered: first every vGPU, then the links. A link carries one transfer at a time at
 the full rate.
@@ -23,7 +24,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Pipeline, Plan, Stage, VGpu
+from triton_backend.contract.plan import Pipeline, Plan, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import transfer_us
 from triton_backend.scheduler.compiled import Integers, Records, inlined
@@ -39,17 +40,76 @@ class LinkPace(NamedTuple):
 
 
 AS_PLANNED = LinkPace(100, 100)
-BLOCK = 16  # vGPUs per entry of a stage's index
+BLOCK = 16  # vGPUs per entry of a pool's index
 
-MODEL = np.dtype([(name, np.int64) for name in ("first_pipeline", "end_pipeline")])
-PIPELINE = np.dtype(
+
+class LateRules(NamedTuple):
+    """Rules of a late policy as the numbers that `policies.late` gives them.
+
+    Attributes:
+        grows: whether batches may be larger than planned.
+        timeout_us, timeout_share: how long after its head's arrival a candidate opens: a time, or a
+            share of the budget where that is not 0.
+    """
+
+    opens: int
+    heads: int
+    rank: int
+    grows: bool = True
+    timeout_us: int = 0
+    timeout_share: float = 0.0
+
+
+class QueuePolicy(NamedTuple):
+    """How a model's queues are decided for.
+
+    Attributes:
+        number: of the policy, in the registry.
+        rules: for late binding, see `policies.late`; None for early binding.
+    """
+
+    number: int
+    rules: LateRules | None = None
+
+
+class Lead(NamedTuple):
+    """How long before its start a batch must be sent (µs): `fixed` + n x `per_sample`."""
+
+    fixed: int = 0
+    per_sample: int = 0
+
+
+NO_LEAD = Lead()
+
+QUEUE_PLAN = np.dtype(
     [
         (name, np.int64)
         for name in (
             "model",
+            "first_pipeline",
+            "end_pipeline",
+            "largest",  # samples that one batch may hold
+            "policy",  # its number in the registry
+            "late",  # 1 for late binding
+            "opens",
+            "heads",
+            "rank",
+            "timeout_us",
+        )
+    ]
+)
+PIPELINE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "queue",
+            "number",  # its place among the model's pipelines in the plan
             "batch",  # planned samples
+            "largest",  # samples that a batch may hold
             "first_stage",
             "stages",
+            "pool",  # of its first stage
+            "place",  # of its candidate among those of that pool
         )
     ]
 )
@@ -59,13 +119,23 @@ STAGE = np.dtype(
         for name in (
             "pipeline",
             "last",  # 1 for the last stage of a pipeline
+            "pool",
+        )
+    ]
+)
+POOL = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
             "first_vgpu",
             "end_vgpu",
             "first_block",  # of the index: a block per `BLOCK` vGPUs, the last one may be shorter
+            "end_block",
             "up_rate",  # fastest uplink of its vGPUs
             "down_rate",  # fastest downlink
-            "ahead_us",  # least time from a dispatch to the start of the stage, any batch
-            "least_us",  # least latency of the stage, any batch
+            "ahead_us",  # least time from a dispatch to the start of any of its stages, any batch
+            "least_us",  # least latency of any of its stages
+            "first_candidate",  # pipelines that begin here have places from this one on
         )
     ]
 )
@@ -73,7 +143,7 @@ VGPU = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "stage",
+            "pool",
             "up_rate",  # of its node's uplink, as an index of `move_us`
             "down_rate",
             "uplink",  # resource
@@ -90,19 +160,22 @@ class Topology(NamedTuple):
     stage or vGPU was an array of its own, simulated requests took more than twice the time.
 
     Attributes:
-        models: [model] `MODEL`.
+        queues: [queue] `QUEUE_PLAN`.
         pipelines: [pipeline] `PIPELINE`.
         stages: [stage row] `STAGE`.
+        pools: [pool] `POOL`.
         vgpus: [vGPU] `VGPU`.
         latency_us: [stage row, n].
         move_us: [stage row, rate, n] to move n samples *into* the stage.
         answer_us: [pipeline, rate, n] to move the answer back to the gateway.
-        path_us: [pipeline, n] least time from dispatch to answer, nothing else running.
+        path_us: [pipeline, n] least time from dispatch to answer, nothing else running; for late
+            binding with the lead, and at least that of any smaller batch.
     """
 
-    models: Records
+    queues: Records
     pipelines: Records
     stages: Records
+    pools: Records
     vgpus: Records
     latency_us: Integers
     move_us: Integers
@@ -111,16 +184,22 @@ class Topology(NamedTuple):
 
 
 @inlined
-def pipelines_of(topology: Topology, model: int) -> range:
-    """Numbers of a model's pipelines."""
-    row = topology.models[model]
+def pipelines_of(topology: Topology, queue: int) -> range:
+    """Numbers of a queue's pipelines."""
+    row = topology.queues[queue]
     return range(row["first_pipeline"], row["end_pipeline"])
 
 
 @inlined
-def vgpus_of(topology: Topology, stage: int) -> range:
-    """Numbers of a stage row's vGPUs."""
-    row = topology.stages[stage]
+def pool_of(topology: Topology, stage: int) -> int:
+    """Number of a stage row's pool."""
+    return topology.stages[stage]["pool"]
+
+
+@inlined
+def vgpus_of(topology: Topology, pool: int) -> range:
+    """Numbers of a pool's vGPUs."""
+    row = topology.pools[pool]
     return range(row["first_vgpu"], row["end_vgpu"])
 
 
@@ -132,8 +211,8 @@ def resource_count(topology: Topology) -> int:
 
 
 def block_count(topology: Topology) -> int:
-    """Number of blocks of all stages' indexes."""
-    return int(_blocks(topology.stages["end_vgpu"] - topology.stages["first_vgpu"]).sum())
+    """Number of blocks of all pools' indexes."""
+    return int(topology.pools["end_block"].max(initial=0))
 
 
 def _blocks(vgpus: Integers) -> Integers:
@@ -150,10 +229,37 @@ def check_nic(nic: str) -> None:
         raise InputError("nic", f"{nic!r} is none of {', '.join(get_args(Nic))}")
 
 
+class QueuedPipeline(NamedTuple):
+    """A pipeline in the order of queues: its model, its queue, its place in the model, itself."""
+
+    model: int
+    queue: int
+    number: int
+    pipeline: Pipeline
+
+
+def pipelines_by_queue(plan: Plan) -> list[QueuedPipeline]:
+    """Every pipeline of a plan as kernels number them: by model, entry and place in the model."""
+    pipelines: list[QueuedPipeline] = []
+    queue = 0
+    for m, model in enumerate(plan.models):
+        for entry in model.queues:
+            name = entry.name if model.entries else None
+            pipelines += [
+                QueuedPipeline(m, queue, number, pipeline)
+                for number, pipeline in enumerate(model.pipelines)
+                if pipeline.entry == name
+            ]
+            queue += 1
+    return pipelines
+
+
 def build_topology(
     plan: Plan,
     nic: str = "shared",
     *,
+    policies: Sequence[QueuePolicy] | None = None,
+    lead: Lead = NO_LEAD,
     count_io: bool = False,
     link_paces: Mapping[int, LinkPace] = MappingProxyType({}),
 ) -> Topology:
@@ -162,105 +268,120 @@ def build_topology(
     Args:
         plan: what to serve.
         nic: "shared" or "isolated", see the module's head.
+        policies: of every model; None: number 0, early binding, for all.
+        lead: of late binding.
         count_io: also charge the transfers of the input and of the answer.
         link_paces: by node, where its links are not as fast as the cluster says.
     """
     check_nic(nic)
-    pipelines = [(m, p) for m, model in enumerate(plan.models) for p in model.pipelines]
-    stages = [(p, stage) for p, (_, pipeline) in enumerate(pipelines) for stage in pipeline.stages]
+    policies = policies or [QueuePolicy(0)] * len(plan.models)
+    pipelines = pipelines_by_queue(plan)
     node_rates = _node_rates(plan, link_paces)
     rates = sorted({rate for both in node_rates for rate in both})
-    batches = max((pipeline.batch for _, pipeline in pipelines), default=0)
+    rows = _pipeline_rows(plan, pipelines, policies)
+    most, stages = int(rows["largest"].max(initial=0)), int(rows["stages"].sum())
     topology = Topology(
-        models=_model_rows(plan),
-        pipelines=_pipeline_rows(pipelines),
-        stages=np.zeros(len(stages), dtype=STAGE),
+        queues=_queue_rows(plan, rows, policies),
+        pipelines=rows,
+        stages=np.zeros(stages, dtype=STAGE),
+        pools=np.zeros(len(plan.pools), dtype=POOL),
         vgpus=_vgpu_rows(plan, nic, [tuple(map(rates.index, both)) for both in node_rates]),
-        latency_us=np.zeros((len(stages), batches + 1), dtype=np.int64),
-        move_us=np.zeros((len(stages), len(rates), batches + 1), dtype=np.int64),
-        answer_us=np.zeros((len(pipelines), len(rates), batches + 1), dtype=np.int64),
-        path_us=np.zeros((len(pipelines), batches + 1), dtype=np.int64),
+        latency_us=np.zeros((stages, most + 1), dtype=np.int64),
+        move_us=np.zeros((stages, len(rates), most + 1), dtype=np.int64),
+        answer_us=np.zeros((len(pipelines), len(rates), most + 1), dtype=np.int64),
+        path_us=np.zeros((len(pipelines), most + 1), dtype=np.int64),
     )
-    for number, (m, pipeline) in enumerate(pipelines):
-        model, batch = plan.models[m], pipeline.batch
-        row = int(topology.pipelines[number]["first_stage"])
+    numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
+    for number, known in enumerate(pipelines):
+        model, largest = plan.models[known.model], int(rows[number]["largest"])
+        row = int(rows[number]["first_stage"])
         into = total_bytes_per_sample(model.inputs) if count_io else 0
-        for stage in pipeline.stages:
-            topology.latency_us[row, 1 : batch + 1] = stage.latency_us_by_batch[:batch]
-            topology.move_us[row] = _transfers(into, rates, batch, batches)
+        for stage in known.pipeline.stages:
+            topology.latency_us[row, 1 : largest + 1] = stage.latency_us_by_batch[:largest]
+            topology.move_us[row] = _transfers(into, rates, largest, most)
+            topology.stages[row]["pipeline"] = number
+            topology.stages[row]["pool"] = numbers[stage.pool]
             into = stage.boundary_bytes_per_sample
             row += 1
+        topology.stages[row - 1]["last"] = 1
         back = (total_bytes_per_sample(model.outputs) or into) if count_io else 0
-        topology.answer_us[number] = _transfers(back, rates, batch, batches)
-    _fill_stages(topology, stages)
-    _bound(topology)
+        topology.answer_us[number] = _transfers(back, rates, largest, most)
+    _fill_pools(plan, topology)
+    _bound(topology, lead)
     return topology
 
 
-def set_pace(topology: Topology, row: int, latency_us: Integers) -> None:
+def set_pace(topology: Topology, row: int, latency_us: Integers, lead: Lead) -> None:
     """Give a stage row other latencies [n], and all that follows from them."""
     topology.latency_us[row] = latency_us
-    _bound(topology)
+    _bound(topology, lead)
 
 
-def with_link_paces(
-    topology: Topology,
-    plan: Plan,
-    link_paces: Mapping[int, LinkPace],
-    nic: str,
-    *,
-    count_io: bool,
-) -> Topology:
-    """The same with links that are not as fast as the cluster says; the stages keep their paces.
-
-    All is numbered as before, but for the rates: there may be more of them.
-    """
-    made = build_topology(plan, nic, count_io=count_io, link_paces=link_paces)
-    made.latency_us[:] = topology.latency_us
-    _bound(made)
+def with_latencies(made: Topology, latency_us: Integers, lead: Lead) -> Topology:
+    """A topology made anew (with other link paces), with the latencies [row, n] of the one before."""
+    made.latency_us[:] = latency_us
+    _bound(made, lead)
     return made
 
 
-def _model_rows(plan: Plan) -> Records:
-    rows = np.zeros(len(plan.models), dtype=MODEL)
-    ends = np.cumsum([len(model.pipelines) for model in plan.models])
-    rows["end_pipeline"] = ends
-    rows["first_pipeline"] = ends - [len(model.pipelines) for model in plan.models]
+def _pipeline_rows(
+    plan: Plan, pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy]
+) -> Records:
+    """All of `PIPELINE`."""
+    rows = np.zeros(len(pipelines), dtype=PIPELINE)
+    numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
+    for row, known in zip(rows, pipelines, strict=True):
+        rules = policies[known.model].rules
+        row["queue"], row["number"] = known.queue, known.number
+        row["batch"] = row["largest"] = known.pipeline.batch
+        if rules is not None and rules.grows:
+            row["largest"] = known.pipeline.largest
+        row["stages"] = len(known.pipeline.stages)
+        row["pool"] = numbers[known.pipeline.stages[0].pool]
+    rows["first_stage"] = np.cumsum(rows["stages"]) - rows["stages"]
+    rows["place"][np.argsort(rows["pool"], kind="stable")] = np.arange(len(rows))
     return rows
 
 
-def _pipeline_rows(pipelines: list[tuple[int, Pipeline]]) -> Records:
-    rows = np.zeros(len(pipelines), dtype=PIPELINE)
-    rows["model"] = [m for m, _ in pipelines]
-    rows["batch"] = [pipeline.batch for _, pipeline in pipelines]
-    rows["stages"] = [len(pipeline.stages) for _, pipeline in pipelines]
-    rows["first_stage"] = np.cumsum(rows["stages"]) - rows["stages"]
+def _queue_rows(plan: Plan, pipelines: Records, policies: Sequence[QueuePolicy]) -> Records:
+    """All of `QUEUE_PLAN`."""
+    entries = [(m, entry) for m, model in enumerate(plan.models) for entry in model.queues]
+    rows = np.zeros(len(entries), dtype=QUEUE_PLAN)
+    for number, (row, (m, entry)) in enumerate(zip(rows, entries, strict=True)):
+        own = np.flatnonzero(pipelines["queue"] == number)
+        row["model"], row["policy"] = m, policies[m].number
+        if len(own):
+            row["first_pipeline"], row["end_pipeline"] = own[0], own[-1] + 1
+            row["largest"] = pipelines["largest"][own].max()
+        rules = policies[m].rules
+        if rules is not None:
+            row["late"] = 1
+            row["opens"], row["heads"], row["rank"] = rules.opens, rules.heads, rules.rank
+            row["timeout_us"] = rules.timeout_us or round(rules.timeout_share * entry.budget_us)
     return rows
 
 
 def _vgpu_rows(plan: Plan, nic: str, node_rates: Sequence[tuple[int, ...]]) -> Records:
-    """Stage, rates and links of every vGPU; `node_rates` are a node's up and down, as numbers."""
+    """Pool, rates and links of every vGPU; `node_rates` are a node's up and down, as numbers."""
     vgpus = plan.vgpus()
     rows = np.zeros(len(vgpus), dtype=VGPU)
-    stages = [s for model in plan.models for p in model.pipelines for s in p.stages]
-    rows["stage"] = np.repeat(np.arange(len(stages)), [stage.vgpus for stage in stages])
+    rows["pool"] = [vgpu.pool for vgpu in vgpus]
     for side, name in enumerate(("up_rate", "down_rate")):
         rows[name] = [node_rates[vgpu.slot.node][side] for vgpu in vgpus]
     rows["uplink"], rows["downlink"] = _links(plan, vgpus, nic)
     return rows
 
 
-def _fill_stages(topology: Topology, stages: list[tuple[int, Stage]]) -> None:
-    """All of `STAGE` but its bounds."""
-    rows = topology.stages
-    counts = np.asarray([stage.vgpus for _, stage in stages], dtype=np.int64)
-    blocks = _blocks(counts)
-    rows["pipeline"] = [p for p, _ in stages]
+def _fill_pools(plan: Plan, topology: Topology) -> None:
+    """All of `POOL` but its bounds."""
+    rows = topology.pools
+    counts = np.asarray([pool.vgpus for pool in plan.pools], dtype=np.int64)
     rows["end_vgpu"] = np.cumsum(counts)
     rows["first_vgpu"] = rows["end_vgpu"] - counts
-    rows["first_block"] = np.cumsum(blocks) - blocks
-    ends = topology.pipelines["first_stage"] + topology.pipelines["stages"]
-    rows["last"][ends - 1] = 1
+    rows["end_block"] = np.cumsum(_blocks(counts))
+    rows["first_block"] = rows["end_block"] - _blocks(counts)
+    begin_here = np.bincount(topology.pipelines["pool"], minlength=len(rows))
+    rows["first_candidate"] = np.cumsum(begin_here) - begin_here
     for row in rows:
         for name in ("up_rate", "down_rate"):
             row[name] = topology.vgpus[name][row["first_vgpu"] : row["end_vgpu"]].max()
@@ -293,13 +414,13 @@ def _links(plan: Plan, vgpus: tuple[VGpu, ...], nic: str) -> tuple[list[int], li
     numbers: dict[tuple[object, ...], int] = {}
     up: list[int] = []
     down: list[int] = []
+    users = _pipelines_of_pools(plan) if nic == "isolated" else []
     for vgpu in vgpus:
         owner = (vgpu.slot.node,)
         last = False
         if nic == "isolated":
-            owner = (vgpu.slot.node, vgpu.model, vgpu.pipeline)
-            stages = plan.models[vgpu.model].pipelines[vgpu.pipeline].stages
-            last = vgpu.stage == len(stages) - 1
+            pipelines, last = users[vgpu.pool]
+            owner = (vgpu.slot.node, pipelines)
         for links, key in (
             (up, ("up", *owner)),
             (down, ("own", vgpu.index) if last else ("down", *owner)),
@@ -308,20 +429,37 @@ def _links(plan: Plan, vgpus: tuple[VGpu, ...], nic: str) -> tuple[list[int], li
     return up, down
 
 
-def _bound(topology: Topology) -> None:
+def _pipelines_of_pools(plan: Plan) -> list[tuple[tuple[tuple[int, int], ...], bool]]:
+    """Of every pool, the (model, pipeline) pairs on it, and whether only last stages are."""
+    pairs: list[set[tuple[int, int]]] = [set() for _ in plan.pools]
+    last = [True] * len(plan.pools)
+    for row in plan.stage_rows():
+        pairs[row.pool].add((row.model, row.pipeline))
+        stages = len(plan.models[row.model].pipelines[row.pipeline].stages)
+        last[row.pool] &= row.stage == stages - 1
+    return [(tuple(sorted(own)), only) for own, only in zip(pairs, last, strict=True)]
+
+
+def _bound(topology: Topology, lead: Lead) -> None:
     """Derive `ahead_us`, `least_us` and `path_us` from latencies and transfers."""
-    stages = topology.stages
+    pools = topology.pools
+    pools["ahead_us"] = pools["least_us"] = np.iinfo(np.int64).max
     for p, pipeline in enumerate(topology.pipelines):
-        sizes = slice(1, int(pipeline["batch"]) + 1)
-        first = int(pipeline["first_stage"])
-        so_far = np.zeros(int(pipeline["batch"]), dtype=np.int64)
+        largest, first = int(pipeline["largest"]), int(pipeline["first_stage"])
+        sizes = slice(1, largest + 1)
+        so_far = np.zeros(largest, dtype=np.int64)
         for s in range(first, first + int(pipeline["stages"])):
-            fastest = stages[s]["down_rate"]
+            pool = pools[topology.stages[s]["pool"]]
+            fastest = pool["down_rate"]
             if s > first:
-                fastest = min(stages[s - 1]["up_rate"], fastest)
+                fastest = min(pools[topology.stages[s - 1]["pool"]]["up_rate"], fastest)
             so_far += topology.move_us[s, fastest, sizes]
-            stages[s]["ahead_us"] = so_far.min()
+            pool["ahead_us"] = min(pool["ahead_us"], so_far.min())
             so_far += topology.latency_us[s, sizes]
-            stages[s]["least_us"] = topology.latency_us[s, sizes].min()
-        last = stages[first + int(pipeline["stages"]) - 1]
-        topology.path_us[p, sizes] = so_far + topology.answer_us[p, last["up_rate"], sizes]
+            pool["least_us"] = min(pool["least_us"], topology.latency_us[s, sizes].min())
+        last = topology.stages[first + int(pipeline["stages"]) - 1]["pool"]
+        path = so_far + topology.answer_us[p, pools[last]["up_rate"], sizes]
+        if topology.queues[pipeline["queue"]]["late"]:
+            path += lead.fixed + lead.per_sample * np.arange(1, largest + 1)
+            path = np.maximum.accumulate(path)
+        topology.path_us[p, sizes] = path

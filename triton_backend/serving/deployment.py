@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage, StageRow, VGpu
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.stage_tensors import stage_inputs, stage_outputs
 from triton_backend.serve_folder.names import short_name
@@ -65,26 +65,42 @@ class Deployment:
         """The plan's vGPUs by number."""
         return self.plan.vgpus()
 
+    @cached_property
+    def _row_of_pool(self) -> dict[int, StageRow]:
+        return {row.pool: row for row in self.plan.stage_rows()}
+
+    def divisor_of(self, vgpu: int) -> int:
+        """v, where a vGPU is 1/v of its GPU."""
+        return self.pool_of(vgpu).divisor or 1
+
+    def place_of(self, vgpu: int) -> StageRow:
+        """Model, pipeline and stage that a vGPU runs, and its pool, by number."""
+        return self._row_of_pool[self.vgpus[vgpu].pool]
+
+    def pool_of(self, vgpu: int) -> Pool:
+        """The pool that a vGPU belongs to."""
+        return self.plan.pools[self.vgpus[vgpu].pool]
+
     def model_of(self, vgpu: int) -> ModelPlan:
         """The model a vGPU works for."""
-        return self.plan.models[self.vgpus[vgpu].model]
+        return self.plan.models[self.place_of(vgpu).model]
 
     def pipeline_of(self, vgpu: int) -> Pipeline:
         """The pipeline a vGPU works in."""
-        return self.model_of(vgpu).pipelines[self.vgpus[vgpu].pipeline]
+        return self.model_of(vgpu).pipelines[self.place_of(vgpu).pipeline]
 
     def stage_of(self, vgpu: int) -> Stage:
         """The stage a vGPU runs."""
-        return self.pipeline_of(vgpu).stages[self.vgpus[vgpu].stage]
+        return self.pipeline_of(vgpu).stages[self.place_of(vgpu).stage]
 
     def inputs_of(self, vgpu: int) -> tuple[TensorSpec, ...]:
         """Tensors that enter a vGPU's stage, as they cross the boundary."""
-        place = self.vgpus[vgpu]
+        place = self.place_of(vgpu)
         return stage_inputs(self.model_of(vgpu), place.pipeline, place.stage)
 
     def outputs_of(self, vgpu: int) -> tuple[TensorSpec, ...]:
         """Tensors that leave a vGPU's stage, as they cross the boundary."""
-        place = self.vgpus[vgpu]
+        place = self.place_of(vgpu)
         return stage_outputs(self.model_of(vgpu), place.pipeline, place.stage)
 
     def node_name_of(self, vgpu: int) -> str:
@@ -133,7 +149,8 @@ class Deployment:
         lasts = (
             v.index
             for v in self.vgpus
-            if v.model == model and v.stage == len(self.pipeline_of(v.index).stages) - 1
+            if self.place_of(v.index).model == model
+            and self.place_of(v.index).stage == len(self.pipeline_of(v.index).stages) - 1
         )
         return min(sum(self.worker_slots(v) for v in lasts), 4 * MAX_SLOTS)
 
@@ -150,8 +167,12 @@ class Deployment:
             if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
         }
         used = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES and any(
-            v.model == model and v.stage == 0 and v.pipeline in quick and self.at_gateway(v.index)
+            place.model == model
+            and place.stage == 0
+            and place.pipeline in quick
+            and self.at_gateway(v.index)
             for v in self.vgpus
+            for place in [self.place_of(v.index)]
         )
         return range(slots, 2 * slots if used else slots)
 
@@ -193,6 +214,13 @@ def check_complete(plan: Plan, where: str) -> Plan:
     Raises:
         InputError: a model without pipelines, or a tensor that is not named.
     """
+    for number, pool in enumerate(plan.pools):
+        if len(plan.stages_of(number)) > 1:
+            raise InputError(
+                where, f"pool {pool.name!r} is shared by several stages, not served yet"
+            )
+        if pool.divisor is None:
+            raise InputError(where, f"pool {pool.name!r} has shares in percents, not served yet")
     for model in plan.models:
         if not model.pipelines:
             raise InputError(where, f"model {model.name!r} has no pipeline")

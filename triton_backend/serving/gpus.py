@@ -4,6 +4,7 @@ Stages on CPU classes and emulated stages need nothing of this. The daemon of a 
 the generations that live side by side during a rollout, so whoever leaves last stops it.
 """
 
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.runtimes.base import CUDA, Artifact
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 from triton_backend.serving.deployment import Deployment
@@ -16,7 +17,7 @@ class NodeGpus:
         self._deployment = deployment
         mine = deployment.vgpus_on(node)
         self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
-        self._shared = any(deployment.stage_of(v).vgpu_divisor > 1 for v in self._on_gpu)
+        self._shared = any(deployment.pool_of(v).share < WHOLE_GPU for v in self._on_gpu)
         # All GPUs, so that a number or uuid means the same GPU to the daemon and to its clients.
         self._daemon = MpsDaemon.in_folder(deployment.settings.socket_folder / f"mps-{node}", ())
 
@@ -42,7 +43,7 @@ class NodeGpus:
         gpu = self._deployment.plan.cluster.node_group_of(slot.node).device(slot.gpu)
         if not self._shared:
             return gpu_environment(gpu)
-        return self._daemon.environment(gpu, self._deployment.stage_of(vgpu).vgpu_divisor)
+        return self._daemon.environment(gpu, self._deployment.divisor_of(vgpu))
 
     def _needs_gpu(self, vgpu: int) -> bool:
         artifact, root = (

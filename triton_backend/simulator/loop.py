@@ -11,6 +11,7 @@ from triton_backend.scheduler.kernel_api import (
     arrive,
     next_timer,
     settle,
+    settle_after_deviation,
     settle_all,
     settle_due,
 )
@@ -115,17 +116,21 @@ def _arrive(world: World) -> int:
     number = cursor["arrival"]
     request = world.requests[number]
     cursor["arrival"] += 1
-    model = world.models[request["model"]]
-    if model == NONE:
+    queue = world.queues[request["model"]]
+    if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
     samples, deadline = request["samples"], request["deadline_us"]
     if len(world.admission) > 0 and not admits(
-        world.admission, model, samples, deadline, request["arrival_us"]
+        world.admission,
+        world.tables.topology.queues[queue]["model"],
+        samples,
+        deadline,
+        request["arrival_us"],
     ):
         return _refuse(request, OVERLOAD)
-    arrive(world.tables, model, number, deadline, samples)
-    status = settle(world.tables, model)
+    arrive(world.tables, queue, number, deadline, samples)
+    status = settle(world.tables, queue)
     _count(world, before)
     return status
 
@@ -176,7 +181,7 @@ def _happen(world: World, now_us: int) -> int:
     if not deviates:
         return NOTHING
     before = cycles()
-    status = settle_all(world.tables)
+    status = settle_after_deviation(world.tables)
     _count(world, before)
     return status
 

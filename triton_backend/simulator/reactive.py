@@ -174,6 +174,10 @@ def simulate_reactive(
         raise InputError(
             "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
         )
+    for number, pool in enumerate(plan.pools):  # vGPUs run one stage each, numbered as their pool
+        if len(plan.stages_of(number)) > 1 or any(model.entries for model in plan.models):
+            reason = f"{REACTIVE!r} knows no shared pools and no entries"
+            raise InputError(f"pool {pool.name!r}", reason)
     topology = build_topology(plan, options.nic, count_io=options.count_io)
     _run(_new_pools(plan, topology, requests[:0], factors))  # compiled before anything is timed
     pools = _new_pools(plan, topology, requests, factors)
@@ -185,7 +189,7 @@ def simulate_reactive(
     links = pools.busy_us[len(topology.vgpus) :]
     return SimResult(
         plan=plan,
-        policy=options.policy,
+        policy=REACTIVE,
         seed=options.seed,
         duration_s=options.duration_s,
         requests=requests,
@@ -288,7 +292,7 @@ def _free_first(pools: Pools, stage: int) -> int:
 def _takes(pools: Pools, vgpu: int, size: int) -> int:
     """Latency and transfer of a batch, the links being free."""
     topology = pools.topology
-    stage = topology.vgpus[vgpu]["stage"]
+    stage = topology.vgpus[vgpu]["pool"]
     move = topology.move_us[stage, topology.vgpus[vgpu]["down_rate"], size]
     return topology.latency_us[stage, size] + move
 
@@ -332,7 +336,7 @@ def _start_stage(pools: Pools, vgpu: int) -> None:
     """Run the batch that was sent to a vGPU which is free now."""
     state = pools.state[0]
     row = pools.vgpus[vgpu]
-    stage = pools.topology.vgpus[vgpu]["stage"]
+    stage = pools.topology.vgpus[vgpu]["pool"]
     factor = pools.factors[state["factor"]]
     state["factor"] = (state["factor"] + 1) % len(pools.factors)
     latency = pools.topology.latency_us[stage, row["next_size"]]
@@ -358,7 +362,7 @@ def _end_stage(pools: Pools, vgpu: int) -> None:
     topology = pools.topology
     state = pools.state[0]
     row = pools.vgpus[vgpu]
-    stage = topology.vgpus[vgpu]["stage"]
+    stage = topology.vgpus[vgpu]["pool"]
     use = pools.uses[state["uses"]]
     use["vgpu"] = vgpu
     use["batch_id"] = row["number"]
@@ -465,7 +469,7 @@ def _answer(pools: Pools, vgpu: int, request: int) -> None:
     """A request's answer leaves the last stage."""
     topology = pools.topology
     now = pools.state[0]["now_us"]
-    pipeline = topology.stages[topology.vgpus[vgpu]["stage"]]["pipeline"]
+    pipeline = topology.stages[topology.vgpus[vgpu]["pool"]]["pipeline"]
     length = topology.answer_us[pipeline, topology.vgpus[vgpu]["up_rate"], 1]
     if length > 0:
         up = topology.vgpus[vgpu]["uplink"]

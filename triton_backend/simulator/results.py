@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
 from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
@@ -175,11 +176,12 @@ def _model_result(name: str, rows: Records) -> ModelResult:
 
 
 def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
-    """Busy GPU-seconds per class; a vGPU of divisor v is 1/v of a GPU."""
+    """Busy GPU-seconds per class; a vGPU is as much of a GPU as its share says."""
     seconds = {gpu_class.name: 0.0 for gpu_class in plan.cluster.gpu_classes}
     for vgpu in plan.vgpus():
-        stage = plan.models[vgpu.model].pipelines[vgpu.pipeline].stages[vgpu.stage]
-        seconds[stage.gpu_class] += us_to_s(float(busy_us[vgpu.index])) / stage.vgpu_divisor
+        pool = plan.pools[vgpu.pool]
+        part = pool.share / WHOLE_GPU
+        seconds[pool.gpu_class] += us_to_s(float(busy_us[vgpu.index])) * part
     return seconds
 
 

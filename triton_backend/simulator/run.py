@@ -9,12 +9,12 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.admission import new_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
-from triton_backend.scheduler.handover import hand_over
+from triton_backend.scheduler.handover import hand_over, matching_queues
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import settle_all
-from triton_backend.scheduler.policies.registry import REACTIVE, policy_number
+from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
 from triton_backend.scheduler.tables import Tables, new_tables, with_room
-from triton_backend.scheduler.topology import build_topology
+from triton_backend.scheduler.topology import Lead, build_topology
 from triton_backend.simulator.failures import schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Offer, offered_requests
@@ -97,6 +97,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
+    world = world._replace(queues=_first_queues(plan))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
     schedule_failures(world, plan, options.failures)
     world.cursor[0]["stop_us"] = FAR
@@ -119,12 +120,25 @@ def run_on(world: World) -> World:
 
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
-    topology = build_topology(plan, options.nic, count_io=options.count_io)
-    return new_tables(topology, policy_number(options.policy))
+    lead = Lead(options.lead_us, options.lead_us_per_sample)
+    topology = build_topology(
+        plan,
+        options.nic,
+        policies=queue_policies(plan, options.policy, options.adjusted),
+        lead=lead,
+        count_io=options.count_io,
+    )
+    return new_tables(topology, lead)
+
+
+def _first_queues(plan: Plan) -> Integers:
+    """[model] number of its first queue."""
+    counts = [len(model.queues) for model in plan.models]
+    return np.cumsum(counts) - counts
 
 
 def _admission(plan: Plan, options: SimOptions) -> Records:
-    return new_admission(plan.models if options.admission else ())
+    return new_admission(plan, plan.models if options.admission else ())
 
 
 def _warm_up(world: World) -> None:
@@ -157,9 +171,8 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     cursor["draining"] = 0
     swap_us = max(int(world.tables.counts[0]["now_us"]), s_to_us(change.at_s))
     world.tables.counts[0]["now_us"] = swap_us
-    numbers = {model.name: m for m, model in enumerate(change.plan.models)}
-    models = [numbers.get(model.name) for model in now.plan.models]
-    tables, left_out = hand_over(world.tables, _tables(change.plan, options), models)
+    queues = matching_queues(now.plan, change.plan)
+    tables, left_out = hand_over(world.tables, _tables(change.plan, options), queues)
     for slot, reason in left_out:
         record = world.requests[int(world.tables.requests[slot]["id"])]
         record["outcome"] = DROPPED
@@ -172,7 +185,10 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
             world,
             tables,
             _admission(change.plan, options),
-            np.asarray([NONE if m is None else m for m in models], dtype=np.int64),
+            np.asarray(
+                [NONE if q is None else q for q in (queues[q] for q in _first_queues(now.plan))],
+                dtype=np.int64,
+            ),
         ),
         seconds=class_seconds(now.plan, world.busy_us),
         flush=Flush(start_us=s_to_us(change.at_s), swap_us=swap_us),
@@ -191,7 +207,7 @@ def _result(
         seconds = {name: seconds.get(name, 0.0) + end.seconds[name] for name in end.seconds}
     return SimResult(
         plan=plan,
-        policy=options.policy,
+        policy=options.policy_of(plan),
         seed=options.seed,
         duration_s=options.duration_s,
         requests=world.requests,

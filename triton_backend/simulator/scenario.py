@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import ms_to_us
+from triton_backend.scheduler.policies.late import BY_HEAD, BY_WINDOW, LEAST_DEADLINE, LEAST_LATEST
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
+from triton_backend.scheduler.topology import LateRules
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, Arrivals
 
+HEADS = {"window": BY_WINDOW, "head": BY_HEAD}
+RANKS = {"latest": LEAST_LATEST, "deadline": LEAST_DEADLINE}
 SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 
@@ -24,7 +29,11 @@ class SimOptions:
     """What to simulate.
 
     Attributes:
-        policy: name of the dispatch policy, one of `SIMULATED`.
+        policy: name of the dispatch policy of all models, one of `SIMULATED`; None: what the plan
+            says of each.
+        heads, rank: rules of late binding in place of the policy's own (`HEADS`, `RANKS`).
+        batch_timeout_ms, batch_timeout_share: of `timeout`: a time, or a share of each SLO.
+        lead_us, lead_us_per_sample: how long before its start a late batch is sent.
         arrivals: the process, or a trace.
         load_factor: share of the reference plan's throughput that is offered.
         rate_rps: requests/s over all models instead, shared as the reference plan's throughput.
@@ -39,7 +48,13 @@ class SimOptions:
         keep_uses: record every use of a vGPU.
     """
 
-    policy: str = "reservation"
+    policy: str | None = None
+    heads: str | None = None
+    rank: str | None = None
+    batch_timeout_ms: float | None = None
+    batch_timeout_share: float | None = None
+    lead_us: int = 0
+    lead_us_per_sample: int = 0
     arrivals: Arrivals = POISSON
     load_factor: float = 1.0
     rate_rps: float | None = None
@@ -56,9 +71,24 @@ class SimOptions:
     keep_uses: bool = True
 
     def __post_init__(self) -> None:
-        if self.policy not in SIMULATED:
-            raise InputError("policy", f"{self.policy!r} is none of {', '.join(SIMULATED)}")
-        for name in ("load_factor", "rate_rps", "latency_noise_cv"):
+        for name, known in (("policy", SIMULATED), ("heads", HEADS), ("rank", RANKS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise InputError(name, f"{value!r} is none of {', '.join(known)}")
+        if self.batch_timeout_ms is not None and self.batch_timeout_share is not None:
+            raise InputError(
+                "batch_timeout_share", "stands beside batch_timeout_ms; one is allowed"
+            )
+        for name in ("lead_us", "lead_us_per_sample"):
+            if getattr(self, name) < 0:
+                raise InputError(name, f"{getattr(self, name)} is negative")
+        for name in (
+            "load_factor",
+            "rate_rps",
+            "latency_noise_cv",
+            "batch_timeout_ms",
+            "batch_timeout_share",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(name, f"{value} is not a number that is 0 or more")
@@ -66,6 +96,22 @@ class SimOptions:
             raise InputError("duration", f"{self.duration_s} s is not positive")
         if self.seed < 0:
             raise InputError("seed", f"{self.seed} is negative")
+
+    def policy_of(self, plan: Plan) -> str:
+        """The policies that run, as results name them."""
+        return self.policy or ", ".join(dict.fromkeys(model.policy for model in plan.models))
+
+    def adjusted(self, rules: LateRules) -> LateRules:
+        """Rules of late binding with those of this simulation in their place."""
+        if self.heads is not None:
+            rules = rules._replace(heads=HEADS[self.heads])
+        if self.rank is not None:
+            rules = rules._replace(rank=RANKS[self.rank])
+        if self.batch_timeout_ms is not None:
+            rules = rules._replace(timeout_us=ms_to_us(self.batch_timeout_ms), timeout_share=0.0)
+        if self.batch_timeout_share is not None:
+            rules = rules._replace(timeout_us=0, timeout_share=self.batch_timeout_share)
+        return rules
 
 
 def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:

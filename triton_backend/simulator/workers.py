@@ -83,6 +83,9 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
         use["start_us"] = run["since_us"]
         use["end_us"] = now_us
         use["samples"] = run["samples"]
+        topology = world.tables.topology
+        queue = topology.pipelines[run["pipeline"]]["queue"]
+        use["model"] = topology.queues[queue]["model"]
         use["plan"] = cursor["plan"]
         cursor["uses"] += 1
 

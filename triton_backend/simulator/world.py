@@ -42,7 +42,8 @@ USE_RECORD = np.dtype(
         ("start_us", np.int64),
         ("end_us", np.int64),
         ("samples", np.int32),
-        ("plan", np.int32),  # 0, and 1 after a change: vGPUs are numbered by the plan then in force
+        ("model", np.int32),
+        ("plan", np.int32),  # 0, and 1 after a change: vGPUs and models are numbered by it
     ]
 )
 RUN = np.dtype(
@@ -98,7 +99,7 @@ class World(NamedTuple):
         busy_us: [resource] time in use so far.
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.NOISE_ONE`.
-        models: [offered model] its number in the plan in force, NONE where it has none.
+        queues: [offered model] its first queue in the plan in force, NONE where it has none.
         admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
         ticks: [decision] CPU cycles of single decisions, as many as are to be timed.
         cursor: [1] all that there is one of.
@@ -116,7 +117,7 @@ class World(NamedTuple):
     busy_us: Integers
     uses: Records
     factors: Integers
-    models: Integers
+    queues: Integers
     admission: Records
     ticks: Integers
     cursor: Records
@@ -148,7 +149,7 @@ def new_world(
         busy_us=np.zeros(resources, dtype=np.int64),
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
-        models=np.arange(len(tables.queues)),
+        queues=np.zeros(0, dtype=np.int64),
         admission=admission,
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
@@ -177,14 +178,14 @@ def fit(world: World, spare: int = 0) -> World:
     )
 
 
-def with_tables(world: World, tables: Tables, admission: Records, models: Integers) -> World:
+def with_tables(world: World, tables: Tables, admission: Records, queues: Integers) -> World:
     """The same world after a change of plan, while nothing is in flight."""
     renewed = new_world(tables, world.requests, world.factors, admission, keep_uses=False)
     world.cursor[0]["plan"] += 1
     # failures still to come name vGPUs of the old plan
     world.cursor[0]["events"] = 0
     return fit(
-        renewed._replace(uses=world.uses, models=models, ticks=world.ticks, cursor=world.cursor)
+        renewed._replace(queues=queues, uses=world.uses, ticks=world.ticks, cursor=world.cursor)
     )
 
 

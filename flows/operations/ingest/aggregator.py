@@ -52,6 +52,16 @@ class OpenRequest(NamedTuple):
     minute: int
 
 
+class Batch(NamedTuple):
+    """A batch that was dispatched: numbers of its model and pipeline, vGPUs of its path, samples."""
+
+    request_ids: list[int]
+    model: int
+    pipeline: int
+    vgpus: list[int]
+    samples: int
+
+
 PlanFinder = Callable[[Header], Plan | None]
 
 
@@ -69,13 +79,10 @@ class EventAggregator:
     header: Header | None = None
     skipped: int = 0
     now_us: int = 0
-    names: tuple[str, ...] = ()
+    plan: Plan | None = None
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
-    # batch id: requests, vGPUs of its path, samples
-    batches: dict[int, tuple[list[int], list[int], int]] = field(
-        default_factory=dict[int, tuple[list[int], list[int], int]]
-    )
+    batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
     minutes: Minutes = field(default_factory=Minutes)
 
     def take(self, item: Mapping[str, Any]) -> None:
@@ -83,19 +90,24 @@ class EventAggregator:
         kind = item["t"]
         if kind == "Plan":
             self._plan(item)
-        elif self.header is None or not self.names:
+        elif self.plan is None:
             self.skipped += 1
         elif kind == "Arrival":
-            self._arrival(item)
+            self._arrival(item, self.plan)
         elif kind == "Dispatch":
-            vgpus = [hop["vgpu"] for hop in item["hops"]]
-            self.batches[item["batch_id"]] = (item["request_ids"], vgpus, item["samples"])
+            self.batches[item["batch_id"]] = Batch(
+                item["request_ids"],
+                item["model"],
+                item["pipeline"],
+                [hop["vgpu"] for hop in item["hops"]],
+                item["samples"],
+            )
         elif kind == "StageDone":
-            self._stage_done(item)
+            self._stage_done(item, self.plan)
         elif kind == "Drop":
             self._drop(item)
         elif kind == "Refused":
-            self._refused(item)
+            self._refused(item, self.plan)
         elif kind == "Abort":
             self.batches.pop(item["batch_id"], None)
 
@@ -110,54 +122,48 @@ class EventAggregator:
     def use(self, header: Header) -> None:
         """From here on under this plan."""
         self.header = header
-        plan = self.find_plan(header)
-        self.names = () if plan is None else tuple(model.name for model in plan.models)
-        self.facts = () if plan is None else vgpu_facts(plan)
+        self.plan = self.find_plan(header)
+        self.facts = () if self.plan is None else vgpu_facts(self.plan)
 
-    def _arrival(self, item: Mapping[str, Any]) -> None:
+    def _arrival(self, item: Mapping[str, Any], plan: Plan) -> None:
         self.now_us = item["now_us"]
         request = OpenRequest(
             item["now_us"],
             item["deadline_us"],
-            self.names[item["model"]],
+            plan.models[item["model"]].name,
             self._header.plan_id,
             self._minute(item["now_us"]),
         )
         self.requests[item["request_id"]] = request
         self._model(request).offered += 1
 
-    def _refused(self, item: Mapping[str, Any]) -> None:
+    def _refused(self, item: Mapping[str, Any], plan: Plan) -> None:
         """Refused for overload, before the scheduler: offered and dropped at once."""
-        self._arrival({**item, "request_id": REFUSED})
+        self._arrival({**item, "request_id": REFUSED}, plan)
         self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
-    def _stage_done(self, item: Mapping[str, Any]) -> None:
+    def _stage_done(self, item: Mapping[str, Any], plan: Plan) -> None:
         batch = self.batches.get(item["batch_id"])
         if batch is None:
             return
         self.now_us = item["now_us"]
-        ids, path, samples = batch
+        model = plan.models[batch.model]
+        plan_id, minute = self._header.plan_id, self._minute(item["end_us"])
         busy_us = item["end_us"] - item["start_us"]
         if busy_us > 0:  # no time at all: the gateway says so of a batch that failed
-            self._busy(path[item["stage"]], item["end_us"], busy_us, samples)
-        if item["stage"] == len(path) - 1:
+            stage = item["stage"]
+            key = (plan_id, batch.vgpus[stage], model.name, stage, minute)
+            table = model.pipelines[batch.pipeline].stages[stage].latency_us_by_batch
+            use = self.minutes.vgpu(key, self.facts)
+            use.batches += 1
+            use.busy_us += busy_us
+            use.profiled_us += table[min(batch.samples, len(table)) - 1]
+        if item["stage"] == len(batch.vgpus) - 1:
             del self.batches[item["batch_id"]]
-            self._end(ids, item["end_us"], failed=busy_us <= 0)
-            self._batch(path[-1], item["end_us"], samples)
-
-    def _busy(self, vgpu: int, end_us: int, busy_us: int, samples: int) -> None:
-        key = (self._header.plan_id, vgpu, self._minute(end_us))
-        counts = self.minutes.vgpu(key, self.facts)
-        table = counts.facts.latency_us_by_batch
-        counts.batches += 1
-        counts.busy_us += busy_us
-        counts.profiled_us += table[min(samples, len(table)) - 1]
-
-    def _batch(self, vgpu: int, end_us: int, samples: int) -> None:
-        key = (self._header.plan_id, self.facts[vgpu].model, self._minute(end_us))
-        counts = self.minutes.model(key)
-        counts.batches += 1
-        counts.samples += samples
+            self._end(batch.request_ids, item["end_us"], failed=busy_us <= 0)
+            counts = self.minutes.model((plan_id, model.name, minute))
+            counts.batches += 1
+            counts.samples += batch.samples
 
     def _end(self, ids: list[int], end_us: int, *, failed: bool) -> None:
         for request_id in ids:

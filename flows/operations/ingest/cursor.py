@@ -8,8 +8,17 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from flows.operations.ingest.aggregator import EventAggregator, Header, OpenRequest, PlanFinder
+from flows.operations.ingest.aggregator import (
+    Batch,
+    EventAggregator,
+    Header,
+    OpenRequest,
+    PlanFinder,
+)
 from flows.operations.ingest.minute_stats import Minutes, ModelCounts, VGpuCounts, VGpuFacts
+from triton_backend.contract.shares import WHOLE_GPU
+
+FORMAT = 2  # 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +33,7 @@ class Position:
 def to_text(position: Position, aggregator: EventAggregator) -> str:
     """Position and open counts."""
     document = {
+        "format": FORMAT,
         "file": position.file,
         "offset": position.offset,
         "ended": position.ended,
@@ -53,17 +63,30 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
     aggregator.skipped = document["skipped"]
     if document["header"] is not None:
         aggregator.use(Header(*document["header"]))
+    if document.get("format") != FORMAT:
+        document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
-    aggregator.batches = {key: tuple(batch) for key, batch in document["batches"]}
+    aggregator.batches = {key: Batch(*batch) for key, batch in document["batches"]}
     aggregator.minutes = Minutes(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
-        vgpus={tuple(k): VGpuCounts(_facts(f), *counts) for k, f, counts in document["vgpus"]},
+        vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
         drops={tuple(key): dropped for key, dropped in document["drops"]},
     )
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])
     return position, aggregator
 
 
-def _facts(values: list[Any]) -> VGpuFacts:
-    model, stage, gpu_class, divisor, latencies = values
-    return VGpuFacts(model, stage, gpu_class, divisor, tuple(latencies))
+def _upgraded(document: dict[str, Any], aggregator: EventAggregator) -> dict[str, Any]:
+    """A cursor of format 1: its plan shares no pool, so a vGPU tells model, pipeline and stage."""
+    batches: list[Any] = []
+    vgpus: list[Any] = []
+    if aggregator.plan is not None:
+        rows = {row.pool: row for row in aggregator.plan.stage_rows()}
+        numbers = [vgpu.pool for vgpu in aggregator.plan.vgpus()]
+        for key, (request_ids, path, samples) in document["batches"]:
+            row = rows[numbers[path[0]]]
+            batches.append((key, Batch(request_ids, row.model, row.pipeline, path, samples)))
+    for (plan_id, vgpu, minute), (model, stage, gpu_class, divisor, _), counts in document["vgpus"]:
+        facts = VGpuFacts(None, gpu_class, WHOLE_GPU // divisor)
+        vgpus.append(((plan_id, vgpu, model, stage, minute), facts, counts))
+    return document | {"batches": batches, "vgpus": vgpus}

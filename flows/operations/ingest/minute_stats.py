@@ -14,18 +14,19 @@ from warehouse.observations import DropMinute, ModelMinute, VGpuMinute
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ModelKey = tuple[str, str, int]  # plan, model, minute
-VGpuKey = tuple[str, int, int]  # plan, vGPU, minute
+VGpuKey = tuple[str, int, str, int, int]  # plan, vGPU, model, stage, minute
 DropKey = tuple[str, int, str]  # model, minute, reason
 
 
 class VGpuFacts(NamedTuple):
-    """What the plan says of one vGPU."""
+    """What the plan says of one vGPU: its pool, the pool's class, its share in 300ths of a GPU.
 
-    model: str
-    stage: int
+    `pool` is None where a plan was counted before pools had names.
+    """
+
+    pool: str | None
     gpu_class: str
-    divisor: int
-    latency_us_by_batch: tuple[int, ...]
+    share: int
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class VGpuCounts:
-    """One vGPU, plan and minute, with what the plan says of it."""
+    """One vGPU, plan, stage and minute, with what the plan says of the vGPU."""
 
     facts: VGpuFacts
     batches: int = 0
@@ -77,7 +78,7 @@ class Minutes:
         return counts
 
     def vgpu(self, key: VGpuKey, facts: Sequence[VGpuFacts]) -> VGpuCounts:
-        """A vGPU's counts, likewise; `facts` by number of vGPU."""
+        """A vGPU's counts with a stage, likewise; `facts` by number of vGPU."""
         counts = self.vgpus.get(key)
         if counts is None:
             counts = self.vgpus[key] = VGpuCounts(facts[key[1]])
@@ -98,7 +99,7 @@ class Minutes:
     def forget_before(self, minute: int) -> None:
         """Drop the counts of minutes before this one, counted from 1970."""
         self.models = {k: v for k, v in self.models.items() if k[2] >= minute}
-        self.vgpus = {k: v for k, v in self.vgpus.items() if k[2] >= minute}
+        self.vgpus = {k: v for k, v in self.vgpus.items() if k[4] >= minute}
         self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute}
 
 
@@ -122,16 +123,17 @@ def model_row(instance: str, key: ModelKey, counts: ModelCounts) -> ModelMinute:
 
 
 def vgpu_row(instance: str, key: VGpuKey, counts: VGpuCounts) -> VGpuMinute:
-    """One vGPU's minute."""
-    plan_id, vgpu, minute = key
+    """One vGPU's minute with a stage."""
+    plan_id, vgpu, model, stage, minute = key
     return VGpuMinute(
         instance=instance,
         plan_id=plan_id,
         vgpu=vgpu,
-        model=counts.facts.model,
-        stage=counts.facts.stage,
+        pool=counts.facts.pool,
+        model=model,
+        stage=stage,
         gpu_class=counts.facts.gpu_class,
-        vgpu_divisor=counts.facts.divisor,
+        share=counts.facts.share,
         minute=instant_of(minute),
         batches=counts.batches,
         busy_us=counts.busy_us,
@@ -158,14 +160,5 @@ def instant_of(minute: int) -> datetime:
 
 def vgpu_facts(plan: Plan) -> tuple[VGpuFacts, ...]:
     """What a plan says of its vGPUs, by their number."""
-    return tuple(
-        VGpuFacts(
-            plan.models[v.model].name,
-            v.stage,
-            stage.gpu_class,
-            stage.vgpu_divisor,
-            stage.latency_us_by_batch,
-        )
-        for v in plan.vgpus()
-        for stage in (plan.models[v.model].pipelines[v.pipeline].stages[v.stage],)
-    )
+    facts = [VGpuFacts(pool.name, pool.gpu_class, pool.share) for pool in plan.pools]
+    return tuple(facts[vgpu.pool] for vgpu in plan.vgpus())

@@ -139,7 +139,7 @@ def _period(
     plan = planner(rates_to_plan(history.names, foreseen))
     plan_seconds = watch.seconds()
     models = [plan.model(name) for name in history.names]
-    capacity = np.array([capacity_rps(model) for model in models])
+    capacity = np.array([capacity_rps(plan, model) for model in models])
     offered = np.nan_to_num(history.rps[at : at + length])
     served = np.minimum(offered, capacity)
     return Period(

@@ -4,6 +4,7 @@ Their GPUs leave the problem before it is solved; their pipelines join the plan 
 Placement then leaves every GPU of theirs where it is, because it runs what it ran.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,8 @@ from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, for
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Pipeline
+from triton_backend.contract.plan import Pipeline, Pool
+from triton_backend.contract.shares import share_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +104,12 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
         for pipeline in pipelines:
             if not pipeline.throughput_rps:
                 if options.own["overflow"]:
-                    forms.append(_best_effort_form(problem, names.index(name), pipeline))
+                    form = _best_effort_form(problem, names.index(name), pipeline, options)
+                    forms.append(form)
                 continue
-            rows.append(_row(problem, every, names.index(name), pipeline))
-            row = [stage.vgpus for stage in pipeline.stages]
+            pools = _pools(options, pipeline)
+            rows.append(_row(problem, every, (names.index(name), pipeline), pools))
+            row = [pool.vgpus for pool in pools]
             counts.append(row + [0] * (every.types.shape[1] - len(row)))
     columns = every.take(np.array(rows, dtype=np.int64))
     vgpus = np.array(counts, dtype=np.int64)
@@ -133,11 +137,30 @@ def _pipelines(options: PlanOptions, name: str, names: list[str]) -> tuple[Pipel
     return found[0].pipelines
 
 
-def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> int:
+def _pools(options: PlanOptions, pipeline: Pipeline) -> list[Pool]:
+    """The pool of every stage of a pipeline of the plan in force.
+
+    Raises:
+        InputError: several stages share one, which this planner does not plan around.
+    """
+    plan = options.previous
+    if plan is None:
+        raise InputError("pinned models", "need the plan in force (--previous)")
+    pools = [plan.pool_of(stage) for stage in pipeline.stages]
+    for pool in pools:
+        if len(plan.stages_of(plan.pools.index(pool))) > 1:
+            raise InputError("pinned models", f"pool {pool.name!r} is shared by several stages")
+    return pools
+
+
+def _row(
+    problem: Problem, every: Columns, wanted_by: tuple[int, Pipeline], pools: Sequence[Pool]
+) -> int:
     """The configuration of a pipeline of the plan in force."""
+    model, pipeline = wanted_by
     stages = pipeline.stages
     types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
-    wanted = [types.get((s.gpu_class, s.vgpu_divisor), -1) for s in stages]
+    wanted = [types.get((p.gpu_class, p.divisor or 0), -1) for p in pools]
     cuts = [0, *(s.blocks[1] for s in stages)]
     same = (
         (every.model == model)
@@ -148,7 +171,10 @@ def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> in
     )
     rows = np.flatnonzero(same)
     if not len(rows):
-        form = ", ".join(f"{list(s.blocks)} on {s.gpu_class}/{s.vgpu_divisor}" for s in stages)
+        form = ", ".join(
+            f"{list(s.blocks)} on {p.gpu_class} {share_text(p.share)}"
+            for s, p in zip(stages, pools, strict=True)
+        )
         raise InputError(
             f"pinned model {problem.models[model].name!r}",
             f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin and classes",
@@ -156,19 +182,23 @@ def _row(problem: Problem, every: Columns, model: int, pipeline: Pipeline) -> in
     return int(rows[0])
 
 
-def _best_effort_form(problem: Problem, model: int, pipeline: Pipeline) -> tuple[Form, int]:
+def _best_effort_form(
+    problem: Problem, model: int, pipeline: Pipeline, options: PlanOptions
+) -> tuple[Form, int]:
     """The form of a pipeline of the plan in force that promises nothing, and its GPUs."""
     stage, arrays = pipeline.stages[0], problem.models[model]
+    (pool, *_) = _pools(options, pipeline)
+    divisor = pool.divisor or 0
     types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
-    number = types.get((stage.gpu_class, stage.vgpu_divisor), -1)
+    number = types.get((pool.gpu_class, divisor), -1)
     form = form_of(problem, model, number, pipeline.batch) if number in arrays.types else None
     if form is None or stage.blocks != (0, arrays.blocks):
         raise InputError(
             f"pinned model {arrays.name!r}",
-            f"its best-effort pipeline of batch {pipeline.batch} on {stage.gpu_class}/{stage.vgpu_divisor} "
-            "was not measured or may not be used",
+            f"its best-effort pipeline of batch {pipeline.batch} on {pool.gpu_class} "
+            f"{share_text(pool.share)} was not measured or may not be used",
         )
-    return form, -(-stage.vgpus // stage.vgpu_divisor)
+    return form, -(-pool.vgpus // divisor)
 
 
 def _require_room(problem: Problem, used: NDArray[np.int64]) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from flows.files import write_text
-from triton_backend.contract.cluster import MAX_DIVISOR
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST
 from triton_backend.contract.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.contract.shares import MAX_DIVISOR
 from triton_backend.simulator.offered import text_lines
 
 LATENCY_FILE = "block_latency_us.csv"

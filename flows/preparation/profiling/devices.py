@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from triton_backend.contract.cluster import MAX_DIVISOR
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import MAX_DIVISOR
 from triton_backend.runtimes.mps import DEFAULT_PIPES, PIPES, MpsDaemon, mps_installed
 
 MIB = 1 << 20

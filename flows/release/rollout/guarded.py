@@ -162,16 +162,15 @@ def check_plan(work: Workspace, plan: Plan) -> None:
     differences = verify_plan(plan, None)
     if differences:
         raise InputError(f"plan {plan.plan_id}", f"does not verify: {differences[0]}")
-    for model in plan.models:
-        for stage in (s for p in model.pipelines for s in p.stages):
-            if stage.artifact is None:
-                continue
-            if not (work.state.artifacts / stage.artifact / MANIFEST_NAME).is_file():
-                raise InputError(
-                    f"plan {plan.plan_id}",
-                    f"artifact {stage.artifact} of {model.name} {list(stage.blocks)} on"
-                    f" {stage.gpu_class} is missing; build it first",
-                )
+    for model, _, stage, pool in plan.placed_stages():
+        if stage.artifact is None:
+            continue
+        if not (work.state.artifacts / stage.artifact / MANIFEST_NAME).is_file():
+            raise InputError(
+                f"plan {plan.plan_id}",
+                f"artifact {stage.artifact} of {model.name} {list(stage.blocks)} on"
+                f" {pool.gpu_class} is missing; build it first",
+            )
 
 
 def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:

@@ -197,11 +197,8 @@ class OtherHosts:
 def artifacts_on(plan: Plan, nodes: Iterable[str]) -> list[str]:
     """Names of the artifacts that a plan's stages run on some of its nodes."""
     numbers = {plan.cluster.node_index(node) for node in nodes}
-    found = {
-        plan.models[v.model].pipelines[v.pipeline].stages[v.stage].artifact
-        for v in plan.vgpus()
-        if v.slot.node in numbers
-    }
+    pools = {vgpu.pool for vgpu in plan.vgpus() if vgpu.slot.node in numbers}
+    found = {stage.artifact for pool in pools for stage in plan.stages_of(pool)}
     return sorted(name for name in found if name is not None)
 
 

@@ -11,7 +11,7 @@
     const rowHeight = data.rows.length > 60 ? 9 : data.rows.length > 24 ? 13 : 18;
     const poolHead = 19, left = 118, top = 22;
     const whole = Math.max(data.shown_ms, 1);
-    const count = data.bars.length / 5;
+    const count = data.bars.length / 6;
     let from = 0, to = whole, drag = null;
     if (count > 3000) { to = Math.max(whole * 3000 / count, 200); from = (whole - to) / 2; to += from; }
 
@@ -37,7 +37,8 @@
       axis();
       pen.textAlign = "left";
       for (const [at, pool] of heads) {
-        pen.fillStyle = data.pools[pool][1]; pen.fillRect(0, at + 5, 4, 10);
+        const own = data.pools[pool][1];
+        own.forEach((colour, i) => { pen.fillStyle = colour; pen.fillRect(0, at + 5 + 10 * i / own.length, 4, 10 / own.length); });
         pen.fillStyle = shade("--ink"); pen.fillText(data.pools[pool][0], 9, at + 14);
       }
       pen.fillStyle = shade("--faint"); pen.textAlign = "right"; pen.font = (rowHeight < 12 ? 8 : 10) + "px monospace";
@@ -50,11 +51,11 @@
       });
       pen.save(); pen.beginPath(); pen.rect(left, top, width() - left - 8, height); pen.clip();
       const b = data.bars;
-      for (let i = 0; i < b.length; i += 5) {
+      for (let i = 0; i < b.length; i += 6) {
         const begin = b[i + 1], end = begin + b[i + 2];
         if (end < from || begin > to) continue;
         const x = xOf(begin), w = Math.max(xOf(end) - x - (xOf(end) - x > 3 ? 1 : 0), 0.7);
-        pen.fillStyle = data.pools[data.rows[b[i]][1]][1];
+        pen.fillStyle = data.models[b[i + 5]][1];
         pen.fillRect(x, rowTop[b[i]] + 1, w, rowHeight - 3);
         if (w > 16 && rowHeight >= 13) {
           pen.fillStyle = "#fff"; pen.textAlign = "center"; pen.font = "10px sans-serif";
@@ -132,9 +133,9 @@
     function hover(e) {
       const ms = msOf(e.offsetX), b = data.bars;
       const row = rowTop.findIndex((t) => e.offsetY >= t && e.offsetY < t + rowHeight);
-      for (let i = 0; row >= 0 && i < b.length; i += 5) {
+      for (let i = 0; row >= 0 && i < b.length; i += 6) {
         if (b[i] === row && ms >= b[i + 1] && ms <= b[i + 1] + b[i + 2]) {
-          tip.textContent = data.rows[row][0] + " · batch " + b[i + 3] + " of " + b[i + 4] +
+          tip.textContent = data.rows[row][0] + " · " + data.models[b[i + 5]][0] + " · batch " + b[i + 3] + " of " + b[i + 4] +
             (b[i + 4] === 1 ? " sample · " : " samples · ") + b[i + 1].toFixed(2) + " ms + " + b[i + 2].toFixed(2) + " ms";
           tip.style.left = Math.min(e.offsetX + 12, width() - 340) + "px";
           tip.style.top = e.offsetY + 14 + "px"; tip.hidden = false;

@@ -9,6 +9,7 @@
   const $ = (id) => document.getElementById(id);
   const number = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? v.toLocaleString("en") : v >= 100 ? Math.round(v).toLocaleString("en") : v >= 10 ? v.toFixed(1) : v.toFixed(2).replace(/\.?0+$/, "") || "0";
   const percent = (v) => v === null || v === undefined ? "–" : (Math.floor(v * 10000) / 100).toFixed(2) + " %";
+  const whole = (v) => (v * 100).toFixed(0) + " %";
   const tone = (v) => v === null || v === undefined ? "" : v >= 0.99 ? "good" : "bad";
   const put = (node, text, kind) => { if (!node) return; if (node.textContent !== text) node.textContent = text; if (kind !== undefined) node.className = kind; };
 
@@ -45,27 +46,36 @@
 
   function showPools() {
     for (const pool of facts.pools) {
-      const busy = (live.pools || {})[pool.metric];
-      for (const bar of document.querySelectorAll('[data-load="' + pool.id + '"]')) {
-        const most = Number(bar.previousSibling.getAttribute("width"));
-        bar.setAttribute("width", most * (busy || 0));
-      }
-      for (const label of document.querySelectorAll('[data-slack="' + pool.id + '"]'))
-        label.textContent = busy === undefined ? "" : "busy " + (busy * 100).toFixed(0) + " %";
+      // A stage's share of its pool's time; a pool is busy with all its stages together.
+      const own = pool.stages.map((stage) => (live.pools || {})[stage[1]]);
+      const known = own.filter((v) => v !== undefined);
+      const busy = Math.min(known.reduce((sum, v) => sum + v, 0), 1);
+      pool.stages.forEach((stage, i) => {
+        fill("data-load", stage[0], own[i] || 0); fill("data-all", stage[0], busy);
+        const text = !known.length ? "" : "busy " + whole(busy) + (pool.stages.length > 1 ? ", here " + whole(own[i] || 0) : "");
+        for (const label of document.querySelectorAll('[data-slack="' + stage[0] + '"]')) label.textContent = text;
+      });
     }
+  }
+  function fill(kind, mark, value) {
+    for (const bar of document.querySelectorAll("[" + kind + '="' + mark + '"]')) bar.setAttribute("width", bar.dataset.most * value);
   }
 
   let cells = null;
   function buildVgpus() {
     const place = $("vgpus"); if (!place) return;
-    cells = []; let model = -1, row = null, before = -1;
+    cells = []; let models = "", row = null, before = -1;
     facts.vgpus.forEach((vgpu) => {
       const pool = facts.pools[vgpu[0]];
-      if (pool.model !== model) {
-        model = pool.model;
-        const head = document.createElement("h3"), dot = document.createElement("i");
-        dot.className = "swatch"; dot.style.background = colours[model];
-        head.append(dot, facts.models[model].name); place.append(head);
+      if (pool.models.join() !== models) {
+        models = pool.models.join();
+        const head = document.createElement("h3");
+        pool.models.forEach((model, i) => {
+          const dot = document.createElement("i");
+          dot.className = "swatch"; dot.style.background = colours[model];
+          head.append(...(i ? [", "] : []), dot, facts.models[model].name);
+        });
+        place.append(head);
       }
       if (vgpu[0] !== before) {
         before = vgpu[0];
@@ -83,8 +93,9 @@
       const cell = cells && cells[i]; if (!cell) return;
       const kind = v.lost ? " bad" : v.drift === null ? "" : v.drift > 2 ? " bad" : v.drift > 1.2 ? " slow" : " ok";
       if (cell.className !== "cell" + kind) cell.className = "cell" + kind;
-      cell.title = facts.vgpus[i][1] + (v.lost ? ": lost" : v.batches ? ": " + v.batches + " batches, busy " + (v.busy * 100).toFixed(0) +
-        " %, " + number(v.drift) + " × its profile" : ": idle");
+      const parts = v.by_model.length > 1 ? " (" + v.by_model.map((p) => facts.models[p[0]].name + " " + whole(p[1])).join(", ") + ")" : "";
+      cell.title = facts.vgpus[i][1] + (v.lost ? ": lost" : v.batches ? ": " + v.batches + " batches, busy " + whole(v.busy) + parts +
+        ", " + number(v.drift) + " × its profile" : ": idle");
     });
   }
 

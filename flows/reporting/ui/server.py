@@ -21,6 +21,7 @@ from flows.reporting import words
 from flows.reporting.html import environment
 from flows.reporting.picture import NARROW, WIDTH, plan_svg
 from flows.reporting.svg import model_colour
+from flows.reporting.timeline import pool_label, vgpu_label
 from flows.reporting.ui.watch import SystemWatch
 from flows.reporting.view import view_of
 from triton_backend.contract.errors import InputError
@@ -129,33 +130,26 @@ def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
 
 
 def _facts(plan: Plan) -> dict[str, list[object]]:
-    """What the script must know of the plan: names, pools with their metric labels, vGPUs."""
-    pools: dict[tuple[int, int, int], int] = {}
-    vgpus: list[object] = []
-    names: list[object] = []
-    for vgpu in plan.vgpus():
-        key = (vgpu.model, vgpu.pipeline, vgpu.stage)
-        if key not in pools:
-            pools[key] = len(pools)
-            model = plan.models[vgpu.model]
-            stage = model.pipelines[vgpu.pipeline].stages[vgpu.stage]
-            names.append(
-                {
-                    "id": ".".join(map(str, key)),
-                    "metric": f"{model.name}|{vgpu.pipeline}|{stage.gpu_class}|{vgpu.stage}",
-                    "model": vgpu.model,
-                    "label": (f"pipeline {vgpu.pipeline + 1}, " if len(model.pipelines) > 1 else "")
-                    + f"stage {vgpu.stage + 1}: "
-                    + words.vgpus(stage.vgpus, stage.vgpu_divisor, stage.gpu_class),
-                }
-            )
-        node = plan.cluster.node_name(vgpu.slot.node)
-        vgpus.append([pools[key], f"{node}:{vgpu.slot.gpu}.{vgpu.slot.slot}"])
+    """What the script must know of the plan: names, pools with their stages, vGPUs.
+
+    A stage is [mark in the picture, key in the metrics, model number].
+    """
+    names = [model.name for model in plan.models]
+    stages: list[list[object]] = [[] for _ in plan.pools]
+    for model, pipeline, stage, pool in plan.stage_rows():
+        mark = f"{model}.{pipeline}.{stage}"
+        metric = f"{names[model]}|{pipeline}|{plan.pools[pool].gpu_class}|{stage}"
+        stages[pool].append([mark, metric, model])
+    pools: list[object] = [
+        {"label": pool_label(pool, names), "models": pool.models, "stages": stages[pool.number]}
+        for pool in view_of(plan).pools
+    ]
+    vgpus: list[object] = [[vgpu.pool, vgpu_label(plan, vgpu.slot)] for vgpu in plan.vgpus()]
     models: list[object] = [
         {"name": m.name, "slo_ms": us_to_ms(m.slo_us), "colour": model_colour(i)}
         for i, m in enumerate(plan.models)
     ]
-    return {"models": models, "pools": names, "vgpus": vgpus}
+    return {"models": models, "pools": pools, "vgpus": vgpus}
 
 
 def run_page(

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from triton_backend.contract.plan import Plan, Stage
+from triton_backend.contract.plan import Plan
 
 WINDOW_US = 60_000_000
 TAIL_BYTES = 4 << 20  # at the start only this much of a long log is looked at
@@ -21,27 +21,47 @@ MOST_USES = 4_000  # kept per vGPU; a minute of 15 ms batches
 
 @dataclass(slots=True)
 class VGpuHealth:
-    """One vGPU: (start, end, profiled time) of its last uses, µs."""
+    """One vGPU: (start, end, profiled time, µs; model number) of its last uses."""
 
-    uses: deque[tuple[int, int, int]] = field(
-        default_factory=lambda: deque[tuple[int, int, int]](maxlen=MOST_USES)
+    uses: deque[tuple[int, int, int, int]] = field(
+        default_factory=lambda: deque[tuple[int, int, int, int]](maxlen=MOST_USES)
     )
     lost: bool = False
 
     def to_dict(self, now_us: int) -> dict[str, Any]:
-        """State, share of the window it was busy, measured over profiled time, last end."""
+        """State, share of the window it was busy (and per model), drift, last end.
+
+        Drift is measured over profiled time.
+        """
         while self.uses and self.uses[0][1] < now_us - WINDOW_US:
             self.uses.popleft()
-        busy_us = sum(end - start for start, end, _ in self.uses)
-        profiled_us = sum(profiled for _, _, profiled in self.uses)
+        busy_us, profiled_us = 0, 0
+        by_model_us: dict[int, int] = {}
+        for start_us, end_us, expected_us, model in self.uses:
+            busy_us += end_us - start_us
+            profiled_us += expected_us
+            by_model_us[model] = by_model_us.get(model, 0) + end_us - start_us
         span_us = max(now_us - self.uses[0][0], 1) if self.uses else 1
         return {
             "lost": self.lost,
             "batches": len(self.uses),
             "busy": min(busy_us / span_us, 1.0),
+            "by_model": [
+                [model, min(model_us / span_us, 1.0)]
+                for model, model_us in sorted(by_model_us.items())
+            ],
             "drift": busy_us / profiled_us if profiled_us else None,
             "idle_s": (now_us - self.uses[-1][1]) / 1e6 if self.uses else None,
         }
+
+
+class _Batch(NamedTuple):
+    """A batch on its way: numbers of its model and pipeline, the vGPUs of its path, its size."""
+
+    model: int
+    pipeline: int
+    vgpus: list[int]
+    samples: int
 
 
 class VGpuWatch:
@@ -50,9 +70,9 @@ class VGpuWatch:
     def __init__(self, folder: Path, plan: Plan, generation: str) -> None:
         self._folder = folder
         self._generation = generation
-        self._stages = [_stage(plan, v.model, v.pipeline, v.stage) for v in plan.vgpus()]
-        self._health = [VGpuHealth() for _ in self._stages]
-        self._hops: dict[int, tuple[list[int], int]] = {}
+        self._plan = plan
+        self._health = [VGpuHealth() for _ in plan.vgpus()]
+        self._batches: dict[int, _Batch] = {}
         self._file: Path | None = None
         self._position = 0
         self._matches = True
@@ -91,31 +111,33 @@ class VGpuWatch:
         kind = line["t"]
         if kind == "Plan":
             self._matches = str(line["generation"]) == self._generation
-            self._hops.clear()
+            self._batches.clear()
         if not self._matches:
             return
         self._now_us = max(self._now_us, line.get("now_us", 0))
         if kind == "Dispatch":
-            self._hops[line["batch_id"]] = [hop["vgpu"] for hop in line["hops"]], line["samples"]
+            self._batches[line["batch_id"]] = _Batch(
+                line["model"],
+                line["pipeline"],
+                [hop["vgpu"] for hop in line["hops"]],
+                line["samples"],
+            )
         elif kind == "StageDone":
             self._stage_done(line)
         elif kind == "Abort":
-            self._hops.pop(line["batch_id"], None)
+            self._batches.pop(line["batch_id"], None)
         elif kind in {"WorkerLost", "WorkerBack"}:
             self._health[line["vgpu"]].lost = kind == "WorkerLost"
 
     def _stage_done(self, line: dict[str, Any]) -> None:
         batch_id, number = line["batch_id"], line["stage"]
-        vgpus, samples = self._hops.get(batch_id, ([], 0))
-        if number >= len(vgpus):
+        batch = self._batches.get(batch_id)
+        if batch is None or number >= len(batch.vgpus):
             return
-        if number + 1 == len(vgpus):
-            del self._hops[batch_id]
-        vgpu = vgpus[number]
-        profile = self._stages[vgpu].latency_us_by_batch
-        profiled_us = profile[min(samples, len(profile)) - 1]
-        self._health[vgpu].uses.append((line["start_us"], line["end_us"], profiled_us))
-
-
-def _stage(plan: Plan, model: int, pipeline: int, stage: int) -> Stage:
-    return plan.models[model].pipelines[pipeline].stages[stage]
+        if number + 1 == len(batch.vgpus):
+            del self._batches[batch_id]
+        pipeline = self._plan.models[batch.model].pipelines[batch.pipeline]
+        profile = pipeline.stages[number].latency_us_by_batch
+        profiled_us = profile[min(batch.samples, len(profile)) - 1]
+        use = line["start_us"], line["end_us"], profiled_us, batch.model
+        self._health[batch.vgpus[number]].uses.append(use)

@@ -6,9 +6,11 @@ from typing import Any
 
 from flows.state import ProjectState
 from flows.workspace import Workspace
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, hand_model, hand_pipeline, hand_plan, hand_stage, make_plan
+from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
+from triton_backend.contract.placement import PlacementRun
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.event_log import to_line
@@ -21,10 +23,29 @@ STARTED_US = 5_000_000  # the host's monotonic clock when the gateway started
 
 def the_plan(plan_id: str = "one", names: tuple[str, ...] = ("a", "b")) -> Plan:
     """Two models; the first has two stages of 2 vGPUs each, the second one stage."""
-    first, second = Pool(latency_us=(3_000, 5_000), gpus=2), Pool(latency_us=(2_000, 2_500), gpus=2)
-    whole = Pool(latency_us=(9_000, 10_000))
+    first, second = Own(latency_us=(3_000, 5_000), gpus=2), Own(latency_us=(2_000, 2_500), gpus=2)
+    whole = Own(latency_us=(9_000, 10_000))
     models = ([[first, second]], [[whole]])[: len(names)]
     return make_plan(*models, slo_us=SLO_US, plan_id=plan_id, names=names)
+
+
+def shared_plan() -> Plan:
+    """Models `a` and `b` of one stage each on one pool: half a GPU."""
+    place = PlacementRun(node=0, gpu=0, slot=0)
+    models = [
+        hand_model(
+            name,
+            hand_pipeline(
+                hand_stage((0, 4), "GPU", place, (latency_us,), vgpu_divisor=2),
+                batch=1,
+                rate_rps=100.0,
+            ),
+            slo_us=SLO_US,
+        )
+        for name, latency_us in (("a", 3_000), ("b", 2_000))
+    ]
+    node = NodeGroup(count=1, gpu_class="GPU", gpus=1, nic_gbps=10.0)
+    return hand_plan(*models, nodes=[node], plan_id="shared")
 
 
 def workspace_of(folder: Path, *plans: Plan) -> Workspace:
@@ -74,7 +95,7 @@ class Log:
     def drop(self, request: int, model: int = 0, reason: DropReason = DropReason.DEADLINE) -> None:
         self.say(Drop(request_id=request, model=model, reason=reason, deadline_us=0))
 
-    def dispatch(self, requests: tuple[int, ...], vgpus: tuple[int, ...]) -> int:
+    def dispatch(self, requests: tuple[int, ...], vgpus: tuple[int, ...], *, model: int = 0) -> int:
         self._batches += 1
         times: dict[str, int] = dict.fromkeys(
             ("transfer_start_us", "transfer_end_us", "start_us", "end_us"), 0
@@ -83,7 +104,7 @@ class Log:
         self.say(
             Dispatch(
                 batch_id=self._batches,
-                model=0,
+                model=model,
                 pipeline=0,
                 request_ids=requests,
                 samples=len(requests),

@@ -1,5 +1,7 @@
 """Small problems with round numbers, shared by the planner's tests."""
 
+from typing import Any
+
 import numpy as np
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
@@ -30,7 +32,7 @@ def profile(
 def cluster(fast: int = 2, slow: int = 4, **known: float) -> Cluster:
     """Nodes of one GPU each; `known` adds costs or watts as `fast_hourly_cost=…`."""
 
-    def of(name: str) -> dict[str, float]:
+    def of(name: str) -> dict[str, Any]:
         return {k.removeprefix(f"{name}_"): v for k, v in known.items() if k.startswith(name)}
 
     return Cluster(

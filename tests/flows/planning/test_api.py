@@ -9,6 +9,7 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile(), "other": profile("other", (500, 2000, 500))}
@@ -95,9 +96,9 @@ def test_cost_without_prices_names_the_field() -> None:
 def test_a_stage_must_fit_the_memory_of_its_vgpu() -> None:
     heavy = replace(PROFILES["net"], block_memory_bytes=(6 * 2**30,) * 3)
     plan = make_plan({"net": heavy}, cluster(fast_memory_gib=13.0), workload())
-    stages = [s for p in plan.models[0].pipelines for s in p.stages if s.gpu_class == "fast"]
-    assert stages
-    assert all(np.ptp(s.blocks) * 6 <= 13 / s.vgpu_divisor for s in stages)
+    fast = [(s, pool) for _, _, s, pool in plan.placed_stages() if pool.gpu_class == "fast"]
+    assert fast
+    assert all(np.ptp(s.blocks) * 6 <= 13 * pool.share / WHOLE_GPU for s, pool in fast)
 
 
 def test_rates_come_from_the_pool_plan_where_a_model_fits_no_gpu_as_a_whole() -> None:

@@ -25,7 +25,7 @@ def planned(**options: object) -> Plan:
 
 def classes_of(plan: Plan, model: str) -> set[str]:
     """GPU classes that a model runs on."""
-    return {s.gpu_class for p in plan.model(model).pipelines for s in p.stages}
+    return {pool.gpu_class for m, _, _, pool in plan.placed_stages() if m.name == model}
 
 
 def test_an_excluded_class_is_not_used() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.placement import Pool, moved, place, uses_of
+from flows.planning.placement import PoolToPlace, moved, place, uses_of
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
@@ -25,9 +25,9 @@ UNEVEN = Cluster(
 )
 
 
-def pool(model: int, divisor: int, vgpus: int, traffic: float = 0.0, first: int = 0) -> Pool:
+def pool(model: int, divisor: int, vgpus: int, traffic: float = 0.0, first: int = 0) -> PoolToPlace:
     """A pool on the only class of the uneven cluster."""
-    return Pool(
+    return PoolToPlace(
         model=model,
         name=f"m{model}",
         blocks=(first, first + 1),
@@ -39,9 +39,9 @@ def pool(model: int, divisor: int, vgpus: int, traffic: float = 0.0, first: int 
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> list[Pool]:
+def pools(draw: st.DrawFn) -> list[PoolToPlace]:
     """Pools that fit the 14 GPUs of the uneven cluster."""
-    chosen: list[Pool] = []
+    chosen: list[PoolToPlace] = []
     for first in range(draw(st.integers(1, 6))):
         size = draw(st.integers(1, 4))
         chosen.append(
@@ -54,7 +54,7 @@ def pools(draw: st.DrawFn) -> list[Pool]:
 
 @settings(derandomize=True, deadline=None)
 @given(chosen=pools())
-def test_vgpus_of_a_gpu_belong_to_one_model_and_size(chosen: list[Pool]) -> None:
+def test_vgpus_of_a_gpu_belong_to_one_model_and_size(chosen: list[PoolToPlace]) -> None:
     needed: dict[tuple[int, int], int] = {}
     for p in chosen:
         needed[p.model, p.divisor] = needed.get((p.model, p.divisor), 0) + p.vgpus

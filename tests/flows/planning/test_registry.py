@@ -55,7 +55,7 @@ def test_a_planner_needs_no_other_file_to_know_it() -> None:
     plan = make_plan(PROFILES, cluster(), workload(), PlanOptions(planner="alone", own={"gpus": 2}))
     assert plan.planner == "alone"
     assert plan.options["gpus"] == 2
-    assert plan.certificate["space"] == "one GPU class"
+    assert plan.objective.space == "one GPU class"
     assert plan.certificate["rule"] == "one by one"
     assert plan.gpus_used == {"fast": 2, "slow": 0}
     assert plan.objective.value == pytest.approx(2e6 / 3000)

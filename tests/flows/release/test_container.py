@@ -13,10 +13,12 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.container import Bundle, ContainerOptions, label, render_container
+from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, PlacementRun, Plan
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model
 from triton_backend.serve_folder.settings import ServeOptions
@@ -50,7 +52,7 @@ def write_engine(root: Path, name: str, ends: tuple[str, str], **options: Any) -
     return name
 
 
-def with_engines(root: Path, **options: Any) -> ModelPlan:
+def with_engines(root: Path, **options: Any) -> HandModel:
     """Two stages with engines: two GPUs of one node, then two vGPUs on one GPU of each of two."""
     boundary = (tensor("middle", 3),)
     first = stage(
@@ -61,25 +63,24 @@ def with_engines(root: Path, **options: Any) -> ModelPlan:
         boundary=boundary,
         artifact=write_engine(root, "first", ("x", "middle"), **options),
     )
-    second = replace(
-        stage((1, 2), "SLOW", 1, artifact=write_engine(root, "second", ("middle", "y"), **options)),
+    second = hand_stage(
+        (1, 2),
+        "SLOW",
+        PlacementRun(node=1, gpu=1, slot=0, nodes=2, slots=2),
+        (2_000, 3_000, 4_000, 5_000),
         vgpu_divisor=2,
-        vgpus=4,
-        placement=(PlacementRun(node=1, gpu=1, slot=0, nodes=2, slots=2),),
+        boundary_bytes_per_sample=4096,
+        artifact=write_engine(root, "second", ("middle", "y"), **options),
     )
     return model("engines", (first, second), inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))
 
 
-def three_nodes(*models: ModelPlan) -> Plan:
-    cluster = Cluster(
-        name="three",
-        gpu_classes=(GpuClass(name="FAST"), GpuClass(name="SLOW", vgpu_divisors=(1, 2))),
-        nodes=(
-            NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0, name="Fast.Group"),
-            NodeGroup(count=3, gpu_class="SLOW", gpus=2, nic_gbps=10.0),
-        ),
-    )
-    return replace(plan(*models), cluster=cluster)
+def three_nodes(*models: HandModel) -> Plan:
+    nodes = [
+        NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0, name="Fast.Group"),
+        NodeGroup(count=3, gpu_class="SLOW", gpus=2, nic_gbps=10.0),
+    ]
+    return hand_plan(*models, nodes=nodes, plan_id="test-plan")
 
 
 @pytest.fixture

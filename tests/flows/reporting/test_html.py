@@ -12,7 +12,13 @@ import pytest
 from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
 from flows.reporting.html import render_report, write_report
 from flows.reporting.timeline import MOST_BARS, timeline_data
-from tests.flows.reporting.example import LONG_NAME, example_plan, example_report, example_uses
+from tests.flows.reporting.example import (
+    LONG_NAME,
+    example_plan,
+    example_report,
+    example_uses,
+    shared_plan,
+)
 from triton_backend.contract.errors import InputError
 
 VOID = {"meta", "link", "br", "rect", "line", "polyline", "polygon", "circle"}
@@ -105,16 +111,37 @@ def test_the_timeline_names_every_vgpu_and_every_bar() -> None:
     plan = example_plan()
     data = timeline_data(plan, example_uses(plan, 10))
     assert [row[0] for row in data["rows"]][:3] == ["fast:0.0", "fast:0.1", "fast:1.0"]
-    assert data["bars"][:5] == [0, 0, 0.9, 0, 1]
-    assert len(data["bars"]) == 50
+    assert data["bars"][:6] == [0, 0, 0.9, 0, 1, 0]
+    assert len(data["bars"]) == 60
     assert data["shown_ms"] == data["whole_ms"] == pytest.approx(9.9)
+
+
+def test_a_shared_pool_is_named_once_with_the_time_of_each_model() -> None:
+    plan = shared_plan()
+    numbers = np.arange(4)
+    uses = Uses(
+        vgpu=numbers, model=np.array([0, 1, 1, 1]), batch_id=numbers,
+        start_us=np.zeros(4, np.int64), end_us=np.full(4, 300_000), samples=np.ones(4, np.int64),
+    )  # fmt: skip
+    data = timeline_data(plan, uses)
+    assert [label.replace("\N{NO-BREAK SPACE}", " ") for label, _ in data["pools"]] == [
+        "large: 2 × 80 % big, a 75 %, b 25 %",
+        "small: 2 × 20 % big, b",
+    ]
+    assert [row[1] for row in data["rows"]] == [0, 0, 1, 1]
+    assert [data["models"][number][0] for number in data["bars"][5::6]] == ["a", "b", "b", "b"]
+    run = Outcomes(label="measured", duration_s=1, models={}, uses=uses)
+    page = render_report(ReportData(title="shared", plan=plan, measured=run))
+    words = " ".join(" ".join(read(page).words).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert "large 2 × 80 % big 1.6 a 75 %, b 25 % 30.0 % (a 15.0 %, b 15.0 %)" in words
+    assert "small 2 × 20 % big 0.4 b 30.0 %" in words
 
 
 def test_a_long_run_shows_its_first_part_and_says_so() -> None:
     plan = example_plan()
     uses = example_uses(plan, MOST_BARS + 1_000)
     data = timeline_data(plan, uses)
-    assert len(data["bars"]) == 5 * MOST_BARS
+    assert len(data["bars"]) == 6 * MOST_BARS
     assert data["shown_ms"] < data["whole_ms"]
     report = replace(example_report(), measured=None)
     run = Outcomes(label="long", duration_s=120, models={}, uses=uses)
@@ -131,14 +158,16 @@ def test_the_timeline_begins_with_the_first_batch_whatever_the_clock_says() -> N
 
 def test_no_uses_make_an_empty_timeline() -> None:
     empty = np.empty(0, np.int64)
-    uses = Uses(vgpu=empty, batch_id=empty, start_us=empty, end_us=empty, samples=empty)
+    uses = Uses(
+        vgpu=empty, model=empty, batch_id=empty, start_us=empty, end_us=empty, samples=empty
+    )
     assert timeline_data(example_plan(), uses)["bars"] == []
 
 
 def test_uses_of_unequal_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="different lengths"):
         Uses(
-            vgpu=np.zeros(2, np.int64), batch_id=np.zeros(1, np.int64),
+            vgpu=np.zeros(2, np.int64), model=np.zeros(1, np.int64), batch_id=np.zeros(1, np.int64),
             start_us=np.zeros(1, np.int64), end_us=np.zeros(1, np.int64),
             samples=np.zeros(1, np.int64),
         )  # fmt: skip

@@ -1,9 +1,10 @@
 """Plan differences in words."""
 
+from dataclasses import replace
 from typing import Any
 
 from flows.reporting.plan_diff import gpus_moved, plan_diff
-from tests.flows.reporting.example import LONG_NAME, example_plan, stage
+from tests.flows.reporting.example import LONG_NAME, example_plan, pool, shared_plan
 from triton_backend.contract.plan import Plan
 
 
@@ -27,14 +28,12 @@ def test_moves_between_stages_and_rates_are_told() -> None:
     def edit(data: dict[str, Any]) -> None:
         model = data["models"][0]
         model["throughput_rps"] = 150.0
-        model["pipelines"][0]["stages"] = [
-            stage((0, 4), "1 1/2 fast fast", 20), stage((4, 10), "2 1/1 slow slow", 10)
-        ]  # fmt: skip
+        data["pools"][0] = pool("fast-0", "1 1/2 fast fast")
         data["gpus_used"]["fast"] = 2
 
     new = changed(edit)
     assert plain(plan_diff(example_plan(), new)) == [
-        "<b>resnet</b>: 2 × ½ fast leave stage 1 (blocks 0–3); planned rate 100 → 150 rps",
+        "<b>resnet</b>: 2 × 1/2 fast leave stage 1 (blocks 0–3); planned rate 100 → 150 rps",
         "GPUs used: fast 3 → 2",
     ]
     assert gpus_moved(example_plan(), new) == 1
@@ -51,15 +50,30 @@ def test_models_that_come_and_go_are_told() -> None:
     ]
 
 
+def test_models_that_share_pools_are_named() -> None:
+    both = shared_plan()
+    alone = replace(both, models=both.models[:1], pools=both.pools[:1], gpus_used={"big": 2})
+    assert plain(plan_diff(None, both))[:2] == [
+        "a is new: 2 × 80 % big shared with b, planned for 60 rps",
+        "b is new: 2 × 20 % big, 2 × 80 % big shared with a, planned for 20 rps",
+    ]
+    shared, no_longer = "2 × 80 % big shared", "2 × 80 % big no longer shared"
+    assert plain(plan_diff(both, alone)) == [
+        f"a: {shared} with b leave stage 1 (blocks 0–3); 2 × 80 % big join stage 1 (blocks 0–3)",
+        f"b is no longer served: 2 × 20 % big are free; {no_longer} with a",
+    ]
+    assert gpus_moved(both, alone) == 2
+
+
 def test_a_first_plan_is_all_new() -> None:
     lines = plain(plan_diff(None, example_plan()))
-    assert lines[0] == "<b>resnet</b> is new: 3 × ½ fast, 2 × slow, planned for 100 rps"
+    assert lines[0] == "<b>resnet</b> is new: 3 × 1/2 fast, 2 × slow, planned for 100 rps"
     assert lines[-1] == "GPUs used: fast 0 → 3, slow 0 → 4"
 
 
 def test_slo_and_batch_changes_are_told() -> None:
     def edit(data: dict[str, Any]) -> None:
-        data["models"][0]["slo_ms"] = 80.0
+        data["models"][0]["slo_us"] = 80_000
         data["models"][0]["pipelines"][0]["batch"] = 1
 
     assert plain(plan_diff(example_plan(), changed(edit))) == [

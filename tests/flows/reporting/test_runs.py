@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flows.reporting.runs import outcomes_of_simulation, uses_of_events
@@ -21,12 +22,15 @@ def test_a_simulation_keeps_counts_latencies_and_uses() -> None:
         assert outcome.latencies_ms is not None
         assert len(outcome.latencies_ms) == outcome.served + outcome.late
     assert run.uses is not None
-    assert run.uses.vgpu.max() < len(plan.vgpus())
+    of_first = [vgpu.index for vgpu in plan.vgpus() if vgpu.pool in {0, 1}]
+    assert (run.uses.model == 0).tolist() == np.isin(run.uses.vgpu, of_first).tolist()
+    assert set(run.uses.model.tolist()) == {0, 1}
 
 
 def dispatch(batch: int, vgpus: list[int]) -> str:
     hops = [{"vgpu": v} for v in vgpus]
-    return json.dumps({"t": "Dispatch", "batch_id": batch, "hops": hops, "samples": 2})
+    batch_of = {"model": 1, "pipeline": 0, "hops": hops, "samples": 2}
+    return json.dumps({"t": "Dispatch", "batch_id": batch} | batch_of)
 
 
 def done(batch: int, stage: int, start_us: int) -> str:
@@ -42,6 +46,7 @@ def test_events_become_uses_of_the_plan_and_the_span_asked_for(tmp_path: Path) -
     (tmp_path / "events-1-0000.jsonl").write_text("\n".join(lines) + '\n{"t": "Arr')
     uses = uses_of_events(tmp_path, "p1", to_us=800)
     assert uses.vgpu.tolist() == [3, 5]
+    assert uses.model.tolist() == [1, 1]
     assert uses.start_us.tolist() == [100, 200]
     assert uses.samples.tolist() == [2, 2]
     assert len(uses_of_events(tmp_path, "p1")) == 3

@@ -1,6 +1,8 @@
 """What is derived from a plan for people, and the pictures of it."""
 
 import io
+from collections.abc import Callable
+from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -8,8 +10,9 @@ from rich.console import Console
 
 from flows.reporting.picture import cluster_svg, plan_svg
 from flows.reporting.terminal import render_plan
-from flows.reporting.view import view_of
-from tests.flows.reporting.example import LONG_NAME, example_plan
+from flows.reporting.view import PlanView, view_of
+from tests.flows.reporting.example import LONG_NAME, example_plan, shared_plan
+from triton_backend.contract.plan import Plan
 
 
 def test_a_pools_rate_is_its_vgpus_rate_times_their_number() -> None:
@@ -38,11 +41,32 @@ def test_the_picture_is_well_formed_and_marks_every_pool() -> None:
     assert pools == ["0.0.0", "0.0.1", "1.0.0", "1.0.1", "1.0.2"]
     texts = " ".join(root.itertext())
     assert "<b>resnet</b>" in texts
-    ET.fromstring(cluster_svg(view, ("a", "b")))
 
 
-def test_nothing_is_drawn_outside_the_picture() -> None:
-    root = ET.fromstring(plan_svg(view_of(example_plan())))
+def test_a_shared_pools_time_is_parted_by_promised_work() -> None:
+    view = view_of(shared_plan())
+    large, small = view.pools
+    assert large.parts == ((0, pytest.approx(0.75)), (1, pytest.approx(0.25)))
+    assert small.parts == ((1, 1.0),)
+    first, second = view.models[1].pipelines[0].stages
+    assert first.rate_rps == pytest.approx(0.25 * 2 * 2 / 0.020)
+    assert first.slack == view.models[0].pipelines[0].stages[0].slack == pytest.approx(1.5)
+    assert second.slack == pytest.approx(9)
+    assert view.classes[0].by_model == pytest.approx((1.2, 0.8))
+    assert [(cut.gpus, cut.pools) for cut in view.classes[0].cuts] == [(2, (large, small))]
+
+
+def test_gpus_are_drawn_with_their_parts_and_the_models_on_them() -> None:
+    root = ET.fromstring(cluster_svg(view_of(shared_plan()), ("a", "b")))
+    texts = " ".join(root.itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    for expected in ("2 ×", "large, 80 %: a 75 %, b 25 %", "small, 20 %: b"):
+        assert expected in texts
+
+
+@pytest.mark.parametrize("plan", [example_plan(), shared_plan()])
+@pytest.mark.parametrize("draw", [plan_svg, partial(cluster_svg, names=("a", "b"))])
+def test_nothing_is_drawn_outside_the_picture(plan: Plan, draw: Callable[[PlanView], str]) -> None:
+    root = ET.fromstring(draw(view_of(plan)))
     _, _, width, height = map(float, root.get("viewBox", "").split())
     for box in root.iter("{http://www.w3.org/2000/svg}rect"):
         x, y, w, h = (float(box.get(name, "")) for name in ("x", "y", "width", "height"))
@@ -55,7 +79,15 @@ def test_the_terminal_shows_pools_rates_and_gpus(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(render_plan(example_plan()))
     text = console.export_text().replace("\N{NO-BREAK SPACE}", " ")
-    for expected in ("3 × ½ fast", "2 × slow", "4–9", "200 %", "3 of 3 GPUs", "1.25 MB"):
+    for expected in (
+        "3 × 1/2 fast",
+        "fast-0",
+        "2 × slow",
+        "4–9",
+        "200 %",
+        "3 of 3 GPUs",
+        "1.25 MB",
+    ):
         assert expected in text
     assert LONG_NAME in text
     assert max(map(len, text.splitlines())) <= width

@@ -44,8 +44,14 @@ def test_durations_take_the_unit_that_reads_best(value: float, text: str) -> Non
 def test_sizes_pools_and_blocks() -> None:
     assert plain(words.size(1_250_000)) == "1.25 MB"
     assert plain(words.size(12)) == "12 B"
-    assert plain(words.vgpus(3, 2, "L4")) == "3 × ½ L4"
-    assert plain(words.vgpus(3, 1, "L4")) == "3 × L4"
+    assert plain(words.vgpus(3, 150, "L4")) == "3 × 1/2 L4"
+    assert plain(words.vgpus(3, 60, "L4")) == "3 × 20 % L4"
+    assert plain(words.vgpus(3, 300, "L4")) == "3 × L4"
+
+
+def test_models_of_a_pool_are_named_with_their_part_where_they_share_it() -> None:
+    assert words.models_on([(1, 1.0)], ["a", "b"]) == "b"
+    assert plain(words.models_on([(0, 0.75), (1, 0.25)], ["a", "b"])) == "a 75 %, b 25 %"
     assert words.blocks(2, 3) == "block 2"
     assert words.blocks(0, 3) == "blocks 0–2"
 

@@ -3,13 +3,13 @@
 import pytest
 
 from scripts.paper.runs import Run, beyond_vgpus, highest_load
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.simulator.goodput import GRID, find_goodput
 from triton_backend.simulator.offered import Gamma
 from triton_backend.simulator.scenario import SimOptions
 
-WEAK = make_plan([[Pool(latency_us=(4_000, 6_000), gpus=2)]], slo_us=30_000)
-STRONG = make_plan([[Pool(latency_us=(4_000, 6_000), gpus=5)]], slo_us=30_000)
+WEAK = make_plan([[Own(latency_us=(4_000, 6_000), gpus=2)]], slo_us=30_000)
+STRONG = make_plan([[Own(latency_us=(4_000, 6_000), gpus=5)]], slo_us=30_000)
 
 
 @pytest.mark.parametrize("shape", [1.0, 0.3])

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import PlacementRun, Plan, Slot, Stage
+from triton_backend.contract.placement import PlacementRun, Slot
+from triton_backend.contract.plan import Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 
 STAGE = ("models", 0, "pipelines", 0, "stages", 0)
+POOL = ("pools", 0)
 AT = r"models\[0\].pipelines\[0\].stages\[0\]"
 SPEC = TensorSpec(name="x", dtype="FP16", shape=(-1, 4))
 
@@ -20,17 +22,14 @@ def stage(**changes: Any) -> Stage:
     return replace(two_stages().models[0].pipelines[0].stages[0], **changes)
 
 
-def test_vgpus_are_numbered_by_model_pipeline_stage_and_place() -> None:
-    pool = Pool(latency_us=(10,), gpus=2, divisor=2)
+def test_vgpus_are_numbered_by_pool_and_place_and_pools_as_stages_name_them() -> None:
+    pool = Own(latency_us=(10,), gpus=2, divisor=2)
     plan = make_plan([[pool, pool], [pool]], [[pool]])
     vgpus = plan.vgpus()
     assert [v.index for v in vgpus] == list(range(16))
-    assert [(v.model, v.pipeline, v.stage) for v in vgpus[::4]] == [
-        (0, 0, 0),
-        (0, 0, 1),
-        (0, 1, 0),
-        (1, 0, 0),
-    ]
+    assert [v.pool for v in vgpus] == [number for number in range(4) for _ in range(4)]
+    assert plan.stage_rows() == ((0, 0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 2), (1, 0, 0, 3))
+    assert replace(plan, pools=plan.pools[::-1]) == plan
     assert [v.slot for v in vgpus[:4]] == [
         Slot(0, 0, 0),
         Slot(0, 0, 1),
@@ -41,7 +40,7 @@ def test_vgpus_are_numbered_by_model_pipeline_stage_and_place() -> None:
 
 @pytest.mark.parametrize("gpus", [4, 1_000])
 def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
-    plan = make_plan([[Pool(latency_us=(10, 15), gpus=gpus, bytes_out=7)]])
+    plan = make_plan([[Own(latency_us=(10, 15), gpus=gpus, bytes_out=7)]])
     first = plan.models[0].pipelines[0].stages[0]
     full = replace(first, boundary=(SPEC,), artifact="m/0.onnx")
     pipeline = replace(plan.models[0].pipelines[0], stages=(full,))
@@ -54,8 +53,8 @@ def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
 
 def test_many_vgpus_are_listed_as_ranges() -> None:
     def entries(gpus: int) -> int:
-        plan = make_plan([[Pool(latency_us=(10,), gpus=gpus)]])
-        return len(plan.to_dict()["models"][0]["pipelines"][0]["stages"][0]["placement"])
+        plan = make_plan([[Own(latency_us=(10,), gpus=gpus)]])
+        return len(plan.to_dict()["pools"][0]["placement"])
 
     assert (entries(512), entries(513)) == (512, 1)
 
@@ -64,12 +63,10 @@ def test_many_vgpus_are_listed_as_ranges() -> None:
     "changes",
     [
         {"blocks": (2, 2)},
-        {"vgpus": 0},
-        {"vgpus": 3},
         {"latency_us_by_batch": ()},
         {"latency_us_by_batch": (0,)},
         {"transfer_us": -1},
-        {"placement": (PlacementRun(node=0, gpu=0, slot=0),)},
+        {"batch": 5},
     ],
 )
 def test_an_impossible_stage_is_refused(changes: dict[str, Any]) -> None:
@@ -77,10 +74,28 @@ def test_an_impossible_stage_is_refused(changes: dict[str, Any]) -> None:
         stage(**changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vgpus": 0},
+        {"vgpus": 3},
+        {"share": 77},
+        {"placement": (PlacementRun(node=0, gpu=0, slot=0),)},
+    ],
+)
+def test_an_impossible_pool_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="pool"):
+        replace(two_stages().pools[0], **changes)
+
+
 def test_stages_must_cover_the_model_in_order_with_one_batch() -> None:
-    pipeline = two_stages().models[0].pipelines[0]
-    with pytest.raises(InputError, match="starts at block 1"):
-        replace(pipeline, stages=pipeline.stages[1:])
+    model = two_stages().models[0]
+    (pipeline,) = model.pipelines
+    late = replace(pipeline, stages=pipeline.stages[1:])
+    with pytest.raises(InputError, match="starts at block 1, its entry at 0"):
+        replace(model, pipelines=(late,))
+    with pytest.raises(InputError, match="starts at block 0, not 4"):
+        replace(pipeline, stages=pipeline.stages[::-1])
     with pytest.raises(InputError, match="no latency for batch 5"):
         replace(pipeline, batch=5)
     with pytest.raises(InputError, match="0 stages"):
@@ -102,13 +117,14 @@ def test_a_model_that_is_not_there_is_named() -> None:
         (("models", 0), [], r"models\[0\]: \[\] is not an object"),
         (("plan_id",), 7, "plan_id: 7 is not a text"),
         (("options",), [1], r"options: \[1\] is not an object"),
-        (("models", 0, "slo_ms"), "soon", r"models\[0\].slo_ms: 'soon' is not a number"),
-        (("models", 0, "slo_ms"), float("nan"), "slo_ms: nan is not a number"),
-        (("models", 0, "slo_ms"), 1e300, "slo_ms: 1e\\+300 is not within 0.001 and 1e\\+12"),
+        (("models", 0, "slo_us"), "soon", r"models\[0\].slo_us: 'soon' is not a whole number"),
+        (("models", 0, "slo_us"), float("nan"), "slo_us: nan is not a whole number"),
+        (("models", 0, "slo_us"), 10**30, "slo_us: 1000000000.* is not within 1 and"),
         (("models", 0, "throughput_rps"), -1, "throughput_rps: -1 is not within 0 and"),
-        ((*STAGE, "vgpus"), None, f"{AT}.vgpus: is missing"),
-        ((*STAGE, "vgpus"), True, f"{AT}.vgpus: True is not a whole number"),
-        ((*STAGE, "vgpus"), 1.5, f"{AT}.vgpus: 1.5 is not a whole number"),
+        ((*POOL, "vgpus"), None, r"pools\[0\].vgpus: is missing"),
+        ((*POOL, "vgpus"), True, r"pools\[0\].vgpus: True is not a whole number"),
+        ((*POOL, "vgpus"), 1.5, r"pools\[0\].vgpus: 1.5 is not a whole number"),
+        ((*STAGE, "pool"), "x", "pipeline 0, stage 0, pool: 'x' is not one of the pools"),
         ((*STAGE, "blocks"), [0], f"{AT}.blocks: \\[0\\] is not"),
         (
             (*STAGE, "latency_us_by_batch"),
@@ -116,10 +132,11 @@ def test_a_model_that_is_not_there_is_named() -> None:
             rf"{AT}.latency_us_by_batch\[0\]: 0 is not within 1",
         ),
         ((*STAGE, "latency_us_by_batch"), [10**30], "1000000000.* is not within 1 and"),
-        ((*STAGE, "placement", 0, "node"), 3, rf"{AT}.placement\[0\].node: 3 is not a text"),
-        ((*STAGE, "placement", 0, "gpu"), 10**9, "GPU 1000000000 on a node of at most"),
-        ((*STAGE, "placement", 0, "slot"), 4, "slot 4 of at most 4"),
-        ((*STAGE, "placement", 0, "nodes"), 10**9, "nodes: 1000000000 from node 0 on, of"),
+        ((*POOL, "placement", 0, "node"), 3, r"pools\[0\].placement\[0\].node: 3 is not a text"),
+        ((*POOL, "placement", 0, "gpu"), 10**9, "GPU 1000000000 on a node of at most"),
+        ((*POOL, "placement", 0, "slot"), 4, "no such slot on a GPU of class"),
+        ((*POOL, "placement", 0, "slot"), 100, "slot 100 of at most 100"),
+        ((*POOL, "placement", 0, "nodes"), 10**9, "nodes: 1000000000 from node 0 on, of"),
         (("cluster", "nodes", 0, "count"), 10**30, r"cluster.nodes\[0\].count: 1000000"),
         (("cluster", "nodes", 0, "nic_gbps"), 1e-9, "1e-09 is not within 1e-06 and 1e"),
         (("workload", "models", 0, "weight"), "x", r"workload.models\[0\].weight: 'x' is not a"),

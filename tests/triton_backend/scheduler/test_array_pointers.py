@@ -26,7 +26,7 @@ def arrays(tables: Tables) -> list[Any]:
 
 
 def test_kernels_change_the_very_arrays_that_were_addressed() -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     memory = np.array(addresses(tables), dtype=np.int64)
     assert len(memory) == WORDS
     assert count_up(memory) == 3
@@ -35,7 +35,7 @@ def test_kernels_change_the_very_arrays_that_were_addressed() -> None:
 
 
 def test_plain_python_finds_the_same_arrays() -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     again = tables_at(np.array(addresses(tables), dtype=np.int64))
     for one, other in zip(arrays(tables), arrays(again), strict=True):
         assert (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
@@ -43,6 +43,6 @@ def test_plain_python_finds_the_same_arrays() -> None:
 
 
 def test_arrays_of_another_type_are_not_addressed() -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     with pytest.raises(TypeError, match="kernels expect"):
         addresses(tables._replace(paths=tables.paths.astype(np.int32)))

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import json
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.contract.events import *
 from triton_backend.scheduler.policies.registry import POLICIES
@@ -25,7 +25,8 @@ for policy in POLICIES:
         policy=policy, duration_s=0.6, load_factor=1.1, latency_noise_cv=0.1, seed=3,
         failures=(Failure(start_s=0.2, end_s=0.4, vgpu=1),),
     )
-    result = simulate(two_stages(slo_us=50_000), options)
+    one = make_plan([[Own(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4)]], slo_us=50_000)
+    result = simulate(one if policy == "turns" else two_stages(slo_us=50_000), options)
     out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
 result = simulate(
     two_stages(slo_us=50_000),

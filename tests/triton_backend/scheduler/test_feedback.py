@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
 from triton_backend.contract.decisions import (
     Abort,
@@ -36,7 +36,7 @@ def test_a_batch_that_ended_is_forgotten(scheduler: Scheduler) -> None:
 
 
 def test_a_stage_that_ends_late_delays_what_follows() -> None:
-    plan = make_plan([[Pool(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
     scheduler = Scheduler(plan)
     arrive(scheduler, 2)
     scheduler.handle(StageDone(now_us=13_000, batch_id=0, stage=0, start_us=0, end_us=13_000))
@@ -47,7 +47,7 @@ def test_a_stage_that_ends_late_delays_what_follows() -> None:
 
 
 def test_a_stage_that_ends_early_frees_its_vgpu() -> None:
-    plan = make_plan([[Pool(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
     scheduler = Scheduler(plan)
     arrive(scheduler, 1)
     scheduler.handle(StageDone(now_us=6_000, batch_id=0, stage=0, start_us=0, end_us=6_000))
@@ -86,7 +86,7 @@ def test_a_batch_that_has_left_a_lost_vgpu_goes_on(scheduler: Scheduler) -> None
 
 
 def test_requests_that_a_lost_vgpu_made_late_are_dropped_for_that_reason() -> None:
-    plan = make_plan([[Pool(latency_us=(60_000,), gpus=1)]], slo_us=SLO_US)
+    plan = make_plan([[Own(latency_us=(60_000,), gpus=1)]], slo_us=SLO_US)
     scheduler = Scheduler(plan)
     arrive(scheduler, 1)
     decided = scheduler.handle(WorkerLost(now_us=50_000, vgpu=0))
@@ -97,7 +97,7 @@ def test_requests_that_a_lost_vgpu_made_late_are_dropped_for_that_reason() -> No
 
 
 def test_a_vgpu_that_is_back_is_used_again() -> None:
-    scheduler = Scheduler(make_plan([[Pool(latency_us=(1_000,), gpus=1)]]))
+    scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]]))
     scheduler.handle(WorkerLost(now_us=0, vgpu=0))
     assert isinstance(arrive(scheduler, 1)[0], Drop)
     scheduler.handle(WorkerBack(now_us=10, vgpu=0))
@@ -118,8 +118,8 @@ def test_requests_of_a_batch_that_got_lost_run_again(scheduler: Scheduler) -> No
 
 
 def test_a_transfer_that_ends_late_delays_its_run_and_what_waits_for_its_links() -> None:
-    first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=5_000_000)
-    scheduler = Scheduler(make_plan([[first, Pool(latency_us=(1_000,), gpus=2)]]))
+    first = Own(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=5_000_000)
+    scheduler = Scheduler(make_plan([[first, Own(latency_us=(1_000,), gpus=2)]]))
     arrive(scheduler, 2)  # moves 1,000 .. 6,000 and 6,000 .. 11,000 over one uplink
     for batch in (0, 1):
         scheduler.handle(StageDone(now_us=1_000, batch_id=batch, stage=0, start_us=0, end_us=1_000))

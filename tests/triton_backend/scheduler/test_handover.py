@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
@@ -23,7 +23,7 @@ from triton_backend.scheduler.topology import build_topology
 
 
 def test_waiting_requests_go_on_under_a_new_plan_and_those_of_removed_models_are_dropped() -> None:
-    pool = [[Pool(latency_us=(1_000, 1_500), gpus=1)]]
+    pool = [[Own(latency_us=(1_000, 1_500), gpus=1)]]
     scheduler = Scheduler(make_plan(pool, pool, names=["kept", "removed"]))
     scheduler.handle(Pause(now_us=0))
     scheduler.handle(arrival(0, 1, model=0))
@@ -49,8 +49,8 @@ def test_a_plan_cannot_change_while_batches_are_in_flight(scheduler: Scheduler) 
 
 def old_and_new() -> tuple[Tables, Tables]:
     """Tables of a model whose batches hold 4, and of one whose batches hold 2."""
-    pools = (Pool(latency_us=(1_000,) * size) for size in (4, 2))
-    old, new = (new_tables(build_topology(make_plan([[pool]])), 0) for pool in pools)
+    pools = (Own(latency_us=(1_000,) * size) for size in (4, 2))
+    old, new = (new_tables(build_topology(make_plan([[pool]]))) for pool in pools)
     return old, new
 
 

@@ -14,7 +14,7 @@ from triton_backend.scheduler.topology import build_topology
 
 def busy_tables() -> Tables:
     """Two batches in flight and two requests in line."""
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     for number in range(10):
         arrive(tables, 0, number, 100_000 + number, 1)
         settle(tables, 0)

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.decisions import Dispatch, Drop, Hop
 from triton_backend.contract.events import (
     Event,
@@ -70,7 +70,7 @@ class Kernels:
 
 def kernels(batches: int = 256, requests: int = 1024) -> Kernels:
     topology = build_topology(two_stages())
-    return Kernels(new_tables(topology, 0, batches=batches, requests=requests))
+    return Kernels(new_tables(topology, batches=batches, requests=requests))
 
 
 def arrive(kernels: Kernels, *ids: int) -> list[list[int]]:
@@ -144,8 +144,8 @@ def test_the_answer_says_when_slots_are_short(batches: int, requests: int, statu
 
 
 def test_the_longest_answer_fits_behind_the_addresses() -> None:
-    pool = Pool(latency_us=(1_000,), gpus=250)
-    tables = new_tables(build_topology(make_plan([[pool]])), 0, batches=250)
+    pool = Own(latency_us=(1_000,), gpus=250)
+    tables = new_tables(build_topology(make_plan([[pool]])), batches=250)
     call = Kernels(tables)
     for number in range(250):
         call(ARRIVAL, 0, 0, number, 1_000, 1)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.feedback import worker_lost
@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return make_plan(
         [
             [
-                Pool(
+                Own(
                     latency_us=tuple(draw(st.integers(1, 50)) + 20 * n for n in range(3)),
                     gpus=4,
                     gpus_per_node=draw(st.sampled_from([1, 2, 4])),
@@ -93,7 +93,7 @@ def reserved(tables: Tables) -> Busy:
 def test_the_probe_finds_what_trying_every_vgpu_finds(
     plan: Plan, nic: str, batches: list[tuple[int, int]]
 ) -> None:
-    tables = new_tables(build_topology(plan, nic), 0)
+    tables = new_tables(build_topology(plan, nic))
     now_us = 0
     for number, (samples, gap) in enumerate(batches):
         now_us += gap
@@ -107,7 +107,7 @@ def test_the_probe_finds_what_trying_every_vgpu_finds(
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(plan=plans())
 def test_on_an_idle_cluster_no_path_at_all_is_earlier(plan: Plan) -> None:
-    tables = new_tables(build_topology(plan), 0)
+    tables = new_tables(build_topology(plan))
     topology = tables.topology
     pools = [vgpus_of(topology, s) for s in range(len(topology.stages))]
     work = sum(
@@ -119,7 +119,7 @@ def test_on_an_idle_cluster_no_path_at_all_is_earlier(plan: Plan) -> None:
 
 
 def test_a_probe_changes_no_reservation() -> None:
-    tables = new_tables(build_topology(make_plan([[Pool(latency_us=(5, 9))]])), 0)
+    tables = new_tables(build_topology(make_plan([[Own(latency_us=(5, 9))]])))
     before = [np.copy(array) for array in (tables.intervals, tables.resources, tables.free_from_us)]
     probe(tables, 0, 2, 0, BY_FINISH)
     after = [tables.intervals, tables.resources, tables.free_from_us]
@@ -127,17 +127,17 @@ def test_a_probe_changes_no_reservation() -> None:
 
 
 def test_no_offer_where_a_pool_has_no_vgpu_left() -> None:
-    tables = new_tables(build_topology(make_plan([[Pool(latency_us=(5,))]])), 0)
+    tables = new_tables(build_topology(make_plan([[Own(latency_us=(5,))]])))
     worker_lost(tables, 0)
     assert probe(tables, 0, 1, 0, BY_FINISH) >= FAR
 
 
 def test_by_uplink_the_probe_prefers_the_vgpu_whose_uplink_is_free() -> None:
-    first = Pool(latency_us=(1_000,), gpus=2, bytes_out=50_000_000)
-    plan = make_plan([[first, Pool(latency_us=(1_000,), gpus=4)]])
+    first = Own(latency_us=(1_000,), gpus=2, bytes_out=50_000_000)
+    plan = make_plan([[first, Own(latency_us=(1_000,), gpus=4)]])
 
     def second_path(rank_by: int) -> list[int]:
-        tables = new_tables(build_topology(plan), 0)
+        tables = new_tables(build_topology(plan))
         probe(tables, 0, 1, 0, rank_by)
         commit(tables, 0, 0)
         probe(tables, 0, 1, 1_000, rank_by)
@@ -148,9 +148,9 @@ def test_by_uplink_the_probe_prefers_the_vgpu_whose_uplink_is_free() -> None:
 
 
 def test_by_uplink_the_probe_prefers_who_finishes_first_where_all_wait_for_one_uplink() -> None:
-    first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=50_000_000)
-    plan = make_plan([[first, Pool(latency_us=(1_000,), gpus=4)]])
-    tables = new_tables(build_topology(plan), 0)
+    first = Own(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=50_000_000)
+    plan = make_plan([[first, Own(latency_us=(1_000,), gpus=4)]])
+    tables = new_tables(build_topology(plan))
     probe(tables, 0, 1, 0, BY_UPLINK)
     commit(tables, 0, 0)
     probe(tables, 0, 1, 500, BY_UPLINK)

@@ -78,7 +78,7 @@ def test_a_dispatched_request_cannot_be_cancelled_any_more(scheduler: Scheduler)
 def test_a_queue_is_in_the_order_of_deadlines_whatever_comes_and_goes(
     requests: list[tuple[int, int]], removed: list[int], size: int
 ) -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     slots = [
         new_request(tables, 0, number, deadline_us, samples)
         for number, (deadline_us, samples) in enumerate(requests)
@@ -99,7 +99,7 @@ def test_a_queue_is_in_the_order_of_deadlines_whatever_comes_and_goes(
 
 
 def test_a_drop_says_how_many_requests_stood_before_it() -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     for number in range(3):
         enqueue(tables, new_request(tables, 0, number, 100 + number, 1))
     drop(tables, 2, DEADLINE, 77)
@@ -108,7 +108,7 @@ def test_a_drop_says_how_many_requests_stood_before_it() -> None:
 
 
 def test_a_batch_takes_the_head_and_gives_its_slots_back_when_it_is_served() -> None:
-    tables = new_tables(build_topology(two_stages()), 0)
+    tables = new_tables(build_topology(two_stages()))
     for number in range(3):
         enqueue(tables, new_request(tables, 0, number, 100 - number, 1))
     probe(tables, 0, 2, 0, BY_FINISH)

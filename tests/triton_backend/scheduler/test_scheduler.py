@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
@@ -60,8 +60,8 @@ def test_the_vgpu_that_finishes_first_is_taken_and_ties_go_to_the_lowest_number(
 
 def test_uplink_and_downlink_are_reserved_together() -> None:
     # both senders share one node, so their transfers go one after the other
-    first = Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=5_000_000)
-    scheduler = Scheduler(make_plan([[first, Pool(latency_us=(1_000,), gpus=2)]]))
+    first = Own(latency_us=(1_000,), gpus=2, gpus_per_node=2, bytes_out=5_000_000)
+    scheduler = Scheduler(make_plan([[first, Own(latency_us=(1_000,), gpus=2)]]))
     decided = arrive(scheduler, 2)
     moves = [
         (d.hops[1].transfer_start_us, d.hops[1].transfer_end_us)
@@ -73,9 +73,9 @@ def test_uplink_and_downlink_are_reserved_together() -> None:
 
 
 def test_a_gap_before_a_later_reservation_is_filled() -> None:
-    slow = Pool(latency_us=(50_000,), gpus=1, bytes_out=1_000)
-    fast = Pool(latency_us=(1_000,), gpus=1, bytes_out=1_000)
-    shared = Pool(latency_us=(10_000,), gpus=1)
+    slow = Own(latency_us=(50_000,), gpus=1, bytes_out=1_000)
+    fast = Own(latency_us=(1_000,), gpus=1, bytes_out=1_000)
+    shared = Own(latency_us=(10_000,), gpus=1)
     plan = make_plan([[slow, shared]], [[fast, shared]], slo_us=SLO_US)
     scheduler = Scheduler(plan)
     late = scheduler.handle(arrival(0, 0, model=0))[0]
@@ -160,8 +160,8 @@ def test_many_more_requests_than_there_was_room_for_are_kept(scheduler: Schedule
 
 
 def test_a_timer_that_comes_when_no_batch_slot_is_free_is_not_forgotten() -> None:
-    waiting = Pool(latency_us=(1_000, 1_500), gpus=1)
-    busy = Pool(latency_us=(50_000,), gpus=300)
+    waiting = Own(latency_us=(1_000, 1_500), gpus=1)
+    busy = Own(latency_us=(50_000,), gpus=300)
     scheduler = Scheduler(make_plan([[waiting]], [[busy]], slo_us=SLO_US))
     (timer,) = scheduler.handle(arrival(0, 0))
     assert isinstance(timer, SetTimer)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.tables import VGPU, Tables, interval_of, new_tables
@@ -19,8 +19,8 @@ from triton_backend.scheduler.topology import build_topology
 
 
 def tables_of(gpus: int = 1) -> Tables:
-    plan = make_plan([[Pool(latency_us=(10,), gpus=gpus)]])
-    return new_tables(build_topology(plan), 0)
+    plan = make_plan([[Own(latency_us=(10,), gpus=gpus)]])
+    return new_tables(build_topology(plan))
 
 
 def busy(tables: Tables, resource: int = 0) -> list[tuple[int, int]]:

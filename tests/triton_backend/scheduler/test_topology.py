@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.plans import Pool, make_plan, two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Decision,
@@ -26,8 +26,8 @@ from triton_backend.scheduler.scheduler import Scheduler
 def test_isolated_links_do_not_hinder_other_pipelines() -> None:
     def finishes(nic: str) -> list[int]:
         pools = [
-            Pool(latency_us=(1_000,), gpus=1, bytes_out=5_000_000),
-            Pool(latency_us=(1_000,), gpus=2, gpus_per_node=2),
+            Own(latency_us=(1_000,), gpus=1, bytes_out=5_000_000),
+            Own(latency_us=(1_000,), gpus=2, gpus_per_node=2),
         ]
         scheduler = Scheduler(make_plan([pools, pools]), nic=nic)
         decided = arrive(scheduler, 2)
@@ -39,7 +39,7 @@ def test_isolated_links_do_not_hinder_other_pipelines() -> None:
 def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
     image = TensorSpec(name="image", dtype="UINT8", shape=(-1, 2_000_000))
     classes = TensorSpec(name="classes", dtype="UINT8", shape=(-1, 1_000_000))
-    plan = make_plan([[Pool(latency_us=(10_000,))]])
+    plan = make_plan([[Own(latency_us=(10_000,))]])
     plan = replace(plan, models=(replace(plan.models[0], inputs=(image,), outputs=(classes,)),))
     scheduler = Scheduler(plan, count_io=True)
     first, second = arrive(scheduler, 2)
@@ -98,7 +98,7 @@ def test_a_slow_uplink_alone_delays_what_leaves_its_node() -> None:
 
 
 def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
-    scheduler = Scheduler(make_plan([[Pool(latency_us=(1_000,), gpus=1)]]))
+    scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]]))
 
     def takes(now_us: int, number: int) -> int:
         (decided,) = [d for d in arrive(scheduler, 1, now_us, number) if isinstance(d, Dispatch)]

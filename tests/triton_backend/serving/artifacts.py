@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.fakes.plans import HandModel
 from tests.triton_backend.serving.small_plans import BATCH, model, stage, tensor
-from triton_backend.contract.plan import ModelPlan
 from triton_backend.runtimes.base import Artifact
 
 FACTOR = 3.0
@@ -40,7 +40,7 @@ def write_stage(root: Path, name: str, operator: str, number: float, ends: tuple
     return name
 
 
-def affine(root: Path, name: str = "affine", boundary_type: str = "FP32") -> ModelPlan:
+def affine(root: Path, name: str = "affine", boundary_type: str = "FP32") -> HandModel:
     """y = x * FACTOR + OFFSET in two stages on two nodes."""
     first = write_stage(root, f"{name}-0", "Mul", FACTOR, ("x", "middle"))
     second = write_stage(root, f"{name}-1", "Add", OFFSET, ("middle", "y"))

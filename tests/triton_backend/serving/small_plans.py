@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.fakes.plans import HandModel, HandStage, hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.plan import ModelPlan, PlacementRun, Plan, Stage
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan, Pool
 from triton_backend.contract.tensors import TensorSpec
 
 BATCH = 4
@@ -19,26 +20,47 @@ def tensor(name: str, *dims: int, dtype: str = "FP32") -> TensorSpec:
 
 def stage(
     blocks: tuple[int, int], gpu_class: str, node: int, vgpus: int = 1, **fields: Any
-) -> Stage:
+) -> HandStage:
     place = PlacementRun(node=node, gpu=0, slot=0, gpus=vgpus)
     values: dict[str, Any] = {"boundary_bytes_per_sample": 4096, **fields}
     latency_us = values.pop("latency_us_by_batch", (2_000, 3_000, 4_000, 5_000))
     return hand_stage(blocks, gpu_class, place, latency_us, **values)
 
 
-def model(name: str, stages: tuple[Stage, ...], slo_us: int = SLO_US, **fields: Any) -> ModelPlan:
+def model(
+    name: str, stages: tuple[HandStage, ...], slo_us: int = SLO_US, **fields: Any
+) -> HandModel:
     only = hand_pipeline(*stages, batch=BATCH, rate_rps=RATE_RPS)
     return hand_model(name, only, slo_us=slo_us, **fields)
 
 
-def plan(*models: ModelPlan, plan_id: str = "test-plan", gpus: int = 2) -> Plan:
+def plan(*models: HandModel, plan_id: str = "test-plan", gpus: int = 2) -> Plan:
+    """A plan in which every model has `gpus` GPUs of its own on each of the two nodes."""
     nodes = [
-        NodeGroup(count=1, gpu_class=name, gpus=gpus, nic_gbps=10.0) for name in ("FAST", "SLOW")
+        NodeGroup(count=1, gpu_class=name, gpus=gpus * len(models), nic_gbps=10.0)
+        for name in ("FAST", "SLOW")
     ]
-    return hand_plan(*models, nodes=nodes, plan_id=plan_id)
+    apart = [on_gpus(model, gpus * number) for number, model in enumerate(models)]
+    return hand_plan(*apart, nodes=nodes, plan_id=plan_id)
 
 
-def two_stage(name: str = "pair", **fields: Any) -> ModelPlan:
+def on_gpus(model: HandModel, first: int) -> HandModel:
+    """The same model with its pools moved `first` GPUs on."""
+
+    def moved(pool: Pool) -> Pool:
+        runs = tuple(replace(run, gpu=run.gpu + first) for run in pool.placement)
+        return replace(pool, name=f"{pool.name}+{first}", placement=runs)
+
+    pipelines = tuple(
+        replace(p, stages=tuple(replace(s, pool=f"{s.pool}+{first}") for s in p.stages))
+        for p in model.model.pipelines
+    )
+    return HandModel(
+        model=replace(model.model, pipelines=pipelines), pools=tuple(map(moved, model.pools))
+    )
+
+
+def two_stage(name: str = "pair", **fields: Any) -> HandModel:
     stages = (
         stage((0, 5), "FAST", 0, boundary=(tensor("middle", 8, 16),)),
         stage((5, 10), "SLOW", 1, vgpus=2),
@@ -47,7 +69,7 @@ def two_stage(name: str = "pair", **fields: Any) -> ModelPlan:
     return model(name, stages, inputs=inputs, outputs=(tensor("scores", 10),), **fields)
 
 
-def alone(one: ModelPlan) -> ModelPlan:
+def alone(one: HandModel) -> HandModel:
     """The same with batches of one sample."""
-    (pipeline,) = one.pipelines
-    return replace(one, pipelines=(replace(pipeline, batch=1),))
+    (pipeline,) = one.model.pipelines
+    return one.replaced(pipelines=(replace(pipeline, batch=1),))

@@ -75,7 +75,7 @@ def test_plans_that_name_no_tensors_are_not_served_uncompleted() -> None:
     assert check_complete(complete_tensors(bare), "plan")
     empty = replace(bare.models[0], pipelines=())
     with pytest.raises(InputError, match="has no pipeline"):
-        check_complete(replace(bare, models=(empty,)), "plan")
+        check_complete(replace(bare, models=(empty,), pools=()), "plan")
 
 
 def test_generations_that_are_none_are_named(deployment: Deployment) -> None:

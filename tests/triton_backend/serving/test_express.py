@@ -51,12 +51,12 @@ def deployment(tmp_path: Path) -> Deployment:
 def test_slots_are_for_models_that_are_quick_small_and_run_alone(deployment: Deployment) -> None:
     slots = deployment.front_slots(0)
     assert deployment.express_slots(0) == range(slots, 2 * slots)
-    (model,) = deployment.plan.models
-    (pipeline,) = model.pipelines
+    model = alone(two_stage())
+    (pipeline,) = model.model.pipelines
     slow = replace(pipeline, latency_us=EXPRESS_LATENCY_US)
     for other in (
-        replace(model, pipelines=(slow,)),
-        replace(model, inputs=(tensor("image", EXPRESS_BYTES),)),
+        model.replaced(pipelines=(slow,)),
+        model.replaced(inputs=(tensor("image", EXPRESS_BYTES),)),
         two_stage(),
     ):
         changed = Deployment(deployment.settings, 1, plan(other))

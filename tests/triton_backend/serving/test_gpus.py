@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import mps_control
+from tests.fakes.plans import hand_stage
 from tests.triton_backend.serving import small_plans as plans
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import PlacementRun
+from triton_backend.contract.placement import PlacementRun
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
@@ -29,10 +30,14 @@ def deployment(folder: Path, *, divisor: int) -> Deployment:
         max_batch=plans.BATCH,
         device="cuda",
     ).write(folder / "artifacts" / "engine")
-    first = replace(
-        plans.stage((0, 1), "FAST", 0, artifact="engine", boundary=(x,)),
+    first = hand_stage(
+        (0, 1),
+        "FAST",
+        PlacementRun(node=0, gpu=1, slot=0),
+        (2_000, 3_000, 4_000, 5_000),
         vgpu_divisor=divisor,
-        placement=(PlacementRun(node=0, gpu=1, slot=0, gpus=1),),
+        artifact="engine",
+        boundary=(x,),
     )
     model = plans.model(
         "m", (first, plans.stage((1, 2), "SLOW", 1)), inputs=(x,), outputs=(plans.tensor("y", 3),)

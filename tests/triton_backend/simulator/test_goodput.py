@@ -1,6 +1,6 @@
 """The search for goodput on its grid."""
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.simulator.goodput import find_goodput, goodput_report
 from triton_backend.simulator.offered import Deterministic
 from triton_backend.simulator.results import Goodput
@@ -10,24 +10,24 @@ REGULAR = SimOptions(arrivals=Deterministic(), duration_s=5)
 
 
 def test_a_plan_that_holds_its_rate_has_its_rate_as_goodput() -> None:
-    plan = make_plan([[Pool(latency_us=(10_000,), gpus=4)]], slo_us=50_000)
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=4)]], slo_us=50_000)
     assert find_goodput(plan, REGULAR) == Goodput(load_factor=1.0, rps=400.0)
 
 
 def test_half_the_cluster_holds_half_the_reference_rate() -> None:
-    reference = make_plan([[Pool(latency_us=(10_000,), gpus=4)]], slo_us=50_000)
-    plan = make_plan([[Pool(latency_us=(10_000,), gpus=2)]], slo_us=50_000)
+    reference = make_plan([[Own(latency_us=(10_000,), gpus=4)]], slo_us=50_000)
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=2)]], slo_us=50_000)
     options = SimOptions(arrivals=Deterministic(), duration_s=5, reference=reference)
     assert find_goodput(plan, options) == Goodput(load_factor=0.5, rps=200.0)
 
 
 def test_a_plan_that_cannot_keep_its_slo_has_none() -> None:
-    plan = make_plan([[Pool(latency_us=(10_000,))]], slo_us=5_000)
+    plan = make_plan([[Own(latency_us=(10_000,))]], slo_us=5_000)
     assert find_goodput(plan, REGULAR) == Goodput(load_factor=0.0, rps=0.0)
 
 
 def test_the_report_has_the_joint_figure_and_each_model_alone() -> None:
-    pool = [[Pool(latency_us=(10_000,), gpus=4)]]
+    pool = [[Own(latency_us=(10_000,), gpus=4)]]
     report = goodput_report(make_plan(pool, pool, slo_us=50_000), REGULAR)
     assert report == {
         "joint": {"load_factor": 1.0, "rps": 800.0},

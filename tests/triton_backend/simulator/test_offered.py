@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.simulator.offered import (
     Arrivals,
@@ -48,7 +48,7 @@ def test_a_trace_without_the_model_is_named() -> None:
 
 
 def test_requests_of_all_models_are_merged_by_arrival() -> None:
-    plan = make_plan([[Pool(latency_us=(10,))]], [[Pool(latency_us=(10,))]], slo_us=500)
+    plan = make_plan([[Own(latency_us=(10,))]], [[Own(latency_us=(10,))]], slo_us=500)
     arrivals = Instant(by_model={"m0": np.asarray([10, 30]), "m1": np.asarray([10, 20])})
     rows = offered_requests(plan, Offer(arrivals=arrivals))
     assert rows["arrival_us"].tolist() == [10, 10, 20, 30]

@@ -1,6 +1,6 @@
 """The door of the gateway, simulated: the same requests are refused, and goodput under overload holds."""
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.serving.gateway.admission import Admission
 from triton_backend.simulator.results import SimResult, request_columns
@@ -12,7 +12,7 @@ SLO_US = 60_000
 
 def batching_plan(plan_id: str = "batching") -> Plan:
     latencies = tuple(4_000 + 1_000 * n for n in range(1, 9))
-    return make_plan([[Pool(latency_us=latencies, gpus=2)]], slo_us=SLO_US, plan_id=plan_id)
+    return make_plan([[Own(latency_us=latencies, gpus=2)]], slo_us=SLO_US, plan_id=plan_id)
 
 
 def overloaded(*, admission: bool, change: PlanChange | None = None) -> SimResult:
@@ -26,7 +26,7 @@ def refused(result: SimResult) -> list[bool]:
 
 def test_the_simulator_refuses_what_the_gateway_refuses() -> None:
     result = overloaded(admission=True)
-    door = Admission(batching_plan().models[0])
+    door = Admission(batching_plan(), batching_plan().models[0])
     rows = result.requests
     told = zip(rows["deadline_us"].tolist(), rows["arrival_us"].tolist(), strict=True)
     assert refused(result) == [not door.admits(1, deadline, now) for deadline, now in told]

@@ -18,7 +18,7 @@ def out_of_room(tables: Tables) -> bool:
 
 
 @kernel
-def largest_in_time(tables: Tables, model: int, pipeline: int, rank_by: int) -> int:
+def largest_in_time(tables: Tables, number: int, pipeline: int, rank_by: int) -> int:
     """Largest batch <= planned that ends by the head's deadline, 0 where none does.
 
     The pipeline must have just been quoted at its planned batch. Where the queue holds the batch,
@@ -26,13 +26,13 @@ def largest_in_time(tables: Tables, model: int, pipeline: int, rank_by: int) -> 
     """
     if pipeline == NONE:
         return 0
-    queue = tables.queues[model]
+    queue = tables.queues[number]
     now = tables.counts[0]["now_us"]
     head = tables.requests[queue["first"]]
     size = tables.quotes[pipeline]["samples"]
     while size >= head["samples"]:
         if size < queue["samples"]:
-            size = prefix(tables, model, size)
+            size = prefix(tables, number, size)
         # path_us is the time with nothing else running: a bound that spares most probes
         if now + tables.topology.path_us[pipeline, size] <= head["deadline_us"]:
             if tables.quotes[pipeline]["samples"] != size:
@@ -44,16 +44,16 @@ def largest_in_time(tables: Tables, model: int, pipeline: int, rank_by: int) -> 
 
 
 @kernel
-def waits(tables: Tables, model: int, pipeline: int, size: int, rank_by: int) -> bool:
+def waits(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
     """Whether a queue that holds less than `size` waits for more; sets its timer then.
 
     It never waits twice for the same head: the timer would be set again and again for 1 µs.
     """
-    queue = tables.queues[model]
+    queue = tables.queues[number]
     head = tables.requests[queue["first"]]["sequence"]
     if size <= queue["samples"] or queue["expired"] == head:
         return False
-    moment = _last_moment(tables, model, pipeline, rank_by)
+    moment = _last_moment(tables, number, pipeline, rank_by)
     if moment > tables.counts[0]["now_us"]:
         queue["timer_us"] = moment
         return True
@@ -62,13 +62,13 @@ def waits(tables: Tables, model: int, pipeline: int, size: int, rank_by: int) ->
 
 
 @kernel
-def _last_moment(tables: Tables, model: int, pipeline: int, rank_by: int) -> int:
+def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> int:
     """Until when a queue may wait for one more request: the earlier of two instants.
 
     One µs after the queue with one more sample no longer fits, and the last instant at which the
     queue as it is still fits (they differ where a larger batch takes no longer).
     """
-    queue = tables.queues[model]
+    queue = tables.queues[number]
     now = tables.counts[0]["now_us"]
     deadline = tables.requests[queue["first"]]["deadline_us"]
     quote = tables.quotes[pipeline]
@@ -84,16 +84,16 @@ def _last_moment(tables: Tables, model: int, pipeline: int, rank_by: int) -> int
 
 
 @kernel
-def dispatch_head(tables: Tables, model: int, pipeline: int, size: int, rank_by: int) -> None:
+def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> None:
     """Reserve and dispatch the head of the queue: `size` samples, or all where there are fewer."""
-    size = min(size, tables.queues[model]["samples"])
+    size = min(size, tables.queues[number]["samples"])
     if tables.quotes[pipeline]["samples"] != size:
         probe(tables, pipeline, size, tables.counts[0]["now_us"], rank_by)
-    commit(tables, pipeline, make_batch(tables, model, pipeline))
+    commit(tables, pipeline, make_batch(tables, number, pipeline))
 
 
 @kernel
-def drop_head(tables: Tables, model: int, pipeline: int) -> None:
+def drop_head(tables: Tables, number: int, pipeline: int) -> None:
     """Drop the head; the drop carries the finish that the pipeline quoted last would have had."""
     finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
-    drop(tables, tables.queues[model]["first"], DEADLINE, finish)
+    drop(tables, tables.queues[number]["first"], DEADLINE, finish)

@@ -1,10 +1,11 @@
 """The registry of policies: names, numbers, and the kernel that calls the right one.
 
-A policy is a kernel `decide(tables, model)` that dispatches, drops or waits for one model's queue at
+A policy is a kernel `decide(tables, queue)` that dispatches, drops or waits for one queue at
 `counts.now_us` and answers `SETTLED` or `NEEDS_ROOM`. Its module states it under its name:
 
     POLICIES = {"reservation": decide}
 
+A policy of late binding states rules instead of a kernel (`late`): `{"deferred": LateRules(...)}`.
 Every module of this folder is loaded, so a new policy is one new file and its test. A family of
 policies that differ in parameters is one file with several names.
 Not here: `SIMULATOR_ONLY` policies have no `decide`, because they need no reservations and so none
@@ -16,9 +17,12 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.plan import Plan
 from triton_backend.scheduler import policies
 from triton_backend.scheduler.compiled import inlined
+from triton_backend.scheduler.policies.late import LEAST_RECENT
 from triton_backend.scheduler.tables import SETTLED, Tables
+from triton_backend.scheduler.topology import LateRules, QueuePolicy
 
 Decide = Callable[[Tables, int], int]
 
@@ -26,9 +30,9 @@ REACTIVE = "reactive"  # the ablation without reservations: `triton_backend/simu
 SIMULATOR_ONLY = (REACTIVE,)
 
 
-def _load() -> dict[str, Decide]:
+def _load() -> dict[str, Decide | LateRules]:
     """Every policy that a module of this folder states, in the order of files and then as stated."""
-    found: dict[str, Decide] = {}
+    found: dict[str, Decide | LateRules] = {}
     for name in sorted(module.name for module in iter_modules(policies.__path__)):
         if f"{policies.__name__}.{name}" == __name__:
             continue
@@ -39,9 +43,10 @@ def _load() -> dict[str, Decide]:
     return found
 
 
-_DECIDE = _load()
-POLICIES = tuple(_DECIDE)
-"""Names of the policies that a scheduler can run; a policy's number is its place here."""
+_STATED = _load()
+POLICIES = tuple(sorted(_STATED, key=lambda name: isinstance(_STATED[name], LateRules)))
+"""Names of the policies that a scheduler can run, those of early binding first; a policy's number is its
+place here."""
 
 
 def policy_number(name: str) -> int:
@@ -57,29 +62,57 @@ def policy_number(name: str) -> int:
     return POLICIES.index(name)
 
 
+def queue_policies(
+    plan: Plan,
+    policy: str | None = None,
+    adjust: Callable[[LateRules], LateRules] = lambda rules: rules,
+) -> list[QueuePolicy]:
+    """The policy of every model of a plan: what the plan says, or `policy` for all.
+
+    `adjust` changes rules of late binding, for ablations.
+
+    Raises:
+        InputError: there is no such policy, or a model's pipelines cannot be run by it.
+    """
+    found: list[QueuePolicy] = []
+    for model in plan.models:
+        name = policy or model.policy
+        number = policy_number(name)
+        stated = _STATED[name]
+        rules = adjust(stated) if isinstance(stated, LateRules) else None
+        if rules is not None and rules.rank == LEAST_RECENT:
+            longest = max((len(p.stages) for p in model.pipelines), default=0)
+            if longest > 1:
+                reason = f"{name!r} takes turns on one stage, a pipeline has {longest}"
+                raise InputError(f"model {model.name!r}, policy", reason)
+        found.append(QueuePolicy(number, rules))
+    return found
+
+
 def _dispatching(first: int) -> Callable[[Tables, int, int], int]:
     """A kernel that calls the policy of its last argument, one of those numbered `first` ...
 
     Compiled it is a chain of comparisons: a kernel cannot be taken from a list by its number.
     """
-    if first == len(POLICIES):
+    this = _STATED[POLICIES[first]]
+    if isinstance(this, LateRules):
         return _nobody
-    this, others = _DECIDE[POLICIES[first]], _dispatching(first + 1)
+    others = _dispatching(first + 1)
 
     @inlined
-    def dispatch(tables: Tables, model: int, policy: int) -> int:
+    def dispatch(tables: Tables, queue: int, policy: int) -> int:
         if policy == first:
-            return this(tables, model)
-        return others(tables, model, policy)
+            return this(tables, queue)
+        return others(tables, queue, policy)
 
     return dispatch
 
 
 @inlined
-def _nobody(_tables: Tables, _model: int, _policy: int) -> int:
+def _nobody(_tables: Tables, _queue: int, _policy: int) -> int:
     """The end of the chain; no number that `policy_number` gives comes here."""
     return SETTLED
 
 
 decide = _dispatching(0)
-"""The kernel `decide(tables, model, policy number)` of all policies."""
+"""The kernel `decide(tables, queue, policy number)` of all policies."""

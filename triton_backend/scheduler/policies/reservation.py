@@ -1,6 +1,6 @@
 """Policy `reservation`: resource-reservation-based adaptive batching (PPipe, Algorithm 1).
 
-For the head of a model's queue, again and again until the queue is empty or waits:
+For the head of a queue, again and again until the queue is empty or waits:
 
 1. Of the pipelines that can hold the head, take the one whose probe at its planned batch waits
    least (ties: plan order).
@@ -26,32 +26,32 @@ from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
-def decide(tables: Tables, model: int) -> int:
-    """Dispatch, drop or wait for one model's queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
-    queue = tables.queues[model]
+def decide(tables: Tables, number: int) -> int:
+    """Dispatch, drop or wait for one queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
+    queue = tables.queues[number]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
         if out_of_room(tables):
             return NEEDS_ROOM
-        pipeline = _least_waiting(tables, model)
-        size = largest_in_time(tables, model, pipeline, BY_FINISH)
+        pipeline = _least_waiting(tables, number)
+        size = largest_in_time(tables, number, pipeline, BY_FINISH)
         if size == 0:
-            drop_head(tables, model, pipeline)
-        elif waits(tables, model, pipeline, size, BY_FINISH):
+            drop_head(tables, number, pipeline)
+        elif waits(tables, number, pipeline, size, BY_FINISH):
             return SETTLED
         else:
-            dispatch_head(tables, model, pipeline, size, BY_FINISH)
+            dispatch_head(tables, number, pipeline, size, BY_FINISH)
     return SETTLED
 
 
 @kernel
-def _least_waiting(tables: Tables, model: int) -> int:
+def _least_waiting(tables: Tables, number: int) -> int:
     """The pipeline whose offer for its planned batch waits least; NONE where none holds the head."""
     topology = tables.topology
-    samples = tables.requests[tables.queues[model]["first"]]["samples"]
+    samples = tables.requests[tables.queues[number]["first"]]["samples"]
     best = NONE
     least = FAR
-    for pipeline in pipelines_of(topology, model):
+    for pipeline in pipelines_of(topology, number):
         planned = topology.pipelines[pipeline]["batch"]
         if planned < samples:
             continue

@@ -30,34 +30,34 @@ from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
-def decide(tables: Tables, model: int) -> int:
-    """Dispatch, drop or wait for one model's queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
-    queue = tables.queues[model]
+def decide(tables: Tables, number: int) -> int:
+    """Dispatch, drop or wait for one queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
+    queue = tables.queues[number]
     queue["timer_us"] = FAR
     while queue["first"] != NONE:
         if out_of_room(tables):
             return NEEDS_ROOM
-        pipeline = _choose(tables, model)
-        size = largest_in_time(tables, model, pipeline, BY_UPLINK)
-        if size == 0 or _wastes_capacity(tables, model, pipeline, size):
-            drop_head(tables, model, pipeline)
-        elif waits(tables, model, pipeline, size, BY_UPLINK):
+        pipeline = _choose(tables, number)
+        size = largest_in_time(tables, number, pipeline, BY_UPLINK)
+        if size == 0 or _wastes_capacity(tables, number, pipeline, size):
+            drop_head(tables, number, pipeline)
+        elif waits(tables, number, pipeline, size, BY_UPLINK):
             return SETTLED
         else:
-            dispatch_head(tables, model, pipeline, size, BY_UPLINK)
+            dispatch_head(tables, number, pipeline, size, BY_UPLINK)
     return SETTLED
 
 
 @kernel
-def _choose(tables: Tables, model: int) -> int:
+def _choose(tables: Tables, number: int) -> int:
     """The pipeline for the head: see 2 above; NONE where none can hold it."""
     topology = tables.topology
-    head = tables.requests[tables.queues[model]["first"]]
+    head = tables.requests[tables.queues[number]["first"]]
     best = NONE
     least = FAR
     best_fit = NONE
     least_fit = FAR
-    for pipeline in pipelines_of(topology, model):
+    for pipeline in pipelines_of(topology, number):
         planned = topology.pipelines[pipeline]["batch"]
         if planned < head["samples"]:
             continue
@@ -73,15 +73,15 @@ def _choose(tables: Tables, model: int) -> int:
 
 
 @kernel
-def _wastes_capacity(tables: Tables, model: int, pipeline: int, size: int) -> bool:
+def _wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bool:
     """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves.
 
     A batch that is smaller because whole requests do not fill it is as good as planned.
     """
     planned = tables.topology.pipelines[pipeline]["batch"]
     most = planned
-    if planned < tables.queues[model]["samples"]:
-        most = prefix(tables, model, planned)
+    if planned < tables.queues[number]["samples"]:
+        most = prefix(tables, number, planned)
     if size >= most:
         return False
     probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)

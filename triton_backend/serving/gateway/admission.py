@@ -6,7 +6,7 @@ The rule is the scheduler's, so that the simulator can apply the same.
 from dataclasses import dataclass
 from functools import partial
 
-from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.scheduler import admission
 
 
@@ -29,8 +29,8 @@ class Admission:
             as work from then on.
     """
 
-    def __init__(self, model: ModelPlan) -> None:
-        self._rows = admission.new_admission([model])
+    def __init__(self, plan: Plan, model: ModelPlan) -> None:
+        self._rows = admission.new_admission(plan, [model])
         self.admits = partial(admission.admits, self._rows, 0)
         self.admits(0, 0, 0)  # compiled before the first request; no samples change nothing
 

@@ -52,9 +52,9 @@ class GatewayCounters:
             _VGpuUse(
                 Pool(
                     deployment.model_of(vgpu.index).name,
-                    vgpu.pipeline,
-                    deployment.stage_of(vgpu.index).gpu_class,
-                    vgpu.stage,
+                    deployment.place_of(vgpu.index).pipeline,
+                    deployment.pool_of(vgpu.index).gpu_class,
+                    deployment.place_of(vgpu.index).stage,
                 )
             )
             for vgpu in deployment.vgpus

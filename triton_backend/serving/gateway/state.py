@@ -228,7 +228,7 @@ class _Generation:
         models = deployment.plan.models
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
-        self.admissions = [Admission(model) for model in models]
+        self.admissions = [Admission(deployment.plan, model) for model in models]
         self.slots = WorkerSlots(deployment)
         self.express = ExpressArrivals(deployment)
         self.supervisor = WorkerSupervisor(deployment, now_us)

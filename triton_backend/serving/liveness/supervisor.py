@@ -81,7 +81,8 @@ class WorkerSupervisor:
     def __init__(self, deployment: Deployment, now_us: int) -> None:
         self._deployment = deployment
         stretch = deployment.settings.time_stretch
-        self._pools = [(v.model, v.pipeline, v.stage) for v in deployment.vgpus]
+        places = [deployment.place_of(vgpu.index) for vgpu in deployment.vgpus]
+        self._pools = [(place.model, place.pipeline, place.stage) for place in places]
         by_pool = {
             pool: [max(round(us * stretch), 1) for us in deployment.stage_of(v).latency_us_by_batch]
             for v, pool in enumerate(self._pools)

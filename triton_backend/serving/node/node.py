@@ -140,7 +140,7 @@ class Node:
     def _vgpu_of(self, request: Mapping[str, Any]) -> int:
         wanted = (request.get("model"), request.get("pipeline", 0), request.get("stage"))
         for worker in self._workers:
-            place = self._deployment.vgpus[worker.vgpu]
+            place = self._deployment.place_of(worker.vgpu)
             model = self._deployment.model_of(worker.vgpu).name
             if (model, place.pipeline, place.stage) == wanted:
                 return worker.vgpu

@@ -214,10 +214,13 @@ def _labels(pool: Pool) -> Labels:
 
 def _pool_sizes(gateway: "Gateway") -> Values:
     return {
-        ("poolpipe_pool_vgpus", _labels(Pool(model.name, p, stage.gpu_class, s))): stage.vgpus
-        for model in gateway.deployment.plan.models
-        for p, pipeline in enumerate(model.pipelines)
-        for s, stage in enumerate(pipeline.stages)
+        (
+            "poolpipe_pool_vgpus",
+            _labels(Pool(plan.models[row.model].name, row.pipeline, pool.gpu_class, row.stage)),
+        ): pool.vgpus
+        for plan in [gateway.deployment.plan]
+        for row in plan.stage_rows()
+        for pool in [plan.pools[row.pool]]
     }
 
 

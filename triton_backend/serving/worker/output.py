@@ -63,7 +63,7 @@ class OutputSender:
         self._scheduler = scheduler
         self._deployment = deployment
         self._place = deployment.vgpus[vgpu]
-        self._stage, self._tag = self._place.stage, deployment.tag
+        self._stage, self._tag = deployment.place_of(vgpu).stage, deployment.tag
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
         self._channels = Channels(loop, deployment.settings, node)

@@ -43,7 +43,8 @@ class BatchQueue:
         self._now_us = now_us
         self._tag = deployment.tag
         self._vgpu = vgpu
-        self._model, self._stage = deployment.vgpus[vgpu].model, deployment.vgpus[vgpu].stage
+        place = deployment.place_of(vgpu)
+        self._model, self._stage = place.model, place.stage
         self._segment = segment
         node = deployment.node_name_of(vgpu)
         self._neighbours = frozenset(

@@ -40,7 +40,7 @@ def open_runtime(deployment: Deployment, vgpu: int, clock: Clock) -> Runtime:
     if settings.artifacts is None:
         raise InputError("settings, artifacts", f"not set, but a stage needs {stage.artifact!r}")
     path = settings.artifacts / stage.artifact
-    runtime = load_runtime(path, vgpu_divisor=stage.vgpu_divisor, clock=clock)
+    runtime = load_runtime(path, vgpu_divisor=deployment.divisor_of(vgpu), clock=clock)
     known = {spec.name for spec in deployment.inputs_of(vgpu)}
     missing = {spec.name for spec in runtime.inputs} - known
     if missing:
@@ -55,7 +55,7 @@ def _emulated(deployment: Deployment, vgpu: int) -> Artifact:
     stage, settings = deployment.stage_of(vgpu), deployment.settings
     return Artifact(
         runtime="emulated",
-        gpu_class=stage.gpu_class,
+        gpu_class=deployment.pool_of(vgpu).gpu_class,
         inputs=deployment.inputs_of(vgpu),
         outputs=deployment.outputs_of(vgpu),
         max_batch=deployment.pipeline_of(vgpu).batch,

@@ -44,8 +44,7 @@ def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
     printed = poolpipe(*PLAN, "-o", "plan.json", "--json").document
     assert printed == json.loads(Path("plan.json").read_text())
     assert printed["options"]["slo_margin"] == 0.4
-    stage = printed["models"][0]["pipelines"][0]["stages"][0]
-    assert stage["placement"][0].keys() == {"node", "gpu", "slot"}
+    assert printed["pools"][0]["placement"][0].keys() == {"node", "gpu", "slot"}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Event files to minutes: what counts where, and that it does not matter how reading was cut."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.flows.operations.fake_gateway import (
     SLO_US,
     STARTED_US,
     Log,
+    shared_plan,
     table,
     the_plan,
     workspace_of,
@@ -24,6 +26,7 @@ from warehouse.plans import add_plan
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 COUNTS = "minute, model, offered, served, late, dropped, failed, batches, samples, latency_sum_us"
+VGPU_COUNTS = "vgpu, pool, model, stage, gpu_class, share, batches, busy_us, profiled_us"
 SECOND_US = 1_000_000
 TABLES = ("model_minutes", "vgpu_minutes", "drop_minutes")
 
@@ -75,11 +78,66 @@ def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> No
     log.serve(2 * SECOND_US, requests=1, took_us=6_000)
     log.write(work)
     ingest(work)
-    columns = "vgpu, model, stage, gpu_class, vgpu_divisor, batches, busy_us, profiled_us"
-    assert table(work, "vgpu_minutes", columns) == [
-        (0, "a", 0, "GPU", 1, 2, 4_000 + 3_000, 5_000 + 3_000),
-        (2, "a", 1, "GPU", 1, 2, 4_000 + 3_000, 2_500 + 2_000),
+    assert table(work, "vgpu_minutes", VGPU_COUNTS) == [
+        (0, "gpu-0.0.0", "a", 0, "GPU", 300, 2, 4_000 + 3_000, 5_000 + 3_000),
+        (2, "gpu-2.0.0", "a", 1, "GPU", 300, 2, 4_000 + 3_000, 2_500 + 2_000),
     ]
+
+
+def test_a_shared_vgpu_counts_by_the_models_of_its_batches(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, shared_plan())
+    log = Log()
+    log.plan("shared", 1)
+    for model in (0, 1, 1):
+        batch = log.dispatch((log.arrive(SECOND_US, model),), (0,), model=model)
+        log.done(batch, 0, SECOND_US, SECOND_US + 4_000)
+    log.write(work)
+    ingest(work)
+    assert table(work, "vgpu_minutes", VGPU_COUNTS) == [
+        (0, "gpu-0.0.0", "a", 0, "GPU", 150, 1, 4_000, 3_000),
+        (0, "gpu-0.0.0", "b", 0, "GPU", 150, 2, 8_000, 2 * 2_000),
+    ]
+    assert table(work, "model_minutes", "model, served, batches") == [("a", 1, 1), ("b", 2, 2)]
+
+
+def test_reading_goes_on_from_a_cursor_of_before_vgpus_were_shared(tmp_path: Path) -> None:
+    log, plan = mixed_log(), the_plan()
+    whole = workspace_of(tmp_path / "whole", plan)
+    log.write(whole)
+    ingest(whole)
+    grown = workspace_of(tmp_path / "grown", plan)
+    path = log.write(grown, lines=slice(5))  # a batch is on its way, with its first stage done
+    ingest(grown)
+    with grown.open() as warehouse:
+        (row,) = warehouse.rows("SELECT source, document FROM ingest_cursors")
+        document = as_format_1(json.loads(row["document"]))
+        warehouse.insert(
+            "ingest_cursors",
+            [row | {"document": json.dumps(document), "changed_at": NOON}],
+            replace=True,
+        )
+    path = log.write(grown)
+    assert ingest(grown).bytes_read < path.stat().st_size
+    columns = "vgpu, model, stage, batches, busy_us, profiled_us"
+    assert table(grown, "vgpu_minutes", columns) == table(whole, "vgpu_minutes", columns)
+    assert table(grown, "model_minutes", "*") == table(whole, "model_minutes", "*")
+
+
+def as_format_1(document: dict[str, Any]) -> dict[str, Any]:
+    """A cursor as it was written when vGPUs had one stage each."""
+    del document["format"]
+    assert document["batches"]
+    document["batches"] = [
+        (key, [ids, path, n]) for key, (ids, _, _, path, n) in document["batches"]
+    ]
+    document["vgpus"] = [
+        ((plan_id, vgpu, minute), (model, stage, gpu_class, 300 // share, [1]), counts)
+        for (plan_id, vgpu, model, stage, minute), (_, gpu_class, share), counts in document[
+            "vgpus"
+        ]
+    ]
+    assert document["vgpus"]
+    return document
 
 
 def test_reading_twice_changes_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ SHORT_FIRST = {"net": profile(fast_us=(200, 1000, 1000), slowdown=5.0)}
 
 def pipelines(plan: Plan, model: str = "net") -> list[tuple[Any, ...]]:
     return [
-        (p.batch, [(s.blocks, s.gpu_class, s.vgpu_divisor, s.vgpus) for s in p.stages])
+        (
+            p.batch,
+            [
+                (s.blocks, pool.gpu_class, pool.divisor, pool.vgpus)
+                for s in p.stages
+                for pool in [plan.pool_of(s)]
+            ],
+        )
         for p in plan.model(model).pipelines
     ]
 

@@ -10,7 +10,7 @@ from flows.planning.placement import uses_of
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {name: profile(name) for name in ("net", "other")}
@@ -31,18 +31,25 @@ def planned(*demands: ModelDemand, **options: Any) -> Plan:
 PREVIOUS = planned(demand("net", weight=1.0), demand("other", weight=1.0))
 
 
-def pools(model: ModelPlan) -> list[tuple[int, list[tuple[object, ...]]]]:
+def pools(plan: Plan, model: str) -> list[tuple[int, list[tuple[object, ...]]]]:
     """Batch, blocks, classes and vGPUs of every pipeline."""
     return sorted(
-        (p.batch, [(s.blocks, s.gpu_class, s.vgpu_divisor, s.vgpus) for s in p.stages])
-        for p in model.pipelines
+        (
+            p.batch,
+            [
+                (s.blocks, pool.gpu_class, pool.share, pool.vgpus)
+                for s in p.stages
+                for pool in (plan.pool_of(s),)
+            ],
+        )
+        for p in plan.model(model).pipelines
     )
 
 
 def test_a_pinned_model_keeps_pools_and_gpus_whatever_becomes_of_the_others() -> None:
     changed = (demand("net", weight=1.0), demand("other", weight=3.0, slo_us=9_000))
     plan = planned(*changed, previous=PREVIOUS, pinned_models=("net",))
-    assert pools(plan.model("net")) == pools(PREVIOUS.model("net"))
+    assert pools(plan, "net") == pools(PREVIOUS, "net")
     before, after = uses_of(PREVIOUS, TINY), uses_of(plan, TINY)
     kept = {gpu for gpu, use in before.items() if use.model == "net"}
     assert {gpu for gpu, use in after.items() if use.model == "net"} == kept
@@ -54,7 +61,7 @@ def test_a_pinned_model_keeps_pools_and_gpus_whatever_becomes_of_the_others() ->
 def test_cost_counts_pinned_gpus_too() -> None:
     asked = (demand("net", rate_rps=1.0), demand("other", rate_rps=100.0))
     plan = planned(*asked, objective="cost", previous=PREVIOUS, pinned_models=("net",))
-    assert pools(plan.model("net")) == pools(PREVIOUS.model("net"))
+    assert pools(plan, "net") == pools(PREVIOUS, "net")
     assert plan.objective.value > planned(*asked, objective="cost").objective.value
 
 

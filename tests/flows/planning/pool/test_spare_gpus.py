@@ -36,11 +36,9 @@ def pool_rps(plan: Plan) -> list[tuple[float, float, str]]:
     Boundaries are tiny here.
     """
     return [
-        (p.throughput_rps, s.vgpus * p.batch / s.latency_us * 1e6, s.gpu_class)
-        for m in plan.models
-        for p in m.pipelines
+        (p.throughput_rps, pool.vgpus * p.batch / s.latency_us * 1e6, pool.gpu_class)
+        for _, p, s, pool in plan.placed_stages()
         if p.throughput_rps
-        for s in p.stages
     ]
 
 

@@ -120,9 +120,9 @@ def seen(
 ) -> tuple[float, int, int]:
     """The same three figures of a plan."""
     stages = tuple(
-        (s.gpu_class, s.vgpu_divisor, s.blocks, s.vgpus)
-        for p in plan.model("net").pipelines
-        for s in p.stages
+        (pool.gpu_class, pool.divisor or 0, stage.blocks, pool.vgpus)
+        for model, _, stage, pool in plan.placed_stages()
+        if model.name == "net"
     )
     price, count, moves = price_stages_moves(stages, before)
     return round(price, 9), count, moves

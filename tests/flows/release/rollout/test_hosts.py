@@ -110,11 +110,12 @@ def test_what_is_nowhere_ends_the_rollout_before_anything_is_changed(
     hosts: TwoHosts, artifacts: Path
 ) -> None:
     before = hosts.state.control("status"), hosts.loaded_there()
-    model = affine(artifacts, "lacking")
+    lacking = plan(affine(artifacts, "lacking"))
+    (model,) = lacking.models
     first, last = model.pipelines[0].stages
     stages = (first, replace(last, artifact="not-built-there"))
     pipeline = replace(model.pipelines[0], stages=stages)
-    bad = replace(plan(replace(model, pipelines=(pipeline,))), plan_id="bad")
+    bad = replace(lacking, plan_id="bad", models=(replace(model, pipelines=(pipeline,)),))
     steps: list[StepDone] = []
     with pytest.raises(InputError) as refused:
         change_plan(hosts.gateway, bad, steps.append)

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from flows.release.rollout.change import Step, StepDone, change_plan, is_same_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
+from tests.fakes.plans import HandModel, hand_plan
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan, two_stage
@@ -43,6 +44,13 @@ def server_ports() -> Endpoints:
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("artifacts")
+
+
+def model_of(served: Plan, name: str) -> HandModel:
+    """A model of a plan with the pools that its stages name."""
+    named = {s.pool for p in served.model(name).pipelines for s in p.stages}
+    pools = tuple(pool for pool in served.pools if pool.name in named)
+    return HandModel(model=served.model(name), pools=pools)
 
 
 @pytest.fixture(scope="module")
@@ -258,14 +266,13 @@ def test_plans_follow_one_another_without_a_lost_request(
 ) -> None:
     number = int(read_state(state.folder).data["generation"])
     added = affine(artifacts, f"added{number}")
-    following = replace(
-        first_plan, plan_id=f"plan-{number + 1}", models=(first_plan.models[1], added)
-    )
+    kept = model_of(first_plan, "affine")
+    following = hand_plan(kept, added, nodes=first_plan.cluster.nodes, plan_id=f"plan-{number + 1}")
     told: list[StepDone] = []
     done = change_plan(state.folder, following, told.append)
     assert done.generation == number + 1
     assert [step.step for step in told] == [step for step in Step if step is not Step.ABORT]
-    for model in ("affine", added.name):
+    for model in ("affine", added.model.name):
         answer = infer(model, {"x": line(2)}).as_numpy("y")
         np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
     with pytest.raises(InferenceServerException):
@@ -280,9 +287,16 @@ def test_a_plan_follows_itself_with_other_artifacts(
 ) -> None:
     served = plan_in_force(state.folder)
     generation = state.control("status")["generation"]
-    rebuilt = replace(affine(artifacts, f"rebuilt-{generation}"), name="affine")
-    others = tuple(model for model in served.models if model.name != "affine")
-    again = replace(served, models=(rebuilt, *others))
+    rebuilt = affine(artifacts, f"rebuilt-{generation}").model.pipelines[0].stages
+    affine_now = served.model("affine")
+    stages = tuple(
+        replace(stage, artifact=other.artifact)
+        for stage, other in zip(affine_now.pipelines[0].stages, rebuilt, strict=True)
+    )
+    changed = replace(affine_now, pipelines=(replace(affine_now.pipelines[0], stages=stages),))
+    again = replace(
+        served, models=tuple(changed if m.name == "affine" else m for m in served.models)
+    )
     assert change_plan(state.folder, again).generation == generation + 1
     assert is_same_plan(plan_in_force(state.folder), again)
     assert state.control("status")["plan_id"] == served.plan_id
@@ -296,12 +310,11 @@ def test_a_rollout_that_fails_leaves_the_old_plan_serving(
     state: ServerState, infer: Callable[..., Any], first_plan: Plan
 ) -> None:
     served = state.control("status")
-    broken = replace(first_plan.models[1], name="broken")
-    stages = broken.pipelines[0].stages
-    pipeline = replace(
-        broken.pipelines[0], stages=(replace(stages[0], artifact="missing"), *stages[1:])
-    )
-    bad = replace(first_plan, plan_id="bad", models=(replace(broken, pipelines=(pipeline,)),))
+    sound = model_of(first_plan, "affine")
+    first, *rest = sound.model.pipelines[0].stages
+    pipeline = replace(sound.model.pipelines[0], stages=(replace(first, artifact="missing"), *rest))
+    broken = replace(sound, model=replace(sound.model, name="broken", pipelines=(pipeline,)))
+    bad = hand_plan(broken, nodes=first_plan.cluster.nodes, plan_id="bad")
     steps: list[StepDone] = []
     with pytest.raises(ServerError, match="not an artifact manifest"):
         change_plan(state.folder, bad, steps.append)
@@ -312,7 +325,7 @@ def test_a_rollout_that_fails_leaves_the_old_plan_serving(
 
 
 def test_stop_clears_up_after_the_keeper_was_killed(tmp_path: Path, first_plan: Plan) -> None:
-    alone = replace(first_plan, models=first_plan.models[:1])
+    alone = hand_plan(model_of(first_plan, "pair"), nodes=first_plan.cluster.nodes)
     render_repository(tmp_path, alone, ServeOptions())
     running = start(tmp_path, server_ports())
     group = int(running.data["process_group"])

@@ -8,7 +8,7 @@ import pytest
 from flows.reporting.ui.live import LiveView, Sample, percentile_ms
 from flows.reporting.ui.vgpus import VGpuWatch
 from flows.system_metrics import parse_metrics
-from tests.flows.reporting.example import example_plan
+from tests.flows.reporting.example import example_plan, shared_plan
 
 
 def metrics(offered: int, **others: float) -> str:
@@ -95,7 +95,7 @@ def test_vgpus_are_told_busy_slow_lost_and_back(tmp_path: Path) -> None:
         event("Plan", now_us=0, generation=1, plan_id="old"),
         event("WorkerLost", now_us=1, vgpu=4),
         event("Plan", now_us=2, generation=2, plan_id="p1"),
-        event("Dispatch", batch_id=1, hops=hops, samples=2),
+        event("Dispatch", batch_id=1, model=0, pipeline=0, hops=hops, samples=2),
         event("StageDone", now_us=30_000, batch_id=1, stage=0, start_us=0, end_us=30_000),
         event("WorkerLost", now_us=40_000, vgpu=1),
         "nonsense\n",
@@ -118,8 +118,22 @@ def test_vgpus_are_told_busy_slow_lost_and_back(tmp_path: Path) -> None:
     assert watch.read()[5]["lost"]
 
 
+def test_a_shared_vgpu_tells_its_time_and_profile_by_the_batches_models(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for number, (model, took_us) in enumerate(((0, 20_000), (1, 40_000))):
+        batch = {"model": model, "pipeline": 0, "hops": [{"vgpu": 0}], "samples": 2}
+        times = {"start_us": 50_000 * number, "end_us": 50_000 * number + took_us}
+        lines.append(event("Dispatch", batch_id=number, **batch))
+        lines.append(event("StageDone", now_us=100_000, batch_id=number, stage=0, **times))
+    (tmp_path / "events-0.jsonl").write_text("".join(lines))
+    row = VGpuWatch(tmp_path, shared_plan(), "1").read()[0]
+    assert row["by_model"] == [[0, pytest.approx(0.2)], [1, pytest.approx(0.4)]]
+    assert row["drift"] == pytest.approx(60 / 40)
+
+
 def test_uses_older_than_a_minute_are_forgotten(tmp_path: Path) -> None:
-    lines = [event("Dispatch", batch_id=1, hops=[{"vgpu": 0}], samples=1)]
+    batch = {"model": 0, "pipeline": 0, "hops": [{"vgpu": 0}], "samples": 1}
+    lines = [event("Dispatch", batch_id=1, **batch)]
     lines.append(event("StageDone", now_us=10, batch_id=1, stage=0, start_us=0, end_us=10))
     lines.append(event("Arrival", now_us=100_000_000))
     (tmp_path / "events-0.jsonl").write_text("".join(lines))

@@ -1,6 +1,6 @@
 """Policy `reservation-ahead`: no head costs more than it serves."""
 
-from tests.fakes.plans import Pool, make_plan
+from tests.fakes.plans import Own, make_plan
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
@@ -13,7 +13,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 
 
 def test_looking_ahead_drops_nobody_because_whole_requests_do_not_fill_a_batch() -> None:
-    pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+    pool = Own(latency_us=(6_000, 8_000, 9_000, 10_000))
     scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy="reservation-ahead")
     decided = [
         decision
@@ -30,7 +30,7 @@ def test_looking_ahead_drops_nobody_because_whole_requests_do_not_fill_a_batch()
 
 def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_are_short() -> None:
     def singles(policy: str) -> int:
-        pool = Pool(latency_us=(6_000, 8_000, 9_000, 10_000))
+        pool = Own(latency_us=(6_000, 8_000, 9_000, 10_000))
         scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy=policy)
         decided = arrive(scheduler, 36)
         late = [

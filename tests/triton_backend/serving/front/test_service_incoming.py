@@ -208,7 +208,7 @@ def test_a_reply_that_fails_ends_nothing(front: FrontService) -> None:
 
 
 def test_a_request_is_read_with_its_deadline_and_its_trace() -> None:
-    reader = RequestReader(two_stage())
+    reader = RequestReader(two_stage().model)
     reply: Callable[[Result], None] = lambda _: None  # noqa: E731
     incoming = Incoming(picture(2), 1_000, f'{{"traceparent": "{PARENT}", "x": 1}}', "id")
     request = reader.read(incoming, 50, reply)

@@ -279,10 +279,10 @@ def test_a_slow_pool_is_planned_with_its_pace(deployment: Deployment) -> None:
 def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
     """10 Gbit/s from FAST to SLOW carry 4 samples of 5 MB in 16 ms; here they take four times as long."""
     model = two_stage()
-    (pipeline,) = model.pipelines
+    (pipeline,) = model.model.pipelines
     first, second = pipeline.stages
     stages = (replace(first, boundary_bytes_per_sample=5_000_000), second)
-    model = replace(model, pipelines=(replace(pipeline, stages=stages),))
+    model = model.replaced(pipelines=(replace(pipeline, stages=stages),))
     events: list[object] = []
     gateway = HeldGateway(
         deploy(tmp_path, plan(model), ServeOptions()),
@@ -366,10 +366,10 @@ def test_a_link_at_a_quarter_of_its_rate_is_planned_as_such(
 ) -> None:
     """1 Mbit/s carry 4 samples of 512 bytes in 16.4 ms; at a quarter of that in 65.5 ms."""
     model = two_stage()
-    (pipeline,) = model.pipelines
+    (pipeline,) = model.model.pipelines
     first, second = pipeline.stages
     stages = (replace(first, boundary_bytes_per_sample=512), second)
-    planned = plan(replace(model, pipelines=(replace(pipeline, stages=stages),)))
+    planned = plan(model.replaced(pipelines=(replace(pipeline, stages=stages),)))
     nodes = tuple(replace(group, nic_gbps=0.001) for group in planned.cluster.nodes)
     planned = replace(planned, cluster=replace(planned.cluster, nodes=nodes))
     monkeypatch.setattr(output, "transfer_us", four_times_as_long)

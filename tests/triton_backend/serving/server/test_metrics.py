@@ -19,7 +19,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
-from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
+from tests.triton_backend.serving.small_plans import model, on_gpus, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -110,8 +110,10 @@ def test_a_sum_that_is_ahead_of_its_count_stays_in_its_bucket() -> None:
 
 def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     model = two_stage()
-    twice = replace(model, pipelines=(model.pipelines[0], model.pipelines[0]))
-    deployment = deploy(tmp_path, plan(twice, gpus=2), ServeOptions())
+    again = on_gpus(model, 2)
+    pipelines = (*model.model.pipelines, *again.model.pipelines)
+    twice = replace(model.replaced(pipelines=pipelines), pools=(*model.pools, *again.pools))
+    deployment = deploy(tmp_path, plan(twice, gpus=4), ServeOptions())
     gateway = HeldGateway(deployment)
     for vgpu in (0, 3):
         gateway.counters.stage_ran(vgpu, 1_000 * (vgpu + 1))

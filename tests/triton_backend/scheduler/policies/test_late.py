@@ -1,0 +1,304 @@
+"""Late binding: batches as derived by hand, and as a definition without heaps says."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.triton_backend.scheduler.policies.late_reference import Batch, Model, Reference, Rules
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.decisions import Dispatch, Drop, SetTimer
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    Arrival,
+    Cancel,
+    Pause,
+    PlanChanged,
+    Resume,
+    StageDone,
+    Timer,
+    WorkerBack,
+    WorkerLost,
+)
+from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.scheduler import Scheduler
+
+RULES = {
+    "deferred": Rules("frontrun", "window", "latest"),
+    "eager": Rules("now", "window", "latest"),
+    "latest": Rules("latest", "window", "latest"),
+    "turns": Rules("now", "head", "recent"),
+}
+FLAT = (10, 10, 10, 10)
+RISING = (10, 12, 14, 16)
+
+
+def shared(
+    tables: Sequence[Sequence[int]],
+    vgpus: int,
+    *,
+    policy: str,
+    planned: Sequence[int] | None = None,
+) -> Plan:
+    """Models of one stage each on one pool of so many vGPUs."""
+    place = PlacementRun(node=0, gpu=0, slot=0, gpus=vgpus)
+    models = [
+        hand_model(
+            f"m{number}",
+            hand_pipeline(
+                hand_stage(
+                    (0, 1), "GPU", place, table, batch=None if planned is None else planned[number]
+                ),
+                batch=len(table) if planned is None else planned[number],
+                rate_rps=0.0,
+            ),
+            slo_us=1_000,
+            policy=policy,
+        )
+        for number, table in enumerate(tables)
+    ]
+    nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=vgpus, nic_gbps=10.0)]
+    return hand_plan(*models, nodes=nodes)
+
+
+class Life:
+    """A scheduler whose batches end exactly as reserved; ends, then the timer, then arrivals."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.scheduler = Scheduler(plan)
+        self.batches: list[Batch] = []
+        self.drops: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, int, int]] = []
+        self.timer: int | None = None
+
+    def tell(self, event: object) -> None:
+        now = event.now_us  # type: ignore[attr-defined]
+        for decision in self.scheduler.handle(event):  # type: ignore[arg-type]
+            if isinstance(decision, Dispatch):
+                (hop,) = decision.hops
+                self.batches.append(Batch(now, decision.model, decision.request_ids, hop.vgpu))
+                assert hop.start_us == now
+                self.ends.append((hop.end_us, decision.batch_id, hop.start_us))
+            elif isinstance(decision, Drop):
+                self.drops.append((now, decision.request_id))
+            elif isinstance(decision, SetTimer):
+                self.timer = decision.at_us
+        self.scheduler.check_invariants()
+
+    def until(self, at_us: float) -> None:
+        """Everything that happens before an instant, and at it all but arrivals."""
+        while True:
+            end = min(self.ends, default=None)
+            timer = float("inf") if self.timer is None else self.timer
+            first = min(timer, float("inf") if end is None else end[0])
+            if first > at_us or first == float("inf"):
+                return
+            if end is not None and end[0] <= timer:
+                self.ends.remove(end)
+                at, batch, start = end
+                self.tell(StageDone(now_us=at, batch_id=batch, stage=0, start_us=start, end_us=at))
+            else:
+                at, self.timer = int(timer), None
+                self.tell(Timer(now_us=at))
+
+    def arrive(self, number: int, at: int, model: int, deadline: int, samples: int = 1) -> None:
+        self.until(at)
+        self.tell(
+            Arrival(
+                now_us=at, request_id=number, model=model, deadline_us=deadline, samples=samples
+            )
+        )
+
+
+def run(plan: Plan, arrivals: Sequence[tuple[int, int, int, int]]) -> Life:
+    life = Life(plan)
+    for number, (at, model, deadline, samples) in enumerate(arrivals):
+        life.arrive(number, at, model, deadline, samples)
+    life.until(float("inf"))
+    return life
+
+
+def test_a_batch_stays_open_until_nobody_could_join_any_more() -> None:
+    # d = 30 and L(4) = 16: from 15 on a fourth request could not be served with the head.
+    life = run(
+        shared([RISING], 1, policy="deferred"), [(0, 0, 30, 1), (1, 0, 31, 1), (2, 0, 32, 1)]
+    )
+    assert life.batches == [Batch(15, 0, (0, 1, 2), 0)]
+
+
+def test_who_comes_exactly_at_the_frontrun_joins() -> None:
+    # Two wait: d = 30, L(3) = 14, so the frontrun is 17; the third arrives at 17 - 1 and at 17.
+    early = run(
+        shared([RISING], 1, policy="deferred"), [(0, 0, 30, 1), (0, 0, 30, 1), (16, 0, 60, 1)]
+    )
+    assert early.batches[0] == Batch(16, 0, (0, 1, 2), 0)
+    late = run(
+        shared([RISING], 1, policy="deferred"), [(0, 0, 30, 1), (0, 0, 30, 1), (17, 0, 60, 1)]
+    )
+    assert late.batches[0] == Batch(17, 0, (0, 1), 0)
+
+
+def test_with_flat_latencies_the_batch_waits_for_its_latest_and_no_longer() -> None:
+    life = run(shared([FLAT], 1, policy="deferred"), [(0, 0, 30, 1)])
+    assert life.batches == [Batch(20, 0, (0,), 0)]
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    life = run(shared([RISING], 1, policy="deferred"), [(0, 0, 90, 1)] * 4)
+    assert life.batches == [Batch(0, 0, (0, 1, 2, 3), 0)]
+
+
+def test_a_batch_that_waits_for_a_vgpu_grows() -> None:
+    # The vGPU is busy until 16; the second batch could have gone with one request at its frontrun.
+    arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 28, 1), (10, 0, 40, 1)]
+    life = run(shared([RISING], 1, policy="deferred"), arrivals)
+    assert life.batches[1] == Batch(16, 0, (4, 5), 0)
+
+
+def test_of_two_queues_the_one_with_the_least_latest_gets_the_free_vgpu() -> None:
+    plan = shared([(10,), (10,), (10,)], 1, policy="eager")
+    life = run(plan, [(0, 0, 99, 1), (1, 1, 60, 1), (2, 2, 50, 1)])
+    assert [(b.at, b.model) for b in life.batches] == [(0, 0), (10, 2), (20, 1)]
+
+
+def test_equal_latest_goes_by_the_number_of_the_model() -> None:
+    plan = shared([(10,), (10,), (10,)], 1, policy="eager")
+    life = run(plan, [(0, 0, 99, 1), (1, 2, 60, 1), (2, 1, 60, 1)])
+    assert [(b.at, b.model) for b in life.batches] == [(0, 0), (10, 1), (20, 2)]
+
+
+def test_the_lowest_free_vgpu_is_taken() -> None:
+    plan = shared([(10,), (25,)], 3, policy="eager")
+    life = run(plan, [(0, 1, 99, 1), (0, 0, 99, 1), (10, 0, 99, 1)])
+    assert [(b.at, b.vgpu) for b in life.batches] == [(0, 0), (0, 1), (10, 1)]
+
+
+def test_a_head_that_makes_batches_small_is_dropped_for_the_sake_of_the_target() -> None:
+    # Busy until 16. Head d = 28 leaves 12: two samples. Without it the other four make a full batch.
+    arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 28, 1), *[(2, 0, 60, 1)] * 4]
+    life = run(shared([RISING], 1, policy="deferred"), arrivals)
+    assert life.batches[1] == Batch(16, 0, (5, 6, 7, 8), 0)
+    assert [number for _, number in life.drops] == [4]
+
+
+def test_requests_of_several_samples_are_never_split() -> None:
+    life = run(shared([RISING], 1, policy="eager"), [(0, 0, 90, 4), (1, 0, 80, 3), (2, 0, 81, 2)])
+    assert [b.requests for b in life.batches] == [(0,), (1,), (2,)]
+
+
+def test_a_cancelled_head_changes_the_window() -> None:
+    life = Life(shared([RISING], 1, policy="deferred"))
+    life.arrive(0, 0, 0, 30)
+    life.arrive(1, 1, 0, 60)
+    life.tell(Cancel(now_us=2, request_id=0))
+    life.until(float("inf"))
+    assert life.batches == [Batch(60 - 12 + 1, 0, (1,), 0)]  # d = 60, L(2) = 12
+
+
+def test_a_pause_grants_nothing_and_heads_still_expire() -> None:
+    life = Life(shared([RISING], 1, policy="deferred"))
+    life.arrive(0, 0, 0, 30)
+    life.arrive(1, 0, 0, 90)
+    life.tell(Pause(now_us=1))
+    life.until(50)
+    assert (life.batches, [n for _, n in life.drops]) == ([], [0])
+    life.tell(Resume(now_us=50))
+    life.until(float("inf"))
+    assert life.batches == [Batch(90 - 12 + 1, 0, (1,), 0)]
+
+
+def test_the_only_vgpu_lost_lets_queues_wait_until_it_is_back() -> None:
+    life = Life(shared([(10,)], 1, policy="eager"))
+    life.tell(WorkerLost(now_us=0, vgpu=0))
+    life.arrive(0, 1, 0, 30)
+    life.arrive(1, 1, 0, 90)
+    life.until(40)
+    assert (life.batches, life.drops) == ([], [(21, 0)])  # latest 20 has passed
+    life.tell(WorkerBack(now_us=40, vgpu=0))
+    life.until(float("inf"))
+    assert life.batches == [Batch(40, 0, (1,), 0)]
+
+
+def test_a_run_that_ends_early_frees_its_vgpu_early() -> None:
+    life = Life(shared([(10,)], 1, policy="eager"))
+    life.arrive(0, 0, 0, 90)
+    life.arrive(1, 1, 0, 90)
+    ((_, batch, start),) = life.ends
+    life.ends.clear()
+    life.tell(StageDone(now_us=6, batch_id=batch, stage=0, start_us=start, end_us=6))
+    assert life.batches[1] == Batch(6, 0, (1,), 0)
+
+
+def test_queues_go_on_under_a_new_plan() -> None:
+    plan = shared([RISING], 1, policy="deferred")
+    life = Life(plan)
+    life.arrive(0, 0, 0, 30)
+    life.tell(PlanChanged(now_us=1, plan=replace(plan, plan_id="next")))
+    life.until(float("inf"))
+    assert life.batches == [Batch(30 - 12 + 1, 0, (0,), 0)]
+
+
+def test_turns_go_to_the_queue_served_longest_ago() -> None:
+    plan = shared([(10,), (10,)], 1, policy="turns")
+    arrivals = [(0, 0, 99, 1), (0, 0, 99, 1), (0, 0, 99, 1), (1, 1, 99, 1), (1, 1, 99, 1)]
+    life = run(plan, arrivals)
+    assert [b.model for b in life.batches] == [0, 1, 0, 1, 0]
+
+
+def test_turns_need_pipelines_of_one_stage() -> None:
+    place = [PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1)]
+    stages = [hand_stage((n, n + 1), "GPU", at, (10,)) for n, at in enumerate(place)]
+    model = hand_model("m", hand_pipeline(*stages, batch=1), slo_us=100, policy="turns")
+    nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=2, nic_gbps=10.0)]
+    with pytest.raises(InputError, match="'turns' takes turns on one stage, a pipeline has 2"):
+        Scheduler(hand_plan(model, nodes=nodes))
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+) -> tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]]:
+    tables: list[tuple[int, ...]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        steps = draw(st.lists(st.integers(0, 6), min_size=0, max_size=4))
+        table = [draw(st.integers(3, 12))]
+        for step in steps:
+            table.append(table[-1] + step)
+        tables.append(tuple(table))
+    planned = [draw(st.integers(1, len(table))) for table in tables]
+    arrivals: list[tuple[int, int, int, int]] = []
+    at = 0
+    for _ in range(draw(st.integers(1, 14))):
+        at += draw(st.integers(0, 6))
+        model = draw(st.integers(0, len(tables) - 1))
+        arrivals.append((at, model, at + draw(st.integers(3, 50)), 1))
+    return tables, planned, draw(st.integers(1, 3)), arrivals
+
+
+@pytest.mark.parametrize("policy", list(RULES))
+@settings(max_examples=40, deadline=None)
+@given(case=cases())
+def test_every_batch_is_that_of_the_definition(
+    policy: str,
+    case: tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]],
+) -> None:
+    tables, planned, vgpus, arrivals = case
+    sizes = planned if policy == "turns" else [len(table) for table in tables]
+    models = [
+        Model(table[:size], goal) for table, size, goal in zip(tables, sizes, planned, strict=True)
+    ]
+    reference = Reference(models, vgpus, RULES[policy])
+    reference.run(arrivals)
+    life = run(shared(tables, vgpus, policy=policy, planned=planned), arrivals)
+    assert life.batches == reference.batches
+    assert sorted(life.drops) == sorted(reference.drops)
+    done = deque(number for batch in life.batches for number in batch.requests)
+    assert sorted([*done, *(number for _, number in life.drops)]) == list(range(len(arrivals)))
+    for batch in life.batches:
+        took = tables[batch.model][sum(arrivals[n][3] for n in batch.requests) - 1]
+        assert all(batch.at + took <= arrivals[n][2] for n in batch.requests)

@@ -1,0 +1,76 @@
+"""Where requests of a model come in: a block, a latency budget and a rate.
+
+A model has one entry (block 0, budget = SLO) unless the workload lists entries; those are then all.
+A request that enters at block p brings the tensors that cross before block p.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of a model.
+
+    Attributes:
+        name: distinct within its model.
+        block: the first block that runs here.
+        budget_us: from arrival here to the answer.
+        rate_rps: planned rate of requests.
+    """
+
+    name: str
+    block: int
+    budget_us: int
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        where = f"entry {self.name!r}"
+        if not self.name:
+            raise InputError("entries.name", "is empty")
+        if self.block < 0:
+            raise InputError(f"{where}, block", f"{self.block} is negative")
+        if self.budget_us < 1:
+            raise InputError(f"{where}, budget_us", f"{self.budget_us} is not positive")
+        if not 0 <= self.rate_rps < float("inf"):
+            raise InputError(f"{where}, rate_rps", f"{self.rate_rps} is not a rate")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        return {
+            "name": self.name,
+            "block": self.block,
+            "budget_us": self.budget_us,
+            "rate_rps": self.rate_rps,
+        }
+
+    @classmethod
+    def read(cls, fields: Fields) -> "Entry":
+        """Inverse of `to_dict`."""
+        return cls(
+            name=fields.text("name"),
+            block=fields.whole("block"),
+            budget_us=fields.whole("budget_us", least=1),
+            rate_rps=fields.number("rate_rps", least=0),
+        )
+
+
+def check_entries(model: str, entries: Sequence[Entry], blocks: int) -> None:
+    """Whether a model of so many blocks can have these entries.
+
+    Raises:
+        InputError: a name is used twice, or an entry lies beyond the model's last block.
+    """
+    names = [entry.name for entry in entries]
+    if len(set(names)) < len(names):
+        raise InputError(f"model {model!r}, entries", f"a name is listed twice in {names}")
+    for entry in entries:
+        if entry.block >= blocks:
+            raise InputError(
+                f"model {model!r}, entry {entry.name!r}, block",
+                f"{entry.block}, but the model has blocks 0 to {blocks - 1}",
+            )

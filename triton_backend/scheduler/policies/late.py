@@ -1,0 +1,502 @@
+"""Late binding: a batch stays open until a path is free for it; then the queues that want it compete.
+
+Early binding fixes a batch and reserves its path as soon as it fits. Here every pipeline has a
+*candidate*: the batch that its queue would send now. It may be sent from `opens` on, at the latest
+at `latest`, and only when its whole path is free at once (less a lead for the way to the worker):
+
+        opens                       latest      deadline of the head d
+    ------|===========================|------------|
+          while it waits, requests join            |
+          '---- b samples sent here end by d ------'
+
+    latest = d - L(b)        L(b): path of b samples, transfers and lead in it, made monotone
+    frontrun = d - L(b + 1) + 1   from here on nobody who comes could join any more
+
+Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpulets, 3.8):
+
+    name       opens             heads     rank among queues that want one free vGPU
+    deferred   frontrun          window    least latest
+    eager      now               window    least latest
+    timeout    head's arrival+k  window    least latest
+    latest     latest            window    least latest
+    turns      now               head      least recently served (planned batches, one stage)
+
+Heads `window`: a head goes that would make every batch after it smaller than the target; else one
+bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
+Ties: the lower pipeline number, that is model, entry, place in the model.
+
+Windows depend on the queue alone, never on vGPUs, so a grant makes no other candidate stale. A
+candidate that nobody touches stays true until `latest`. So an event costs a few heap steps:
+
+    timers       one heap over candidates (opens, retry, latest + 1) and pools (a vGPU gets free)
+    ready        one heap per pool, of the candidates that may be sent and begin on it
+
+State of a candidate: ABSENT, WAITING (for `opens`), READY (in its pool's heap), BLOCKED (a later
+stage or link was busy: tried again when it is free, or when anything ends off its plan).
+"""
+
+from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.probe import BY_FINISH, commit, probe
+from triton_backend.scheduler.queues import drop, make_batch, prefix
+from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.topology import LateRules, pipelines_of
+
+# When a candidate opens.
+AT_FRONTRUN = 0
+AT_ONCE = 1
+AT_TIMEOUT = 2
+AT_LATEST = 3
+
+# Which heads are dropped.
+BY_WINDOW = 0
+BY_HEAD = 1
+
+# How queues are ranked.
+LEAST_LATEST = 0
+LEAST_DEADLINE = 1
+LEAST_RECENT = 2
+
+POLICIES = {
+    "deferred": LateRules(opens=AT_FRONTRUN, heads=BY_WINDOW, rank=LEAST_LATEST),
+    "eager": LateRules(opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_LATEST),
+    "latest": LateRules(opens=AT_LATEST, heads=BY_WINDOW, rank=LEAST_LATEST),
+    "timeout": LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25),
+    "turns": LateRules(opens=AT_ONCE, heads=BY_HEAD, rank=LEAST_RECENT, grows=False),
+}
+
+ABSENT = 0
+WAITING = 1
+READY = 2
+BLOCKED = 3
+
+
+@kernel
+def settle_queue(tables: Tables, queue: int) -> int:
+    """Decide after a queue was touched; `SETTLED` or `NEEDS_ROOM`."""
+    if _gather(tables, queue) == NEEDS_ROOM:
+        return NEEDS_ROOM
+    topology = tables.topology
+    for pipeline in pipelines_of(topology, queue):
+        if _match(tables, topology.pipelines[pipeline]["pool"]) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return SETTLED
+
+
+@kernel
+def settle_freed(tables: Tables) -> int:
+    """Decide after something ended off its plan: queues are as they were, vGPUs are not."""
+    for pipeline in range(len(tables.candidates)):
+        if tables.candidates[pipeline]["state"] == BLOCKED:
+            _make_ready(tables, pipeline)
+    return _match_all(tables)
+
+
+@kernel
+def settle_late(tables: Tables) -> int:
+    """Decide for every late queue, whatever happened."""
+    topology = tables.topology
+    for queue in range(len(topology.queues)):
+        if topology.queues[queue]["late"] == 1 and _gather(tables, queue) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return settle_freed(tables)
+
+
+@kernel
+def settle_due_late(tables: Tables) -> int:
+    """A timer fired: candidates whose instant has come, pools with a vGPU that got free.
+
+    All of one instant become ready before any is sent, so that they compete.
+    """
+    now = tables.counts[0]["now_us"]
+    pipelines = len(tables.candidates)
+    while tables.counts[0]["timers"] > 0:
+        item = tables.heaps[0]["timer_item"]
+        if tables.heaps[item]["timer_due_us"] > now:
+            break
+        if item >= pipelines:
+            _disarm(tables, item)
+            tables.heaps[item - pipelines]["touched"] = 1
+        elif (
+            tables.candidates[item]["state"] == READY or tables.candidates[item]["latest_us"] < now
+        ):
+            if _gather(tables, tables.topology.pipelines[item]["queue"]) == NEEDS_ROOM:
+                return NEEDS_ROOM
+        else:
+            _make_ready(tables, item)
+    for pool in range(len(tables.topology.pools)):
+        if tables.heaps[pool]["touched"] == 1 and _match(tables, pool) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return SETTLED
+
+
+@inlined
+def next_late_timer(tables: Tables) -> int:
+    """Earliest instant at which a candidate or a pool has to be looked at; FAR where none has."""
+    if tables.counts[0]["timers"] == 0:
+        return FAR
+    return tables.heaps[tables.heaps[0]["timer_item"]]["timer_due_us"]
+
+
+# Candidates
+
+
+@kernel
+def _gather(tables: Tables, queue: int) -> int:
+    """Drop heads that no pipeline keeps and form the candidate of every pipeline anew."""
+    topology = tables.topology
+    row = tables.queues[queue]
+    while row["first"] != NONE:
+        kept = False
+        for pipeline in pipelines_of(topology, queue):
+            kept = kept or _keeps_head(tables, queue, pipeline)
+        if kept:
+            break
+        if tables.counts[0]["out"] == len(tables.out):
+            return NEEDS_ROOM
+        drop(tables, row["first"], DEADLINE, _best_finish(tables, queue))
+    for pipeline in pipelines_of(topology, queue):
+        _form(tables, queue, pipeline)
+    return SETTLED
+
+
+@kernel
+def _best_finish(tables: Tables, queue: int) -> int:
+    """When the head would end at best, sent now and alone."""
+    topology = tables.topology
+    samples = tables.requests[tables.queues[queue]["first"]]["samples"]
+    best = FAR
+    for pipeline in pipelines_of(topology, queue):
+        if samples <= topology.pipelines[pipeline]["largest"]:
+            best = min(best, tables.counts[0]["now_us"] + topology.path_us[pipeline, samples])
+    return best
+
+
+@kernel
+def _keeps_head(tables: Tables, queue: int, pipeline: int) -> bool:
+    """Whether a pipeline would still send the head of a queue, by the rule for heads."""
+    topology = tables.topology
+    head = tables.requests[tables.queues[queue]["first"]]
+    samples = head["samples"]
+    if samples > topology.pipelines[pipeline]["largest"]:
+        return False
+    if topology.queues[queue]["heads"] == BY_WINDOW:
+        samples = max(samples, _target(tables, queue, pipeline))
+    return tables.counts[0]["now_us"] + topology.path_us[pipeline, samples] <= head["deadline_us"]
+
+
+@kernel
+def _target(tables: Tables, queue: int, pipeline: int) -> int:
+    """Samples that a batch shall have: the planned, or what the end of the queue can still make up.
+
+    The run to the end of the queue is as long as its first request allows. Deadlines grow along the
+    queue, so a longer run fits wherever a shorter one does not: the walk ends at the first that fails.
+    """
+    topology = tables.topology
+    now = tables.counts[0]["now_us"]
+    planned = topology.pipelines[pipeline]["batch"]
+    largest = topology.pipelines[pipeline]["largest"]
+    samples = 0
+    slot = tables.queues[queue]["last"]
+    while slot != NONE and samples < planned:
+        request = tables.requests[slot]
+        more = min(samples + request["samples"], largest)
+        if now + topology.path_us[pipeline, more] > request["deadline_us"]:
+            break
+        samples = more
+        slot = request["previous"]
+    return min(samples, planned)
+
+
+@kernel
+def _form(tables: Tables, queue: int, pipeline: int) -> None:
+    """Form the candidate of a pipeline: the longest run of whole requests that ends in time."""
+    topology = tables.topology
+    row = tables.queues[queue]
+    candidate = tables.candidates[pipeline]
+    if candidate["state"] == READY:
+        _leave_ready(tables, pipeline)
+    if row["first"] == NONE or not _keeps_head(tables, queue, pipeline):
+        candidate["state"] = ABSENT
+        _disarm(tables, pipeline)
+        return
+    now = tables.counts[0]["now_us"]
+    head = tables.requests[row["first"]]
+    least = head["samples"]
+    most = min(topology.pipelines[pipeline]["largest"], row["samples"])
+    while least < most:
+        middle = (least + most + 1) // 2
+        if now + topology.path_us[pipeline, middle] <= head["deadline_us"]:
+            least = middle
+        else:
+            most = middle - 1
+    samples = prefix(tables, queue, least)
+    latest = head["deadline_us"] - topology.path_us[pipeline, samples]
+    candidate["samples"] = samples
+    candidate["latest_us"] = latest
+    candidate["key"] = latest
+    if topology.queues[queue]["rank"] == LEAST_DEADLINE:
+        candidate["key"] = head["deadline_us"]
+    elif topology.queues[queue]["rank"] == LEAST_RECENT:
+        candidate["key"] = row["served"]
+    opens = now
+    if row["samples"] == samples and samples < topology.pipelines[pipeline]["largest"]:
+        opens = _opens(tables, queue, pipeline)
+    if opens > now:
+        candidate["state"] = WAITING
+        _arm(tables, pipeline, opens)
+    else:
+        _make_ready(tables, pipeline)
+
+
+@inlined
+def _opens(tables: Tables, queue: int, pipeline: int) -> int:
+    """When a candidate that others may join opens, at the latest at its latest."""
+    topology = tables.topology
+    candidate = tables.candidates[pipeline]
+    head = tables.requests[tables.queues[queue]["first"]]
+    rule = topology.queues[queue]["opens"]
+    opens = tables.counts[0]["now_us"]
+    if rule == AT_FRONTRUN:
+        opens = head["deadline_us"] - topology.path_us[pipeline, candidate["samples"] + 1] + 1
+    elif rule == AT_TIMEOUT:
+        opens = head["arrival_us"] + topology.queues[queue]["timeout_us"]
+    elif rule == AT_LATEST:
+        opens = candidate["latest_us"]
+    return min(opens, candidate["latest_us"])
+
+
+@kernel
+def _make_ready(tables: Tables, pipeline: int) -> None:
+    """A candidate may be sent from now on, until its latest."""
+    _join_ready(tables, pipeline)
+    tables.candidates[pipeline]["state"] = READY
+    tables.heaps[tables.topology.pipelines[pipeline]["pool"]]["touched"] = 1
+    _arm(tables, pipeline, tables.candidates[pipeline]["latest_us"] + 1)
+
+
+# Matching
+
+
+@kernel
+def _match_all(tables: Tables) -> int:
+    for pool in range(len(tables.topology.pools)):
+        if _match(tables, pool) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return SETTLED
+
+
+@kernel
+def _match(tables: Tables, pool: int) -> int:
+    """Send candidates that begin on a pool, best rank first, while it has a vGPU free."""
+    topology = tables.topology
+    counts = tables.counts[0]
+    now = counts["now_us"]
+    tables.heaps[pool]["touched"] = 0
+    soonest = FAR
+    while tables.heaps[pool]["ready_count"] > 0 and counts["paused"] == 0:
+        if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
+            return NEEDS_ROOM
+        pipeline = tables.heaps[topology.pools[pool]["first_candidate"]]["ready"]
+        queue = topology.pipelines[pipeline]["queue"]
+        if tables.candidates[pipeline]["latest_us"] < now:
+            if _gather(tables, queue) == NEEDS_ROOM:
+                return NEEDS_ROOM
+            continue
+        soonest = _pool_free_from(tables, pool)
+        if soonest > now + _lead_us(tables, tables.candidates[pipeline]["samples"]):
+            break
+        if not _path_is_free(tables, queue, pipeline):
+            continue
+        commit(tables, pipeline, make_batch(tables, queue, pipeline))
+        tables.queues[queue]["served"] = counts["batches"]
+        if _gather(tables, queue) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    item = len(tables.candidates) + pool
+    if tables.heaps[pool]["ready_count"] > 0 and counts["paused"] == 0 and soonest < FAR:
+        _arm(tables, item, max(now + 1, soonest - _lead_us(tables, topology.path_us.shape[1] - 1)))
+    else:
+        _disarm(tables, item)
+    return SETTLED
+
+
+@kernel
+def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
+    """Whether a ready candidate can go at once; else it is blocked until it can.
+
+    Its quote is then that of the batch to send. Where links of the path differ from the fastest, a
+    batch may end later than its window says: then the next smaller run of whole requests.
+    """
+    candidate = tables.candidates[pipeline]
+    quote = tables.quotes[pipeline]
+    now = tables.counts[0]["now_us"]
+    head = tables.requests[tables.queues[queue]["first"]]
+    samples = candidate["samples"]
+    again = FAR
+    while samples >= head["samples"]:
+        start = now + _lead_us(tables, samples)
+        probe(tables, pipeline, samples, start, BY_FINISH)
+        if quote["wait_us"] == 0 and quote["finish_us"] <= head["deadline_us"]:
+            return True
+        if quote["finish_us"] - quote["wait_us"] <= head["deadline_us"]:
+            again = now + quote["wait_us"]
+            break
+        samples = prefix(tables, queue, samples - 1) if samples > 1 else 0
+    _leave_ready(tables, pipeline)
+    candidate["state"] = BLOCKED
+    _arm(tables, pipeline, max(now + 1, min(again, candidate["latest_us"] + 1)))
+    return False
+
+
+@inlined
+def _lead_us(tables: Tables, samples: int) -> int:
+    counts = tables.counts[0]
+    return counts["lead_us"] + samples * counts["lead_us_per_sample"]
+
+
+@inlined
+def _pool_free_from(tables: Tables, pool: int) -> int:
+    """No vGPU of the pool can start before; FAR where all are lost."""
+    row = tables.topology.pools[pool]
+    soonest = FAR
+    for block in range(row["first_block"], row["end_block"]):
+        soonest = min(soonest, tables.block_from_us[block])
+    return soonest
+
+
+# Ready candidates of a pool: a binary heap in `ready` from `pool_candidates[pool]` on. A candidate's
+# `place` is where it stands there.
+
+
+@inlined
+def _before(tables: Tables, one: int, other: int) -> bool:
+    a, b = tables.candidates[one]["key"], tables.candidates[other]["key"]
+    return a < b or (a == b and one < other)
+
+
+@kernel
+def _join_ready(tables: Tables, pipeline: int) -> None:
+    pool = tables.topology.pipelines[pipeline]["pool"]
+    base = tables.topology.pools[pool]["first_candidate"]
+    place = tables.heaps[pool]["ready_count"]
+    tables.heaps[pool]["ready_count"] += 1
+    _sift_up(tables, base, place, pipeline)
+
+
+@kernel
+def _leave_ready(tables: Tables, pipeline: int) -> None:
+    pool = tables.topology.pipelines[pipeline]["pool"]
+    base = tables.topology.pools[pool]["first_candidate"]
+    place = tables.candidates[pipeline]["place"]
+    tables.heaps[pool]["ready_count"] -= 1
+    last = tables.heaps[base + tables.heaps[pool]["ready_count"]]["ready"]
+    tables.candidates[pipeline]["place"] = NONE
+    if last != pipeline:
+        _sift_down(tables, base, tables.heaps[pool]["ready_count"], place, last)
+        _sift_up(tables, base, tables.candidates[last]["place"], last)
+
+
+@kernel
+def _sift_up(tables: Tables, base: int, place: int, pipeline: int) -> None:
+    while place > 0:
+        parent = (place - 1) // 2
+        above = tables.heaps[base + parent]["ready"]
+        if not _before(tables, pipeline, above):
+            break
+        tables.heaps[base + place]["ready"] = above
+        tables.candidates[above]["place"] = place
+        place = parent
+    tables.heaps[base + place]["ready"] = pipeline
+    tables.candidates[pipeline]["place"] = place
+
+
+@kernel
+def _sift_down(tables: Tables, base: int, count: int, place: int, pipeline: int) -> None:
+    while 2 * place + 1 < count:
+        child = 2 * place + 1
+        if child + 1 < count and _before(
+            tables, tables.heaps[base + child + 1]["ready"], tables.heaps[base + child]["ready"]
+        ):
+            child += 1
+        below = tables.heaps[base + child]["ready"]
+        if not _before(tables, below, pipeline):
+            break
+        tables.heaps[base + place]["ready"] = below
+        tables.candidates[below]["place"] = place
+        place = child
+    tables.heaps[base + place]["ready"] = pipeline
+    tables.candidates[pipeline]["place"] = place
+
+
+# Timers: one binary heap in `timers` of items by (due, item). Items 0 .. are candidates by pipeline,
+# those after them pools. `timer_place` is where an item stands, NONE where it is not armed.
+
+
+@kernel
+def _arm(tables: Tables, item: int, due_us: int) -> None:
+    """Set an item's timer, or move it."""
+    place = tables.heaps[item]["timer_place"]
+    if place == NONE:
+        place = tables.counts[0]["timers"]
+        tables.counts[0]["timers"] += 1
+        tables.heaps[place]["timer_item"] = item
+        tables.heaps[item]["timer_place"] = place
+    tables.heaps[item]["timer_due_us"] = due_us
+    _timer_down(tables, _timer_up(tables, place))
+
+
+@kernel
+def _disarm(tables: Tables, item: int) -> None:
+    """Take an item's timer away, where it has one."""
+    place = tables.heaps[item]["timer_place"]
+    if place == NONE:
+        return
+    tables.heaps[item]["timer_place"] = NONE
+    tables.counts[0]["timers"] -= 1
+    count = tables.counts[0]["timers"]
+    if place < count:
+        moved = tables.heaps[count]["timer_item"]
+        tables.heaps[place]["timer_item"] = moved
+        tables.heaps[moved]["timer_place"] = place
+        _timer_down(tables, _timer_up(tables, place))
+
+
+@inlined
+def _earlier(tables: Tables, one: int, other: int) -> bool:
+    a, b = tables.heaps[one]["timer_due_us"], tables.heaps[other]["timer_due_us"]
+    return a < b or (a == b and one < other)
+
+
+@kernel
+def _timer_up(tables: Tables, place: int) -> int:
+    item = tables.heaps[place]["timer_item"]
+    while place > 0:
+        parent = (place - 1) // 2
+        above = tables.heaps[parent]["timer_item"]
+        if not _earlier(tables, item, above):
+            break
+        tables.heaps[place]["timer_item"] = above
+        tables.heaps[above]["timer_place"] = place
+        place = parent
+    tables.heaps[place]["timer_item"] = item
+    tables.heaps[item]["timer_place"] = place
+    return place
+
+
+@kernel
+def _timer_down(tables: Tables, place: int) -> None:
+    count = tables.counts[0]["timers"]
+    item = tables.heaps[place]["timer_item"]
+    while 2 * place + 1 < count:
+        child = 2 * place + 1
+        if child + 1 < count and _earlier(
+            tables, tables.heaps[child + 1]["timer_item"], tables.heaps[child]["timer_item"]
+        ):
+            child += 1
+        below = tables.heaps[child]["timer_item"]
+        if not _earlier(tables, below, item):
+            break
+        tables.heaps[place]["timer_item"] = below
+        tables.heaps[below]["timer_place"] = place
+        place = child
+    tables.heaps[place]["timer_item"] = item
+    tables.heaps[item]["timer_place"] = place
