@@ -25,7 +25,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR
-from triton_backend.scheduler.policies import late
+from triton_backend.scheduler.kernel_api import next_timer
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.simulator import heap
@@ -35,8 +35,8 @@ from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import DROPPED, World
 
 Outcome = tuple[Any, ...]
-# Late binding is held to its definition in `scheduler/policies/test_late`; this comparison differs for it.
-EARLY = [name for name in POLICIES if name not in late.POLICIES]
+# Turns need pipelines of one stage.
+COMPARED = [name for name in POLICIES if name != "turns"]
 
 
 def busy_plan() -> Plan:
@@ -85,7 +85,7 @@ def arrivals(world: World, at_us: int) -> Iterator[Arrival]:
 def next_instant(world: World) -> int:
     """When something happens next."""
     cursor = world.cursor[0]
-    instants = [int(world.tables.queues["timer_us"].min())]
+    instants = [int(next_timer(world.tables))]
     if cursor["events"]:
         instants.append(int(world.heap[0]["at_us"]))
     if cursor["arrival"] < len(world.requests):
@@ -130,7 +130,7 @@ def outcomes(decided: list[Decision]) -> set[Outcome]:
 FAILURES = (Failure(start_s=0.1, end_s=0.2, vgpu=0), Failure(start_s=0.15, vgpu=5))
 
 
-@pytest.mark.parametrize("policy", EARLY)
+@pytest.mark.parametrize("policy", COMPARED)
 @pytest.mark.parametrize(
     "options",
     [
@@ -146,7 +146,7 @@ def test_the_same_events_lead_to_the_same_decisions(policy: str, options: SimOpt
     scheduler = Scheduler(plan, policy=policy, nic=options.nic)
     compared = 0
     while (at_us := next_instant(world)) < FAR:
-        timer_us = int(world.tables.queues["timer_us"].min())
+        timer_us = int(next_timer(world.tables))
         timers = [Timer(now_us=at_us)] if timer_us == at_us else []
         events = [*ends(world, at_us), *timers, *arrivals(world, at_us)]
         decided = [decision for event in events for decision in scheduler.handle(event)]
