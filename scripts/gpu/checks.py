@@ -24,6 +24,7 @@ from flows.preparation.splitting.split import split_model
 from scripts.gpu.copies import run_copies
 from scripts.gpu.paths import BATCHES, Arrays, GpuPath, TensorrtPath, wall_us
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.runtimes.cuda import Cuda
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 
@@ -282,7 +283,7 @@ def check_vgpus(bench: Bench) -> Outcome:
         daemon.start()
         for divisor in (1, 2, 3, 4):
             table[str(divisor)]["mps_us"] = run_copies(
-                bench.whole(), path.name, bench.work, (divisor, daemon.environment(gpu, divisor))
+                bench.whole(), path.name, bench.work, (divisor, daemon.environment(gpu, share_of_divisor(divisor)))
             )
     except PoolPipeError as error:
         return None, {"batch": CHECKED_BATCH, "by_divisor": table, "mps": str(error)}

@@ -20,6 +20,7 @@ from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.placement import PlacementRun
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.mps import MpsDaemon
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -87,7 +88,7 @@ def _measure(
     }
     daemon.start()
     try:
-        with Copies(daemon.environment("0", DIVISOR)) as copies:
+        with Copies(daemon.environment("0", share_of_divisor(DIVISOR))) as copies:
             latencies: list[tuple[int, ...]] = []
             for folder in folders:
                 copies.load(folder, DIVISOR)

@@ -69,9 +69,9 @@ class EmulatedRuntime:
         """Nothing was taken."""
 
 
-def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
-    """Load an emulated stage; its latencies are those of its vGPU size already."""
-    del folder, vgpu_divisor
+def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime:
+    """Load an emulated stage; its latencies are those of its share already."""
+    del folder, share
     return EmulatedRuntime(artifact, clock=clock)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.shares import MAX_DIVISOR
+from triton_backend.contract.shares import check_share, percent_of
 
 CONTROL = "nvidia-cuda-mps-control"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -25,7 +25,6 @@ LOGS = "CUDA_MPS_LOG_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # noqa: S108 -- CUDA's own default
 ANSWER_LIMIT_S = 30.0
-WHOLE_PERCENT = 100.0
 
 
 def mps_installed() -> bool:
@@ -96,13 +95,13 @@ class MpsDaemon:
         if not any(self._control([], f"get_client_list {server}")[1] for server in servers):
             self.stop()
 
-    def environment(self, gpu: str, divisor: int) -> dict[str, str]:
-        """What a process needs in its environment to be one of `divisor` vGPUs of `gpu`."""
+    def environment(self, gpu: str, share: int) -> dict[str, str]:
+        """What a process needs in its environment to have a share (300ths) of `gpu`."""
         return {
             **gpu_environment(gpu),
             PIPES: str(self.pipes),
             LOGS: str(self.logs),
-            SHARE: thread_percentage(divisor),
+            SHARE: thread_percentage(share),
         }
 
     def _control(self, arguments: list[str], line: str = "") -> tuple[int, str]:
@@ -132,12 +131,11 @@ def gpu_environment(gpu: str) -> dict[str, str]:
     return {VISIBLE: gpu}
 
 
-def thread_percentage(divisor: int) -> str:
-    """100 / divisor as MPS reads it.
+def thread_percentage(share: int) -> str:
+    """A share of a GPU in percent, as MPS reads it.
 
     Raises:
-        InputError: no such vGPU size.
+        InputError: no such share.
     """
-    if not 1 <= divisor <= MAX_DIVISOR:
-        raise InputError("vGPU divisor", f"{divisor} is not in 1..{MAX_DIVISOR}")
-    return f"{WHOLE_PERCENT / divisor:.4g}"
+    check_share("vGPU share", share)
+    return f"{percent_of(share):.4g}"

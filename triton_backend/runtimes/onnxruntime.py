@@ -1,8 +1,8 @@
 """One stage in onnxruntime: on stated CPU cores, threads and stretch, or on a GPU by CUDA.
 
 A CPU "GPU class" is a runtime configuration. Its stretch k emulates a slower class: a run computes
-its true results and then waits until it has lasted k times its true time. One of v vGPUs is one of
-v copies on the same cores, stretched by v more. True time is the calling thread's CPU time where
+its true results and then waits until it has lasted k times its true time. A vGPU that is a share of
+a class shares its cores with others, and is stretched by 1 / share more. True time is the calling thread's CPU time where
 the stage has one thread, so that being preempted by other processes is not multiplied; with more
 threads it is the time that passed.
 """
@@ -16,6 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import CUDA, NUMPY_DTYPES, Artifact, Runtime, Tensors
 from triton_backend.runtimes.clock import Clock
@@ -29,7 +30,7 @@ class OnnxRuntime:
     """One stage loaded into onnxruntime. Pins the calling thread to a CPU class until closed."""
 
     def __init__(
-        self, folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock
+        self, folder: Path, artifact: Artifact, *, share: int, clock: Clock
     ) -> None:
         self.inputs = artifact.inputs
         self.outputs = artifact.outputs
@@ -37,8 +38,8 @@ class OnnxRuntime:
         self._threads = int(artifact.options.get("threads", 1))
         on_gpu = artifact.device == CUDA
         # A part of a GPU is made by CUDA MPS, and is as slow as it really is.
-        share = 1 if on_gpu else vgpu_divisor
-        self._factor = float(artifact.options.get("stretch", 1.0)) * share
+        parts = 1.0 if on_gpu else WHOLE_GPU / share
+        self._factor = float(artifact.options.get("stretch", 1.0)) * parts
         self._given = {spec.name: spec for spec in self.inputs}
         # onnxruntime does not copy an input that is also an output into a bound buffer.
         self._forwarded = tuple(spec for spec in self.outputs if spec.name in self._given)
@@ -105,13 +106,13 @@ class OnnxRuntime:
             np.copyto(_checked(out, spec, batch), inputs[spec.name])
 
 
-def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
+def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime:
     """Load a stage's ONNX file.
 
     Raises:
         InputError: the file, the cores or the GPU cannot be used.
     """
-    return OnnxRuntime(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock)
+    return OnnxRuntime(folder, artifact, share=share, clock=clock)
 
 
 def _checked(arrays: Tensors, spec: TensorSpec, batch: int) -> NDArray[Any]:

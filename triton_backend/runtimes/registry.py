@@ -1,6 +1,6 @@
 """The runtimes by name: the runtime `N` is the module `triton_backend/runtimes/N` with `open_stage`.
 
-    def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime
+    def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime
 
 Adding a runtime is adding such a module (or package), and a test. It is imported when an artifact
 names it, so that a machine carries only what it serves with.
@@ -15,18 +15,19 @@ from pathlib import Path
 
 import triton_backend.runtimes
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.runtimes.base import Artifact, Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
 
 OPEN = "open_stage"
 
 
-def load_runtime(folder: Path, *, vgpu_divisor: int = 1, clock: Clock | None = None) -> Runtime:
-    """Load the stage in `folder` as one of `vgpu_divisor` copies that share a device.
+def load_runtime(folder: Path, *, share: int = WHOLE_GPU, clock: Clock | None = None) -> Runtime:
+    """Load the stage in `folder` on a share of a device.
 
     Args:
         folder: the artifact.
-        vgpu_divisor: on a CPU, the run time is stretched by it.
+        share: in 300ths; on a CPU the run time is stretched by 300 / share.
         clock: what waiting goes by; None is the host's clock.
 
     Raises:
@@ -38,7 +39,7 @@ def load_runtime(folder: Path, *, vgpu_divisor: int = 1, clock: Clock | None = N
         if open_stage is None:
             known = ", ".join(runtime_names())
             raise InputError(str(folder), f"unknown runtime {artifact.runtime!r}, known: {known}")
-        return open_stage(folder, artifact, vgpu_divisor=vgpu_divisor, clock=clock or SystemClock())
+        return open_stage(folder, artifact, share=share, clock=clock or SystemClock())
     except ImportError as error:
         raise InputError(
             str(folder), f"runtime {artifact.runtime!r} is not installed here: {error}"

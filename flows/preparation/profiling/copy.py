@@ -23,6 +23,7 @@ import numpy as np
 
 from flows.preparation.profiling.statistics import relative_interval
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.runtimes.base import NUMPY_DTYPES, Runtime, Tensors
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.runtimes.registry import load_runtime
@@ -41,7 +42,7 @@ class Copy:
     def load(self, folder: Path, divisor: int) -> None:
         """Load a stage in place of the one loaded before."""
         self.close()
-        self._runtime = load_runtime(folder, vgpu_divisor=divisor, clock=self._clock)
+        self._runtime = load_runtime(folder, share=share_of_divisor(divisor), clock=self._clock)
 
     def close(self) -> None:
         """Give the stage back."""

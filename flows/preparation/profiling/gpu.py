@@ -17,6 +17,7 @@ from flows.preparation.profiling.model_profile import CellStore, cells_done
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 
 
@@ -70,7 +71,7 @@ def measure_on_gpu(
                 gpu.daemon.start()
             except InputError as error:
                 return GpuMeasured(cells=cells, left_out=str(error))
-            environment = gpu.daemon.environment(gpu.name, divisor)
+            environment = gpu.daemon.environment(gpu.name, share_of_divisor(divisor))
         try:
             cells += measure_cells(
                 mine,

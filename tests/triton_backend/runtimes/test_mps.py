@@ -76,11 +76,13 @@ def test_daemon_that_does_not_start_is_an_error_with_its_words(
         MpsDaemon.in_folder(tmp_path / "mps", ("0",)).start()
 
 
-@pytest.mark.parametrize(("divisor", "percent"), [(1, "100"), (2, "50"), (3, "33.33"), (4, "25")])
+@pytest.mark.parametrize(
+    ("share", "percent"), [(300, "100"), (150, "50"), (100, "33.33"), (75, "25"), (3, "1")]
+)
 def test_worker_gets_its_share_and_finds_its_daemon(
-    daemon: MpsDaemon, divisor: int, percent: str
+    daemon: MpsDaemon, share: int, percent: str
 ) -> None:
-    assert daemon.environment("GPU-2", divisor) == {
+    assert daemon.environment("GPU-2", share) == {
         "CUDA_VISIBLE_DEVICES": "GPU-2",
         "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipes),
         "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs),
@@ -92,7 +94,7 @@ def test_whole_gpu_or_slice_needs_no_daemon() -> None:
     assert gpu_environment("MIG-7") == {"CUDA_VISIBLE_DEVICES": "MIG-7"}
 
 
-@pytest.mark.parametrize("divisor", [0, 5])
-def test_no_such_vgpu_size(divisor: int) -> None:
-    with pytest.raises(InputError, match=r"is not in 1\.\.4"):
-        thread_percentage(divisor)
+@pytest.mark.parametrize("share", [0, 1, 301])
+def test_no_such_share(share: int) -> None:
+    with pytest.raises(InputError, match=r"neither 1/v nor whole percents"):
+        thread_percentage(share)

@@ -88,10 +88,10 @@ def test_several_threads_are_stretched_by_the_time_that_passed(tmp_path: Path) -
     assert clock.waits == [1_000 + 3 * 1_000]
 
 
-def test_a_divisor_stretches_on_top(tmp_path: Path) -> None:
+def test_a_share_stretches_on_top(tmp_path: Path) -> None:
     write_doubling(tmp_path / "a", threads=1, stretch=1.5)
     clock = TickingClock()
-    runtime = load_runtime(tmp_path / "a", vgpu_divisor=4, clock=clock)
+    runtime = load_runtime(tmp_path / "a", share=75, clock=clock)
     runtime.run({"x": samples(1)}, {"y": np.zeros((1, WIDTH), np.float32)})
     runtime.close()
     assert clock.waits == [1_000 + 6 * 700]

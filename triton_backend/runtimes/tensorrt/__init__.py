@@ -6,10 +6,10 @@ from triton_backend.runtimes.base import Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 
 
-def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Clock) -> Runtime:
+def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime:
     """Load a stage's engine onto the first GPU that this process sees.
 
-    A part of a GPU is made by CUDA MPS and is as slow as it really is, so divisor and clock do not
+    A part of a GPU is made by CUDA MPS and is as slow as it really is, so share and clock do not
     matter here.
 
     Raises:
@@ -18,5 +18,5 @@ def open_stage(folder: Path, artifact: Artifact, *, vgpu_divisor: int, clock: Cl
     # Imported here, because whoever builds engines imports this package and needs no CUDA.
     from triton_backend.runtimes.tensorrt.runtime import open_tensorrt  # noqa: PLC0415
 
-    del vgpu_divisor, clock
+    del share, clock
     return open_tensorrt(folder, artifact)
