@@ -45,6 +45,14 @@ Policy = Annotated[
         help="Dispatch policy: reservation is the paper's, reservation-ahead what gateways run.",
     ),
 ]
+PolicyOfAll = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help="Dispatch policy of all models; without it each has the one that its plan says.",
+    ),
+]
 Nic = Annotated[
     str,
     typer.Option(

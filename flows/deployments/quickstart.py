@@ -39,7 +39,6 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -117,7 +116,7 @@ def _plan(work: Workspace, models: tuple[OfferedModel, ...]) -> Plan:
 @task(name="simulate", cache_policy=NO_CACHE)
 def _simulate(plan: Plan, options: QuickstartOptions) -> SimResult:
     run = SimOptions(
-        policy=SERVING_POLICY,
+        policy=None,
         load_factor=offered_share(plan, options.load_factor),
         duration_s=options.load_seconds,
         seed=options.seed,

@@ -29,7 +29,6 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep
 from scripts.benchmarks.resource_usage import Sampler, resources
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, small_plan
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -131,7 +130,7 @@ def goodput_by_second(loaded: Loaded, seconds: float) -> list[float]:
 def simulated_goodput(plan: Plan, load_factor: float) -> float:
     """What the simulator serves of that load."""
     options = SimOptions(
-        policy=SERVING_POLICY,
+        policy=None,
         load_factor=load_factor,
         duration_s=20,
         admission=True,

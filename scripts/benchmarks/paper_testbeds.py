@@ -30,9 +30,8 @@ from flows.planning import PlanOptions
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from scripts.benchmarks.served import Load, Served, stretched
 from scripts.paper.cells import PaperData
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import DEFAULT_POLICY, Plan
 from triton_backend.contract.shares import share_text
-from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.run import simulate
@@ -237,7 +236,7 @@ def main() -> int:
     add("--models", type=int, default=6, help="the first so many")
     add("--only", nargs="+", default=[""], help="of those, names that contain one of these")
     add("--loads", nargs="+", type=float, default=list(LOAD_FACTORS))
-    add("--policy", choices=POLICIES, default=SERVING_POLICY)
+    add("--policy", choices=POLICIES, default=DEFAULT_POLICY)
     add("--seconds", type=float, default=4.0)
     add("--stretch", type=float)
     add("--most-rps", type=float, default=150.0)

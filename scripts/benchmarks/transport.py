@@ -181,9 +181,10 @@ def one_hop(
     start = time.monotonic_ns()
     place = channel.acquire(0)
     assert place is not None
-    np.copyto(channel.views(place, 1)["boundary"][0], source)
+    np.copyto(channel.segment.views(place, 1)["boundary"][0], source)
     copied = time.monotonic_ns()
-    channel.send(frame(Kind.BATCH, b"", payload_bytes=len(source)), place, 1)
+    data = frame(Kind.BATCH, b"", payload_bytes=len(source))
+    channel.send(data, channel.segment, place, 1)
     while owner.answer is None:
         loop.poll(None)
     return (owner.answer - start) / 1e3, (owner.answer - copied) / 1e3

@@ -43,7 +43,6 @@ from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, Fault
 from scripts.faults.places import Far, NotHereError, Shifted
 from scripts.faults.probe import Prober, wait_well
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -140,7 +139,7 @@ def reduced(loaded: Loaded, fault: Fault, plan: Plan, fault_us: int) -> dict[str
 def simulated(plan: Plan, seconds: float, away: tuple[Failure, ...]) -> float:
     """What the simulator says of the attainment without these vGPUs."""
     options = SimOptions(
-        policy=SERVING_POLICY,
+        policy=None,
         load_factor=LOAD_FACTOR,
         duration_s=seconds,
         failures=away,

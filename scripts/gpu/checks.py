@@ -283,7 +283,10 @@ def check_vgpus(bench: Bench) -> Outcome:
         daemon.start()
         for divisor in (1, 2, 3, 4):
             table[str(divisor)]["mps_us"] = run_copies(
-                bench.whole(), path.name, bench.work, (divisor, daemon.environment(gpu, share_of_divisor(divisor)))
+                bench.whole(),
+                path.name,
+                bench.work,
+                (divisor, daemon.environment(gpu, share_of_divisor(divisor))),
             )
     except PoolPipeError as error:
         return None, {"batch": CHECKED_BATCH, "by_divisor": table, "mps": str(error)}

@@ -10,6 +10,7 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
+from triton_backend.contract.tensors import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,14 @@ class Entry:
         block: the first block that runs here.
         budget_us: from arrival here to the answer.
         rate_rps: planned rate of requests.
+        inputs: the tensors that a request brings, those that cross before `block`; none: not known.
     """
 
     name: str
     block: int
     budget_us: int
     rate_rps: float
+    inputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"entry {self.name!r}"
@@ -41,12 +44,15 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `plan.json`."""
-        return {
+        out: dict[str, Any] = {
             "name": self.name,
             "block": self.block,
             "budget_us": self.budget_us,
             "rate_rps": self.rate_rps,
         }
+        if self.inputs:
+            out["inputs"] = [spec.to_dict() for spec in self.inputs]
+        return out
 
     @classmethod
     def read(cls, fields: Fields) -> "Entry":
@@ -56,6 +62,9 @@ class Entry:
             block=fields.whole("block"),
             budget_us=fields.whole("budget_us", least=1),
             rate_rps=fields.number("rate_rps", least=0),
+            inputs=tuple(
+                map(TensorSpec.read, fields.items("inputs") if fields.has("inputs") else ())
+            ),
         )
 
 

@@ -6,6 +6,7 @@ form when built; whether its numbers follow from the profiles is `flows/planning
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -37,7 +38,9 @@ from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 from triton_backend.contract.workload import Workload
 
 FORMAT = 2
-DEFAULT_POLICY = "reservation-ahead"  # of plans that name none
+# Of plans that name none. Under `reservation` a backlog once there, after a stall say, stays while the
+# overload does: late heads allow small batches only, which make all later ones late.
+DEFAULT_POLICY = "reservation-ahead"
 TOLERANCE = 1e-6  # of sums of floats
 BYTES_PER_GIB = 1 << 30
 
@@ -401,6 +404,10 @@ class Objective:
     space: str | None = None
 
 
+StagePlace = tuple[int, int, int]
+"""A stage: its model, its pipeline in the model and its place in the pipeline, by their numbers."""
+
+
 class StageRow(NamedTuple):
     """One stage of one pipeline, numbered through the plan by model, pipeline, stage."""
 
@@ -408,6 +415,11 @@ class StageRow(NamedTuple):
     pipeline: int
     stage: int
     pool: int
+
+    @property
+    def place(self) -> StagePlace:
+        """Which stage it is."""
+        return self[:3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -488,6 +500,14 @@ class Plan:
             for m, model in enumerate(self.models)
             for p, pipeline in enumerate(model.pipelines)
             for s, stage in enumerate(pipeline.stages)
+        )
+
+    def queues(self) -> tuple[range, ...]:
+        """Of every model the numbers of its queues, one per entry, in the order of models."""
+        ends = list(accumulate(len(model.queues) for model in self.models))
+        return tuple(
+            range(end - len(model.queues), end)
+            for model, end in zip(self.models, ends, strict=True)
         )
 
     def placed_stages(self) -> Iterator[tuple[ModelPlan, Pipeline, Stage, Pool]]:

@@ -29,9 +29,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 class OnnxRuntime:
     """One stage loaded into onnxruntime. Pins the calling thread to a CPU class until closed."""
 
-    def __init__(
-        self, folder: Path, artifact: Artifact, *, share: int, clock: Clock
-    ) -> None:
+    def __init__(self, folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> None:
         self.inputs = artifact.inputs
         self.outputs = artifact.outputs
         self._clock = clock

@@ -7,6 +7,7 @@ one for the model's input and its output.
 
 from dataclasses import replace
 
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
 from triton_backend.contract.tensors import TensorSpec
 
@@ -20,11 +21,16 @@ def complete_tensors(plan: Plan) -> Plan:
 
 
 def _complete_model(model: ModelPlan) -> ModelPlan:
+    inputs = model.inputs or (_bytes_tensor("input", EMULATED_INPUT_BYTES),)
     outputs = model.outputs or (_bytes_tensor("output", _answer_bytes(model)),)
     return replace(
         model,
-        inputs=model.inputs or (_bytes_tensor("input", EMULATED_INPUT_BYTES),),
+        inputs=inputs,
         outputs=outputs,
+        entries=tuple(
+            entry if entry.inputs else replace(entry, inputs=_cut(model, entry.block, inputs))
+            for entry in model.entries
+        ),
         pipelines=tuple(_complete_pipeline(pipeline, outputs) for pipeline in model.pipelines),
     )
 
@@ -45,6 +51,18 @@ def _complete_pipeline(pipeline: Pipeline, outputs: tuple[TensorSpec, ...]) -> P
     return replace(pipeline, stages=stages)
 
 
+def _cut(model: ModelPlan, block: int, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The tensors that cross before a block: those of a stage that ends there, else one of its size."""
+    if block == 0:
+        return inputs
+    ending = [s for p in model.pipelines for s in p.stages[:-1] if s.blocks[1] == block]
+    for stage in ending:
+        if stage.boundary:
+            return stage.boundary
+    size = ending[0].boundary_bytes_per_sample if ending else EMULATED_INPUT_BYTES
+    return (_bytes_tensor(f"cut_{block}", size),)
+
+
 def _answer_bytes(model: ModelPlan) -> int:
     known = (p.stages[-1].boundary_bytes_per_sample for p in model.pipelines)
     return max(known, default=0) or EMULATED_OUTPUT_BYTES
@@ -54,11 +72,28 @@ def _bytes_tensor(name: str, size: int) -> TensorSpec:
     return TensorSpec(name=name, dtype="UINT8", shape=(-1, max(size, 1)))
 
 
+def request_tensors(model: ModelPlan) -> dict[TensorSpec, bool]:
+    """Every tensor that a request of a completed plan may bring, and whether it may be left out.
+
+    Raises:
+        InputError: a name stands for different tensors at two entries.
+    """
+    cuts = [entry.inputs for entry in model.entries] or [model.inputs]
+    found: dict[TensorSpec, bool] = {}
+    by_name: dict[str, TensorSpec] = {}
+    for spec in (spec for cut in cuts for spec in cut):
+        if by_name.setdefault(spec.name, spec) != spec:
+            raise InputError(f"model {model.name!r}, entries", f"{spec.name!r} is two tensors")
+        found[spec] = not all(spec in cut for cut in cuts)
+    return found
+
+
 def stage_inputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
     """What enters a stage of a completed plan."""
-    if stage == 0:
-        return model.inputs
-    return model.pipelines[pipeline].stages[stage - 1].boundary or ()
+    path = model.pipelines[pipeline]
+    if stage:
+        return path.stages[stage - 1].boundary or ()
+    return next((e.inputs for e in model.entries if e.name == path.entry), model.inputs)
 
 
 def stage_outputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:

@@ -7,11 +7,11 @@ request is therefore refused at once when the work admitted before it already fi
 Admission follows an ideal server: it does not see the backlog that a stall leaves behind, and only
 a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of that.
 
-One rule for the gateway and the simulator, over one row of numbers per model.
+One rule for the gateway and the simulator, over one row of numbers per queue.
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import exp
 
 import numpy as np
@@ -19,11 +19,13 @@ import numpy as np
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import Records, entry
+from triton_backend.scheduler.policies.registry import queue_policies
 
 # An offer is an overload when its mean over the last SLOs exceeds the capacity. At full load that
 # happens by chance, and hardly matters: then the work admitted seldom fills a request's time.
 OVERLOAD_FACTOR = 1.0
 MEMORY_SLOS = 3
+LEAST_RPS = 1e-6
 # Share of the time between arrival and deadline, beyond the run itself, that may be queued work.
 FILLED_SHARE = 0.75
 
@@ -43,30 +45,45 @@ ADMISSION = np.dtype(
 )
 
 
-def new_admission(plan: Plan, models: Iterable[ModelPlan]) -> Records:
-    """`ADMISSION` rows [model], nothing offered yet."""
+def new_admission(plan: Plan, policy: str | None = None) -> Records:
+    """`ADMISSION` rows [queue], nothing offered yet.
+
+    Nothing is refused for models of late binding: their rule for heads keeps batches whole.
+
+    Args:
+        plan: what is served.
+        policy: of all models; None: what the plan says of each.
+    """
+    policies = queue_policies(plan, policy)
     rows = [
         (
-            US_PER_S / capacity_rps(plan, model),
-            min(p.latency_us for p in model.pipelines),
-            MEMORY_SLOS * model.slo_us,
-            max(p.batch for p in model.pipelines) > 1,
+            US_PER_S / max(capacity_rps(plan, model, pipelines), LEAST_RPS),
+            min((p.latency_us for p in pipelines), default=0),
+            MEMORY_SLOS * entry.budget_us,
+            policies[number].rules is None and max((p.batch for p in pipelines), default=1) > 1,
             0.0,
             0.0,
             0.0,
         )
-        for model in models
+        for number, model in enumerate(plan.models)
+        for entry in model.queues
+        for pipelines in [[p for p in model.pipelines if p.entry in {None, entry.name}]]
     ]
     return np.asarray(rows, dtype=ADMISSION)
 
 
+def no_admission() -> Records:
+    """No rows: everything is admitted."""
+    return np.zeros(0, dtype=ADMISSION)
+
+
 @entry
-def admits(rows: Records, model: int, samples: int, deadline_us: int, now_us: int) -> bool:
+def admits(rows: Records, queue: int, samples: int, deadline_us: int, now_us: int) -> bool:
     """Whether a request is handed to the scheduler; it counts as work from then on.
 
-    `rows` [model] are of `new_admission`; `now_us` is the instant of arrival and never goes back.
+    `rows` [queue] are of `new_admission`; `now_us` is the instant of arrival and never goes back.
     """
-    row = rows[model]
+    row = rows[queue]
     gap_us = max(now_us - row["last_us"], 0.0)
     row["last_us"] = now_us
     row["offered"] = row["offered"] * exp(-gap_us / row["memory_us"]) + samples
@@ -82,13 +99,17 @@ def admits(rows: Records, model: int, samples: int, deadline_us: int, now_us: in
     return True
 
 
-def best_finish_us(rows: Records, model: int, now_us: int) -> int:
+def best_finish_us(rows: Records, queue: int, now_us: int) -> int:
     """When a request that arrives now would be done at best."""
-    return now_us + round(float(rows[model]["work_us"] + rows[model]["path_us"]))
+    return now_us + round(float(rows[queue]["work_us"] + rows[queue]["path_us"]))
 
 
-def capacity_rps(plan: Plan, model: ModelPlan) -> float:
+def capacity_rps(
+    plan: Plan, model: ModelPlan, pipelines: Sequence[Pipeline] | None = None
+) -> float:
     """Samples per second that the vGPUs of a model can run in whole batches, links apart.
+
+    Of all its pipelines, and at least what the plan promises; or of some.
 
     Of a pool that several stages share, a stage has the part that its promised work is of all.
     """
@@ -112,9 +133,11 @@ def capacity_rps(plan: Plan, model: ModelPlan) -> float:
             / stage.latency_us_by_batch[pipeline.batch - 1]
             for stage in pipeline.stages
         )
-        for pipeline in model.pipelines
+        for pipeline in (model.pipelines if pipelines is None else pipelines)
     )
-    return max(by_stages, model.throughput_rps)
+    if pipelines is None or len(pipelines) == len(model.pipelines):
+        return max(by_stages, model.throughput_rps)
+    return max(by_stages, sum(p.throughput_rps for p in pipelines))
 
 
 def _work(pipeline: Pipeline, stage: Stage) -> float:

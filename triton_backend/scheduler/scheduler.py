@@ -10,7 +10,6 @@ are there and whose reserved starts have come, a worker (or link) takes the one 
 """
 
 from collections.abc import Callable
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -164,7 +163,7 @@ class Scheduler:
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
         waiting = self._tables.queues["requests"].tolist()
-        return tuple(sum(waiting[a:b]) for a, b in pairwise(self._first_queue))
+        return tuple(sum(waiting[q.start : q.stop]) for q in self._queues)
 
     def check_invariants(self) -> None:
         """Check that the tables do not contradict themselves.
@@ -179,8 +178,7 @@ class Scheduler:
         self._link_paces: dict[int, LinkPace] = {}
         topology = self._topology(plan)
         self._planned_us = topology.latency_us.copy()
-        firsts = accumulate((len(model.queues) for model in plan.models), initial=0)
-        self._first_queue = tuple(firsts)
+        self._queues = plan.queues()
         self._use(new_tables(topology, self._lead))
 
     def _topology(self, plan: Plan) -> Topology:
@@ -207,7 +205,7 @@ class Scheduler:
         return self._take(
             ARRIVAL,
             event.now_us,
-            self._first_queue[event.model] + event.entry,
+            self._queues[event.model][event.entry],
             event.request_id,
             event.deadline_us,
             event.samples,

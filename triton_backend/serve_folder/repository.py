@@ -18,7 +18,7 @@ import jinja2
 import model_repo_templates
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
-from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
@@ -191,7 +191,10 @@ def render_front(
         model.name,
         settings,
         generation=generation,
-        inputs=[spec.to_dict() for spec in model.inputs],
+        inputs=[
+            spec.to_dict() | {"optional": optional}
+            for spec, optional in request_tensors(model).items()
+        ],
         outputs=[spec.to_dict() for spec in model.outputs],
     )
 

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies import SERVING_POLICY
 from triton_backend.scheduler.policies.registry import policy_number
 from triton_backend.scheduler.topology import check_nic
 from triton_backend.serve_folder.files import PRIVATE, write_whole
@@ -32,7 +31,8 @@ class ServeOptions:
 
     Attributes:
         artifacts: root of the artifacts that plans name; None for emulated plans only.
-        policy, nic: of the scheduler.
+        policy: of the scheduler, for all models; None: what the plan says of each.
+        nic: of the scheduler.
         emulate_links: transfers last as long as on the cluster's own links; None: they do where no
             stage has an artifact.
         noise: standard deviation of emulated latencies as a fraction of the latency; `seed` its.
@@ -52,7 +52,7 @@ class ServeOptions:
     """
 
     artifacts: Path | None = None
-    policy: str = SERVING_POLICY
+    policy: str | None = None
     nic: str = "shared"
     emulate_links: bool | None = None
     noise: float = 0.0
@@ -66,7 +66,8 @@ class ServeOptions:
     host_http_port: int = 8000
 
     def __post_init__(self) -> None:
-        policy_number(self.policy)
+        if self.policy is not None:
+            policy_number(self.policy)
         check_nic(self.nic)
         if not (0 <= self.guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(

@@ -10,14 +10,25 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage, StageRow, VGpu
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Pipeline,
+    Plan,
+    Pool,
+    Stage,
+    StagePlace,
+    StageRow,
+    VGpu,
+)
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.stage_tensors import stage_inputs, stage_outputs
+from triton_backend.runtimes.stage_tensors import request_tensors, stage_inputs, stage_outputs
+from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import FIRST_WORKER_PORT, read_front_ports
 from triton_backend.serve_folder.settings import ServeSettings
@@ -66,42 +77,95 @@ class Deployment:
         return self.plan.vgpus()
 
     @cached_property
-    def _row_of_pool(self) -> dict[int, StageRow]:
-        return {row.pool: row for row in self.plan.stage_rows()}
+    def _rows(self) -> dict[StagePlace, StageRow]:
+        return {row.place: row for row in self.plan.stage_rows()}
 
-    def divisor_of(self, vgpu: int) -> int:
-        """v, where a vGPU is 1/v of its GPU."""
-        return self.pool_of(vgpu).divisor or 1
+    @cached_property
+    def _rows_of_pools(self) -> tuple[tuple[StageRow, ...], ...]:
+        rows = self._rows.values()
+        return tuple(
+            tuple(row for row in rows if row.pool == pool) for pool in range(len(self.plan.pools))
+        )
 
-    def place_of(self, vgpu: int) -> StageRow:
-        """Model, pipeline and stage that a vGPU runs, and its pool, by number."""
-        return self._row_of_pool[self.vgpus[vgpu].pool]
+    @cached_property
+    def _layouts(self) -> dict[StageRow, SlotLayout]:
+        """Of every stage; slots of one pool are as large as its largest stage needs them."""
+        layouts = {
+            row: SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
+            for row in self._rows.values()
+        }
+        return {
+            row: replace(
+                layout,
+                least_bytes=max(layouts[r].slot_bytes for r in self._rows_of_pools[row.pool]),
+            )
+            for row, layout in layouts.items()
+        }
+
+    # Stages: a row is a stage of a pipeline of a model, and the pool that holds it
+
+    def row_of(self, model: int, pipeline: int, stage: int) -> StageRow:
+        """The row of a stage that the plan has."""
+        return self._rows[model, pipeline, stage]
+
+    def rows_of(self, vgpu: int) -> tuple[StageRow, ...]:
+        """Every stage that a vGPU holds, those of its pool."""
+        return self._rows_of_pools[self.vgpus[vgpu].pool]
+
+    def model_of(self, row: StageRow) -> ModelPlan:
+        """The model of a stage."""
+        return self.plan.models[row.model]
+
+    def pipeline_of(self, row: StageRow) -> Pipeline:
+        """The pipeline of a stage."""
+        return self.model_of(row).pipelines[row.pipeline]
+
+    def stage_of(self, row: StageRow) -> Stage:
+        """What the plan says of a stage."""
+        return self.pipeline_of(row).stages[row.stage]
+
+    def inputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
+        """Tensors that enter a stage, as they cross the boundary."""
+        return stage_inputs(self.model_of(row), row.pipeline, row.stage)
+
+    def outputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
+        """Tensors that leave a stage, as they cross the boundary."""
+        return stage_outputs(self.model_of(row), row.pipeline, row.stage)
+
+    @cached_property
+    def _largest(self) -> dict[str, tuple[int, ...]]:
+        """By model, most samples of a batch of each pipeline: most late policies exceed the planned."""
+        policies = queue_policies(self.plan, self.settings.policy)
+        return {
+            model.name: tuple(
+                pipeline.largest
+                if policy.rules is not None and policy.rules.grows
+                else pipeline.batch
+                for pipeline in model.pipelines
+            )
+            for model, policy in zip(self.plan.models, policies, strict=True)
+        }
+
+    def largest_of(self, row: StageRow) -> int:
+        """Most samples of a batch at a stage."""
+        return self._largest[self.model_of(row).name][row.pipeline]
+
+    def largest_request(self, model: ModelPlan, entry: Entry | None = None) -> int:
+        """Most samples of a request of a model, or of one of its entries."""
+        pairs = zip(model.pipelines, self._largest[model.name], strict=True)
+        return max(
+            (n for p, n in pairs if entry is None or p.entry in {None, entry.name}), default=1
+        )
+
+    def layout_of(self, row: StageRow) -> SlotLayout:
+        """How a batch of a stage lies in a slot of its worker."""
+        return self._layouts[row]
+
+    # vGPUs
 
     def pool_of(self, vgpu: int) -> Pool:
         """The pool that a vGPU belongs to."""
         return self.plan.pools[self.vgpus[vgpu].pool]
-
-    def model_of(self, vgpu: int) -> ModelPlan:
-        """The model a vGPU works for."""
-        return self.plan.models[self.place_of(vgpu).model]
-
-    def pipeline_of(self, vgpu: int) -> Pipeline:
-        """The pipeline a vGPU works in."""
-        return self.model_of(vgpu).pipelines[self.place_of(vgpu).pipeline]
-
-    def stage_of(self, vgpu: int) -> Stage:
-        """The stage a vGPU runs."""
-        return self.pipeline_of(vgpu).stages[self.place_of(vgpu).stage]
-
-    def inputs_of(self, vgpu: int) -> tuple[TensorSpec, ...]:
-        """Tensors that enter a vGPU's stage, as they cross the boundary."""
-        place = self.place_of(vgpu)
-        return stage_inputs(self.model_of(vgpu), place.pipeline, place.stage)
-
-    def outputs_of(self, vgpu: int) -> tuple[TensorSpec, ...]:
-        """Tensors that leave a vGPU's stage, as they cross the boundary."""
-        place = self.place_of(vgpu)
-        return stage_outputs(self.model_of(vgpu), place.pipeline, place.stage)
 
     def node_name_of(self, vgpu: int) -> str:
         """The node a vGPU sits on."""
@@ -117,13 +181,15 @@ class Deployment:
         return tuple(v.index for v in self.vgpus if self.node_name_of(v.index) == node)
 
     def worker_layout(self, vgpu: int) -> SlotLayout:
-        """How a batch lies in a slot of a worker."""
-        return SlotLayout(specs=self.inputs_of(vgpu), batch=self.pipeline_of(vgpu).batch)
+        """How a batch of a worker's first stage lies; slots are of one size for all its stages."""
+        return self.layout_of(self.rows_of(vgpu)[0])
 
     def worker_slots(self, vgpu: int) -> int:
-        """Slots of a worker: as many batches of one as can be reserved within one SLO."""
-        within_slo = self.model_of(vgpu).slo_us / self.stage_of(vgpu).latency_us_by_batch[0]
-        return min(max(math.ceil(within_slo) + MIN_SLOTS, MIN_SLOTS), MAX_SLOTS)
+        """Slots of a worker: as many batches of one as can be reserved within the longest SLO."""
+        rows = self.rows_of(vgpu)
+        slo_us = max(self.model_of(row).slo_us for row in rows)
+        least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
+        return min(max(math.ceil(slo_us / least_us) + MIN_SLOTS, MIN_SLOTS), MAX_SLOTS)
 
     def worker_segment(self, vgpu: int) -> str:
         """Name of a worker's segment."""
@@ -142,17 +208,17 @@ class Deployment:
 
     def front_layout(self, model: ModelPlan) -> SlotLayout:
         """How an answer lies in a slot of a front."""
-        return SlotLayout(specs=model.outputs, batch=largest_batch(model))
+        return SlotLayout(specs=model.outputs, batch=self.largest_request(model))
 
     def front_slots(self, model: int) -> int:
         """Answer slots of a front: one for every batch that its last stages may hold."""
-        lasts = (
-            v.index
-            for v in self.vgpus
-            if self.place_of(v.index).model == model
-            and self.place_of(v.index).stage == len(self.pipeline_of(v.index).stages) - 1
-        )
-        return min(sum(self.worker_slots(v) for v in lasts), 4 * MAX_SLOTS)
+        pipelines = self.plan.models[model].pipelines
+        lasts = {
+            self.row_of(model, number, len(pipeline.stages) - 1).pool
+            for number, pipeline in enumerate(pipelines)
+        }
+        slots = (self.worker_slots(v.index) for v in self.vgpus if v.pool in lasts)
+        return min(sum(slots), 4 * MAX_SLOTS)
 
     def front_segment(self, model: str) -> str:
         """Name of a front's segment."""
@@ -162,23 +228,18 @@ class Deployment:
         """Slots of a front for express requests and their answers, after its other answer slots."""
         plan, slots = self.plan.models[model], self.front_slots(model)
         quick = {
-            number
+            self.row_of(model, number, 0).pool
             for number, pipeline in enumerate(plan.pipelines)
             if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
         }
-        used = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES and any(
-            place.model == model
-            and place.stage == 0
-            and place.pipeline in quick
-            and self.at_gateway(v.index)
-            for v in self.vgpus
-            for place in [self.place_of(v.index)]
-        )
+        small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
+        used = small and not plan.entries
+        used = used and any(v.pool in quick and self.at_gateway(v.index) for v in self.vgpus)
         return range(slots, 2 * slots if used else slots)
 
     def express_layout(self, model: ModelPlan) -> SlotLayout:
         """How an express request lies in a slot of its front."""
-        return SlotLayout(specs=model.inputs, batch=largest_batch(model))
+        return SlotLayout(specs=model.inputs, batch=self.largest_request(model))
 
     def express_segment(self, model: str) -> str:
         """Name of the segment of a front's express requests."""
@@ -200,31 +261,21 @@ class Deployment:
     def max_waiting(self, model: ModelPlan) -> int:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""
         at_rate = 4 * model.throughput_rps * model.slo_us / 1e6
-        return math.ceil(at_rate) + 8 * largest_batch(model)
-
-
-def largest_batch(model: ModelPlan) -> int:
-    """Samples that fit one request."""
-    return max((p.batch for p in model.pipelines), default=1)
+        return math.ceil(at_rate) + 8 * self.largest_request(model)
 
 
 def check_complete(plan: Plan, where: str) -> Plan:
     """The plan, if every tensor that is served is named.
 
     Raises:
-        InputError: a model without pipelines, or a tensor that is not named.
+        InputError: a model without pipelines, or a tensor that is not named, or a name of two.
     """
-    for number, pool in enumerate(plan.pools):
-        if len(plan.stages_of(number)) > 1:
-            raise InputError(
-                where, f"pool {pool.name!r} is shared by several stages, not served yet"
-            )
-        if pool.divisor is None:
-            raise InputError(where, f"pool {pool.name!r} has shares in percents, not served yet")
     for model in plan.models:
         if not model.pipelines:
             raise InputError(where, f"model {model.name!r} has no pipeline")
         inner = (s.boundary for p in model.pipelines for s in p.stages[:-1])
-        if not model.inputs or not model.outputs or not all(inner):
+        cuts = (entry.inputs for entry in model.entries)
+        if not model.inputs or not model.outputs or not all(inner) or not all(cuts):
             raise InputError(where, f"model {model.name!r} does not name all of its tensors")
+        request_tensors(model)
     return plan

@@ -43,13 +43,10 @@ class NodeGpus:
         gpu = self._deployment.plan.cluster.node_group_of(slot.node).device(slot.gpu)
         if not self._shared:
             return gpu_environment(gpu)
-        return self._daemon.environment(gpu, self._deployment.divisor_of(vgpu))
+        return self._daemon.environment(gpu, self._deployment.pool_of(vgpu).share)
 
     def _needs_gpu(self, vgpu: int) -> bool:
-        artifact, root = (
-            self._deployment.stage_of(vgpu).artifact,
-            self._deployment.settings.artifacts,
-        )
-        if artifact is None or root is None:
-            return False
-        return Artifact.read(root / artifact).device == CUDA
+        root = self._deployment.settings.artifacts
+        stages = map(self._deployment.stage_of, self._deployment.rows_of(vgpu))
+        artifacts = {stage.artifact for stage in stages if stage.artifact is not None}
+        return root is not None and any(Artifact.read(root / a).device == CUDA for a in artifacts)

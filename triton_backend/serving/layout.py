@@ -10,10 +10,16 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class SlotLayout:
-    """Tensors of one batch inside a slot; each begins on a cache line."""
+    """Tensors of one batch inside a slot; each begins on a cache line.
+
+    Attributes:
+        batch: most samples.
+        least_bytes: size of the slot at least, where batches of other stages lie in it too.
+    """
 
     specs: tuple[TensorSpec, ...]
     batch: int
+    least_bytes: int = _ALIGNMENT
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -27,9 +33,8 @@ class SlotLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return max(
-            sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs), _ALIGNMENT
-        )
+        own_bytes = sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs)
+        return max(own_bytes, self.least_bytes)
 
     @cached_property
     def bytes_per_sample(self) -> int:

@@ -123,7 +123,7 @@ def _arrive(world: World) -> int:
     samples, deadline = request["samples"], request["deadline_us"]
     if len(world.admission) > 0 and not admits(
         world.admission,
-        world.tables.topology.queues[queue]["model"],
+        queue,
         samples,
         deadline,
         request["arrival_us"],

@@ -7,7 +7,7 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
-from triton_backend.scheduler.admission import new_admission
+from triton_backend.scheduler.admission import new_admission, no_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
 from triton_backend.scheduler.handover import hand_over, matching_queues
 from triton_backend.scheduler.invariants import check_invariants
@@ -133,12 +133,11 @@ def _tables(plan: Plan, options: SimOptions) -> Tables:
 
 def _first_queues(plan: Plan) -> Integers:
     """[model] number of its first queue."""
-    counts = [len(model.queues) for model in plan.models]
-    return np.cumsum(counts) - counts
+    return np.array([queues.start for queues in plan.queues()], dtype=np.int64)
 
 
 def _admission(plan: Plan, options: SimOptions) -> Records:
-    return new_admission(plan, plan.models if options.admission else ())
+    return new_admission(plan) if options.admission else no_admission()
 
 
 def _warm_up(world: World) -> None:

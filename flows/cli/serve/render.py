@@ -16,7 +16,6 @@ from flows.cli.shared_options import (
     WarehouseFile,
     pairs,
 )
-from triton_backend.scheduler.policies import SERVING_POLICY
 
 
 @command("render", "poolpipe render plan.json --target container -o bundle/")
@@ -63,7 +62,7 @@ def render(
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,
-    policy: shared_options.Policy = SERVING_POLICY,
+    policy: shared_options.PolicyOfAll = None,
     nic: shared_options.Nic = "shared",
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -11,7 +11,6 @@ from flows.cli.console import Report, notes, print_json, progress, show
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from triton_backend.contract.errors import InputError
-from triton_backend.scheduler.policies import SERVING_POLICY
 
 if TYPE_CHECKING:
     from flows.release.server.running import ServerState
@@ -47,7 +46,7 @@ def serve(
         ),
     ] = None,
     accept_old_server: shared_options.AcceptOldServer = False,
-    policy: shared_options.Policy = SERVING_POLICY,
+    policy: shared_options.PolicyOfAll = None,
     nic: shared_options.Nic = "shared",
     noise: Annotated[
         float,

@@ -29,7 +29,7 @@ from flows.release.server.running import ServerError, ServerState, note_plan, re
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
-from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
     front_ports,
@@ -204,9 +204,8 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
 def _check_tensors(model: ModelPlan, new: Plan) -> None:
     """Clients of a model that stays must not see other tensors."""
     for other in new.models:
-        if other.name == model.name and (other.inputs, other.outputs) != (
-            model.inputs,
-            model.outputs,
+        if other.name == model.name and (
+            request_tensors(other) != request_tensors(model) or other.outputs != model.outputs
         ):
             raise InputError(
                 f"plan {new.plan_id}, model {model.name!r}",

@@ -158,16 +158,16 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
 
 
 def _pools(first: Metrics, last: Metrics, span_s: float) -> dict[str, float]:
-    """Utilisation by "model|pipeline|GPU class|stage": busy time over the time of all its vGPUs."""
-    labels = ("model", "pipeline", "gpu_class", "stage")
+    """By "model|pipeline|GPU class|stage": busy time with a stage over the time of its pool's vGPUs."""
+    labels = ("model", "pipeline", "gpu_class", "stage", "pool")
     busy_s = grown(
         _of(first, "stage_busy_seconds", *labels), _of(last, "stage_busy_seconds", *labels)
     )
-    vgpus = _of(last, "pool_vgpus", *labels)
+    vgpus = _of(last, "pool_vgpus", "pool")
     return {
-        "|".join(key): min(busy_s.get(key, 0.0) / (count * span_s), 1.0)
-        for key, count in vgpus.items()
-        if count > 0
+        "|".join(key[:-1]): min(busy / (vgpus[key[-1:]] * span_s), 1.0)
+        for key, busy in busy_s.items()
+        if vgpus.get(key[-1:])
     }
 
 

@@ -67,10 +67,11 @@ def test_the_settings_are_private_and_read_by_the_servers_side(tmp_path: Path) -
 def test_a_plan_without_tensors_is_completed_by_sizes(tmp_path: Path) -> None:
     render_repository(tmp_path, bare(), ServeOptions())
     deployment = Deployment.read(ServeSettings.read(tmp_path / "settings.json"), 1)
-    (boundary,) = deployment.inputs_of(1)
+    (first,), (last,) = deployment.rows_of(0), deployment.rows_of(1)
+    (boundary,) = deployment.inputs_of(last)
     assert (boundary.dtype, boundary.bytes_per_sample) == ("UINT8", 4096)
-    assert deployment.outputs_of(0) == deployment.inputs_of(1)
-    assert deployment.outputs_of(1) == deployment.plan.models[0].outputs
+    assert deployment.outputs_of(first) == deployment.inputs_of(last)
+    assert deployment.outputs_of(last) == deployment.plan.models[0].outputs
 
 
 def test_two_starts_never_share_a_name_or_a_token(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker
-from triton_backend.serving.worker.stage import open_runtime
+from triton_backend.serving.worker.stage import open_runtimes
 
 WAIT_SECONDS = 20.0
 Answer = Arrays | Refusal
@@ -84,8 +84,8 @@ class LocalSystem:
 
     def start_worker(self, deployment: Deployment, vgpu: int) -> StageWorker:
         board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
-        runtime = open_runtime(deployment, vgpu, self.clock)
-        worker = StageWorker(deployment, vgpu, runtime, board, self.clock)
+        runtimes = open_runtimes(deployment, vgpu, self.clock)
+        worker = StageWorker(deployment, vgpu, runtimes, board, self.clock)
         self.run_worker(worker, deployment.generation, vgpu)
         return worker
 

@@ -18,10 +18,11 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def test_what_flows_through_a_stage_is_what_the_plan_says(deployment: Deployment) -> None:
-    assert [spec.name for spec in deployment.inputs_of(0)] == ["image", "mask"]
-    assert [spec.name for spec in deployment.outputs_of(0)] == ["middle"]
-    assert [spec.name for spec in deployment.inputs_of(2)] == ["middle"]
-    assert [spec.name for spec in deployment.outputs_of(2)] == ["scores"]
+    (first,), (last,) = deployment.rows_of(0), deployment.rows_of(2)
+    assert [spec.name for spec in deployment.inputs_of(first)] == ["image", "mask"]
+    assert [spec.name for spec in deployment.outputs_of(first)] == ["middle"]
+    assert [spec.name for spec in deployment.inputs_of(last)] == ["middle"]
+    assert [spec.name for spec in deployment.outputs_of(last)] == ["scores"]
     assert deployment.nodes() == ("FAST", "SLOW")
     assert deployment.vgpus_on("SLOW") == (1, 2)
 

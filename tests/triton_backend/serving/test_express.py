@@ -76,7 +76,7 @@ def gateway(deployment: Deployment) -> HeldGateway:
 
 
 def arrive(gateway: HeldGateway, number: int, slot: int, tag: int) -> None:
-    gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, slot, CHECKSUM), 10, tag)
+    gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, 0, slot, CHECKSUM), 10, tag)
 
 
 def first_slot(gateway: HeldGateway) -> int:
@@ -236,7 +236,7 @@ def test_a_stage_that_fails_is_told_to_the_client(
     def fail(*_: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(worker._stage, "_execute", fail)
+    monkeypatch.setattr(worker._stages._stages[0, 0, 0], "run", fail)
     answer = system.ask("affine", {"x": numbers(0)}, PATIENT_US)()
     assert isinstance(answer, Refusal)
     assert "out of order" in answer.message

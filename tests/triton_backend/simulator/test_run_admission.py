@@ -26,10 +26,10 @@ def refused(result: SimResult) -> list[bool]:
 
 def test_the_simulator_refuses_what_the_gateway_refuses() -> None:
     result = overloaded(admission=True)
-    door = Admission(batching_plan(), batching_plan().models[0])
+    door = Admission(batching_plan(), None)
     rows = result.requests
     told = zip(rows["deadline_us"].tolist(), rows["arrival_us"].tolist(), strict=True)
-    assert refused(result) == [not door.admits(1, deadline, now) for deadline, now in told]
+    assert refused(result) == [not door.admits(0, 1, deadline, now) for deadline, now in told]
     assert any(refused(result))
 
 

@@ -28,7 +28,7 @@ from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.liveness.processes import HUNG_FACTOR, SILENT_US
-from triton_backend.serving.transport.channel import Channel, Channels, checksum_of
+from triton_backend.serving.transport.channel import Channel, Channels, checksum_of, checksum_up_to
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
 from triton_backend.serving.transport.wire import (
     NONE,
@@ -295,8 +295,11 @@ class FrontBatches:
             reason = "its first worker is gone, or takes nothing"
             self._report(Kind.BATCH_LOST, header, reason)
             return
+        deployment = generation.deployment
+        receives = deployment.row_of(generation.model, body.pipeline, 0)
+        written = channel.segment.laid_out(deployment.layout_of(receives))
         try:
-            _write(requests, channel.views(place, samples))
+            _write(requests, written.views(place, samples))
         except Exception as error:  # noqa: BLE001  # one request that does not fit must not end all others
             _LOG.exception("batch %d", header.batch_id)
             channel.release(place)
@@ -306,7 +309,7 @@ class FrontBatches:
         self._batches[header.batch_id] = batch
         for request in requests:
             request.batch_id = header.batch_id
-        self._send(header, body, batch, channel, place)
+        self._send(header, body, batch, channel, written, place)
 
     def _fail(self, header: Header, requests: list[Request], reason: str) -> None:
         failure = Refusal("INTERNAL", f"model {self._model!r}: {reason}")
@@ -315,14 +318,20 @@ class FrontBatches:
         self._report(Kind.BATCH_FAILED, header, reason)
 
     def _send(
-        self, header: Header, body: DispatchBody, batch: Batch, channel: Channel, place: int
+        self,
+        header: Header,
+        body: DispatchBody,
+        batch: Batch,
+        channel: Channel,
+        written: Segment,
+        place: int,
     ) -> None:
         message = BatchBody(
             batch.generation.model,
             body.pipeline,
             batch.samples,
             batch.slot,
-            channel.checksum(place, batch.samples, self._checksum_up_to_bytes),
+            checksum_up_to(self._checksum_up_to_bytes, written, place, batch.samples),
             batch.since_us,
             batch.since_us,
             NONE,
@@ -334,9 +343,9 @@ class FrontBatches:
             pack_batch(message),
             batch_id=header.batch_id,
             plan_tag=header.plan_tag,
-            payload_bytes=channel.segment.layout.payload_bytes(batch.samples),
+            payload_bytes=written.layout.payload_bytes(batch.samples),
         )
-        channel.send(data, place, batch.samples)
+        channel.send(data, written, place, batch.samples)
 
     # On their way back
 

@@ -26,7 +26,7 @@ from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.settings import ServeSettings
-from triton_backend.serving.deployment import largest_batch
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
 from triton_backend.serving.transport.rolling_files import RollingLines
@@ -47,6 +47,7 @@ MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
 TRACE_HEADER = "traceparent"
+ENTRY_PARAMETER = "entry"
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,6 +65,7 @@ class Request:
 
     Attributes:
         batch_id: that it is in flight with; of an express request, only once it is answered.
+        entry: number of its model's entry by which it comes in.
         express: whether it may be in flight without the front's knowing.
         cancel_sent: whether the scheduler knows that nobody waits for it.
     """
@@ -77,6 +79,7 @@ class Request:
     client_id: str = ""
     trace: str = ""  # W3C traceparent
     number: int = 0
+    entry: int = 0
     batch_id: int | None = None
     express: bool = False
     cancel_sent: bool = False
@@ -109,42 +112,79 @@ class IncomingRequest(Protocol):
 class RequestReader:
     """Reads requests for a model of the plan."""
 
-    def __init__(self, model: ModelPlan) -> None:
+    def __init__(self, deployment: Deployment, model: ModelPlan) -> None:
         self._where = f"model {model.name!r}"
-        self._slo_us = model.slo_us
-        self._largest = largest_batch(model)
-        self._inputs = {
-            spec.name: (np.dtype(NUMPY_DTYPES[spec.dtype]), spec.shape[1:]) for spec in model.inputs
-        }
+        self._entries = [
+            _EntryTensors(
+                name=entry.name,
+                budget_us=entry.budget_us,
+                largest=deployment.largest_request(model, entry),
+                tensors={
+                    spec.name: (np.dtype(NUMPY_DTYPES[spec.dtype]), spec.shape[1:])
+                    for spec in (entry.inputs or model.inputs)
+                },
+            )
+            for entry in model.queues
+        ]
 
     def read(
         self, incoming: IncomingRequest, arrival_us: int, reply: Callable[[Result], None]
     ) -> Request:
-        """A request, checked; without a `timeout` its deadline is the SLO.
+        """A request, checked; without a `timeout` its deadline is its entry's budget (the SLO).
 
         Raises:
             InputError: what of it makes no sense, and why.
         """
         tensors: Arrays = {tensor.name(): tensor.as_numpy() for tensor in incoming.inputs()}
+        parameters, timeout_us = incoming.parameters(), self._timeout_us(incoming.timeout())
+        number = self._entry_of(tensors, _parameter(parameters, ENTRY_PARAMETER), timeout_us)
+        entry = self._entries[number]
         return Request(
             tensors=tensors,
-            samples=self._samples(tensors),
+            samples=self._samples(tensors, entry),
             arrival_us=arrival_us,
-            deadline_us=arrival_us + self._allowed_us(incoming.timeout()),
+            deadline_us=arrival_us + (timeout_us or entry.budget_us),
             reply=reply,
             is_cancelled=incoming.is_cancelled,
             client_id=incoming.request_id(),
-            trace=_trace(incoming.parameters()),
+            trace=_parameter(parameters, TRACE_HEADER),
+            entry=number,
         )
 
-    def _samples(self, tensors: Arrays) -> int:
+    def _entry_of(self, tensors: Arrays, named: str, timeout_us: int) -> int:
+        """Number of the entry that a request names, or whose tensors it brings.
+
+        Of several at one cut it is the one with the largest budget that the time allowed covers.
+        """
+        fit = [i for i, entry in enumerate(self._entries) if tensors.keys() == entry.tensors.keys()]
+        if named:
+            known = [i for i, entry in enumerate(self._entries) if entry.name == named]
+            if not known:
+                listed = ", ".join(entry.name for entry in self._entries)
+                raise InputError(
+                    f"{self._where}, parameter '{ENTRY_PARAMETER}'",
+                    f"{named!r} is none of {listed}",
+                )
+            fit = [i for i in fit if i in known]
+        if len(fit) == 1:
+            return fit[0]
+        if not fit and len(self._entries) == 1:
+            (only,) = self._entries
+            raise InputError(self._where, f"inputs {sorted(tensors)}, not {sorted(only.tensors)}")
+        if not fit:
+            cuts = "; ".join(f"{entry.name}: {sorted(entry.tensors)}" for entry in self._entries)
+            raise InputError(self._where, f"inputs {sorted(tensors)} open no entry ({cuts})")
+        covered = [i for i in fit if self._entries[i].budget_us <= timeout_us]
+        if covered:
+            return max(covered, key=lambda i: self._entries[i].budget_us)
+        return min(fit, key=lambda i: self._entries[i].budget_us)
+
+    def _samples(self, tensors: Arrays, entry: "_EntryTensors") -> int:
         """The number of samples, the same in all tensors."""
-        if tensors.keys() != self._inputs.keys():
-            raise InputError(self._where, f"inputs {sorted(tensors)}, not {sorted(self._inputs)}")
         first, samples = "", 0
         for name, array in tensors.items():
             where = f"{self._where}, input {name!r}"
-            dtype, shape = self._inputs[name]
+            dtype, shape = entry.tensors[name]
             if array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
                 wanted = ", ".join(["samples", *map(str, shape)])
                 raise InputError(
@@ -155,30 +195,40 @@ class RequestReader:
             if first and len(array) != samples:
                 raise InputError(where, f"{len(array)} samples, but {first!r} has {samples}")
             first, samples = name, len(array)
-            if samples > self._largest:
+            if samples > entry.largest:
                 raise InputError(
                     where,
-                    f"{samples} samples, at most {self._largest} fit one request"
+                    f"{samples} samples, at most {entry.largest} fit one request"
                     " (the plan's largest batch)",
                 )
         return samples
 
-    def _allowed_us(self, timeout_us: int) -> int:
-        """How long a request may take."""
+    def _timeout_us(self, timeout_us: int) -> int:
+        """How long a request may take, where it says so; else 0."""
         if not 0 <= timeout_us <= MAX_TIMEOUT_US:
             raise InputError(
                 f"{self._where}, parameter 'timeout'",
                 f"{timeout_us} microseconds, 0 (the SLO) to {MAX_TIMEOUT_US} are allowed",
             )
-        return timeout_us or self._slo_us
+        return timeout_us
 
 
-def _trace(parameters: str) -> str:
-    """The W3C trace context of a request, which Triton forwards among its parameters."""
-    if TRACE_HEADER not in parameters:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EntryTensors:
+    """What a request of one entry brings: type and shape of a sample of each tensor, by name."""
+
+    name: str
+    budget_us: int
+    largest: int
+    tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+def _parameter(parameters: str, name: str) -> str:
+    """A parameter of a request, or a header that Triton forwards among them (a W3C trace context)."""
+    if name not in parameters:
         return ""
     try:
-        return str(json.loads(parameters).get(TRACE_HEADER, ""))
+        return str(json.loads(parameters).get(name, ""))
     except (ValueError, AttributeError, RecursionError):
         return ""  # what nobody can trace is served all the same
 
@@ -191,7 +241,7 @@ def arrival_frame(
     allowed_us = request.deadline_us - request.arrival_us
     deadline_us = request.deadline_us - settings.guard_us(allowed_us)
     slot, checksum, tag = ticket or (NONE, 0, 0)
-    body = ArrivalBody(request.number, deadline_us, request.samples, slot, checksum)
+    body = ArrivalBody(request.number, deadline_us, request.samples, request.entry, slot, checksum)
     return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 
 

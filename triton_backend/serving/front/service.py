@@ -79,7 +79,7 @@ class FrontService:
         self._settings = settings
         self._clock = clock
         self.plan = deployment.plan.model(model)  # in the last generation served that has it
-        self._reader = RequestReader(self.plan)
+        self._reader = RequestReader(deployment, self.plan)
         self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
@@ -310,7 +310,7 @@ class FrontService:
         for model in deployment.plan.models:
             if model.name == self.model:
                 self.plan = model
-                self._reader = RequestReader(model)
+                self._reader = RequestReader(deployment, model)
                 self._max_waiting = deployment.max_waiting(model)
 
     def _report(self, kind: Kind, header: Header, reason: str) -> None:

@@ -30,6 +30,7 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
+from triton_backend.contract.plan import StagePlace
 from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
@@ -107,6 +108,10 @@ class BatchInFlight:
     heard_us: int
     reported: int = 0
     early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
+
+    def place(self, stage: int) -> StagePlace:
+        """Which stage of the plan a stage of its path is."""
+        return self.dispatch.model, self.dispatch.pipeline, stage
 
     def expects(self, stage: int) -> bool:
         """Whether a stage exists and has not reported."""
@@ -228,7 +233,8 @@ class _Generation:
         models = deployment.plan.models
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
-        self.admissions = [Admission(deployment.plan, model) for model in models]
+        self.queues = deployment.plan.queues()
+        self.admission = Admission(deployment.plan, deployment.settings.policy)
         self.slots = WorkerSlots(deployment)
         self.express = ExpressArrivals(deployment)
         self.supervisor = WorkerSupervisor(deployment, now_us)
@@ -370,17 +376,17 @@ class Gateway:
             InputError: its number is none that a front counts to.
         """
         served = self._served
-        local, deadline_us, samples, express_slot, _ = arrival
+        local, deadline_us, samples, entry, express_slot, _ = arrival
         number = self._number_of(front, local)
         if self._core.has_request(number):
             return  # announced again after a reconnection
         self.counters.offered[front.model] += 1
         model = served.models.get(front.model)
-        if model is None:
+        if model is None or entry >= len(served.queues[model]):
             self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
             return
         now_us = self._at(now_us)
-        if not served.admissions[model].admits(samples, deadline_us, now_us):
+        if not served.admission.admits(served.queues[model][entry], samples, deadline_us, now_us):
             self._refuse(front, arrival, model, now_us)
             return
         if express_slot != NONE:
@@ -392,20 +398,24 @@ class Gateway:
                 model=model,
                 deadline_us=deadline_us,
                 samples=samples,
+                entry=entry,
             )
         )
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core does not see what not even an ideal server could answer in time."""
         self.counters.dropped[front.model, DropReason.OVERLOAD.text] += 1
-        local, deadline_us, samples, *_ = arrival
-        refused = Refused(now_us=now_us, model=model, deadline_us=deadline_us, samples=samples)
+        local, deadline_us, samples, entry, *_ = arrival
+        queue = self._served.queues[model][entry]
+        refused = Refused(
+            now_us=now_us, model=model, deadline_us=deadline_us, samples=samples, entry=entry
+        )
         self._observe(refused, ())
         dropped = _drop_frame(
             local,
             DropReason.OVERLOAD,
             deadline_us,
-            best_finish_us=self._served.admissions[model].best_finish_us(now_us),
+            best_finish_us=self._served.admission.best_finish_us(queue, now_us),
             queue_position=self._core.queue_lengths()[model],
         )
         self._send(front, dropped)
@@ -469,8 +479,9 @@ class Gateway:
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
         dispatch = batch.dispatch
-        sender, receiver = dispatch.hops[stage - 1].vgpu, dispatch.hops[stage].vgpu
-        self._served.supervisor.transfer_done(sender, receiver, dispatch.samples, start_us, end_us)
+        self._served.supervisor.transfer_done(
+            batch.place(stage), dispatch.hops, dispatch.samples, start_us, end_us
+        )
         self._apply(
             TransferDone(
                 now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us
@@ -489,10 +500,16 @@ class Gateway:
             return
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
-        self.counters.stage_ran(times.vgpu, times.end_us - times.start_us)
+        place = batch.place(stage)
+        self.counters.stage_ran(place, times.end_us - times.start_us)
         self._end_stage(number, batch, start_us, end_us)
         actions = self._served.supervisor.stage_done(
-            hops[stage], batch.dispatch.samples, end_us - start_us, now_us, self._up_served()
+            place,
+            hops[stage],
+            batch.dispatch.samples,
+            end_us - start_us,
+            now_us,
+            self._up_served(),
         )
         self._take(actions)
         if batch.early:
@@ -602,7 +619,7 @@ class Gateway:
         self._send_waiting()
         self._give_up_unreachable(now_us)
         awaited = [
-            Awaited(number, b.dispatch.hops[b.reported], b.heard_us)
+            Awaited(number, b.place(b.reported), b.dispatch.hops[b.reported], b.heard_us)
             for number, b in self._batches.items()
         ]
         self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))

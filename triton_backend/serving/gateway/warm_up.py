@@ -10,6 +10,6 @@ from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
 
 
-def warm_up(plan: Plan, *, policy: str, nic: str) -> None:
+def warm_up(plan: Plan, *, policy: str | None, nic: str) -> None:
     """Tell a scheduler that nobody needs one event."""
     Scheduler(plan, policy=policy, nic=nic).handle(Pause(now_us=0))

@@ -1,22 +1,22 @@
-"""How fast workers, pools and links are, in times of what the plan says.
+"""How fast workers, stages and links are, in times of what the plan says.
 
 `WorkerPaces` keeps the last runs of every worker and compares a worker with the others of its pool:
-where all are as slow, it is the machine or the profile. `PoolPaces` and `LinkPaces` say which
-corrections of the scheduler's tables are due: a pool that is slow as a whole, or a link, is planned
-with its true pace, so that what is promised can be kept. A correction that leaves no batch a chance
+where all are as slow, it is the machine or the profile. `StagePaces` and `LinkPaces` say which
+corrections of the scheduler's tables are due: a stage that is slow on its whole pool, or a link, is
+planned with its true pace, so that what is promised can be kept. A correction that leaves no batch a chance
 could never be seen to be wrong, so without runs it fades.
 
 Here: measures. Not here: what is done about them (`supervisor`).
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median, median_low
 
-Pool = tuple[int, int, int]
-"""Model, pipeline and stage, by their numbers in the plan."""
+from triton_backend.contract.plan import StagePlace
 
 LAST_RUNS = 15
 FEWEST_RUNS = 8
@@ -27,7 +27,7 @@ FEWEST_PROBES = 5
 SLOW_AT_LEAST_US = 2_000
 
 AS_PLANNED = 100  # percent
-# Beyond the first a pool or link is corrected, below the second no more; between them it stays.
+# Beyond the first a stage or link is corrected, below the second no more; between them it stays.
 CORRECTED_FROM, CORRECTED_TILL = 150, 125
 CHANGE_FROM = 0.15  # of the correction in force
 QUIET_US = 2_000_000
@@ -39,10 +39,10 @@ class WorkerPaces:
     """The last runs of every vGPU of a plan, as ratios of what they took to what they should.
 
     Args:
-        pools: the pool of every vGPU.
+        pools: the number of every vGPU's pool.
     """
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
+    def __init__(self, pools: Sequence[int]) -> None:
         self._pools = pools
         self._ratios = [deque[float](maxlen=LAST_RUNS) for _ in pools]
 
@@ -53,18 +53,12 @@ class WorkerPaces:
         return slow and len(self._ratios[vgpu]) >= FEWEST_RUNS
 
     def probed(self, vgpu: int, took_us: int, expected_us: int) -> None:
-        """A vGPU ran its stage on zeros."""
+        """A vGPU ran a stage on zeros."""
         self._ratios[vgpu].append(took_us / expected_us)
 
     def forget(self, vgpu: int) -> None:
         """What a vGPU took until now says nothing any more."""
         self._ratios[vgpu].clear()
-
-    def forget_pool(self, pool: Pool) -> None:
-        """What the workers of a pool took until now says nothing any more."""
-        for vgpu, own in enumerate(self._pools):
-            if own == pool:
-                self._ratios[vgpu].clear()
 
     def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
         """Whether most of a vGPU's last runs were slow, by its profile and by the others up."""
@@ -99,18 +93,6 @@ class WorkerPaces:
             if other != vgpu and self._pools[other] == self._pools[vgpu]
         ]
         return max(median(others), 1.0) if others else None
-
-    def pace_of(self, pool: Pool, up: Iterable[int]) -> float | None:
-        """How long a pool takes, in times of its profile; None where too few runs say so.
-
-        The lower middle of its workers: one of two that is slow says nothing about the pool.
-        """
-        paces = [
-            median(self._ratios[vgpu])
-            for vgpu in up
-            if self._pools[vgpu] == pool and len(self._ratios[vgpu]) >= FEWEST_RUNS
-        ]
-        return median_low(paces) if paces else None
 
 
 @dataclass(slots=True)
@@ -152,38 +134,66 @@ class _Correction:
         return False
 
 
-class PoolPaces:
-    """The corrections of pools in force.
+class StagePaces:
+    """The corrections of stages in force, and the last runs that they follow from.
 
     Args:
-        planned_us: planned latency of every pool's planned batch.
+        planned_us: planned latency of every stage's planned batch.
     """
 
-    def __init__(self, workers: WorkerPaces, planned_us: dict[Pool, int], now_us: int) -> None:
-        self._workers = workers
+    def __init__(self, planned_us: Mapping[StagePlace, int], now_us: int) -> None:
         self._planned_us = planned_us
-        self._corrections = {pool: _Correction(now_us) for pool in planned_us}
+        self._corrections = {stage: _Correction(now_us) for stage in planned_us}
+        # By vGPU, as ratios of what runs took to what they should.
+        self._ratios: dict[StagePlace, dict[int, deque[float]]] = {
+            stage: {} for stage in planned_us
+        }
 
-    def ran(self, pool: Pool, now_us: int) -> None:
-        """A worker of the pool reported a run."""
-        self._corrections[pool].heard_us = now_us
+    def ran(
+        self, stage: StagePlace, vgpu: int, took_us: int, expected_us: int, now_us: int
+    ) -> None:
+        """A vGPU reported a run."""
+        self._corrections[stage].heard_us = now_us
+        self.probed(stage, vgpu, took_us, expected_us)
 
-    def changes(self, now_us: int, up: Iterable[int]) -> list[tuple[Pool, int]]:
-        """Pools whose correction changes, with their latencies in percent of the planned ones."""
-        up = tuple(up)
-        found: list[tuple[Pool, int]] = []
-        for pool, correction in self._corrections.items():
+    def probed(self, stage: StagePlace, vgpu: int, took_us: int, expected_us: int) -> None:
+        """A vGPU ran a stage on zeros."""
+        ratios = self._ratios[stage].get(vgpu)
+        if ratios is None:
+            ratios = self._ratios[stage][vgpu] = deque(maxlen=LAST_RUNS)
+        ratios.append(took_us / expected_us)
+
+    def forget(self, vgpu: int) -> None:
+        """What a vGPU took until now says nothing any more."""
+        for ratios in self._ratios.values():
+            ratios.pop(vgpu, None)
+
+    def changes(self, now_us: int, up: AbstractSet[int]) -> list[tuple[StagePlace, int]]:
+        """Stages whose correction changes, with their latencies in percent of the planned ones."""
+        found: list[tuple[StagePlace, int]] = []
+        for stage, correction in self._corrections.items():
             if correction.is_quiet(now_us):
-                self._workers.forget_pool(pool)
+                self._ratios[stage].clear()
                 wanted = correction.fade(now_us)
             elif now_us - correction.heard_us > QUIET_US:
                 continue
             else:
-                pace = self._workers.pace_of(pool, up)
-                wanted = correction.follow(pace, self._planned_us[pool])
+                wanted = correction.follow(self._pace_of(stage, up), self._planned_us[stage])
             if correction.set(wanted):
-                found.append((pool, wanted))
+                found.append((stage, wanted))
         return found
+
+    def _pace_of(self, stage: StagePlace, up: AbstractSet[int]) -> float | None:
+        """How long a stage takes, in times of its profile; None where too few runs say so.
+
+        The lower middle of its workers: one of two that is slow says nothing about the pool.
+        """
+        paces = [
+            median(ratios)
+            for vgpu, ratios in self._ratios[stage].items()
+            if vgpu in up and len(ratios) >= FEWEST_RUNS
+        ]
+        return median_low(paces) if paces else None
 
 
 @dataclass(slots=True)

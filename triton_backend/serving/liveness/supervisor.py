@@ -1,4 +1,4 @@
-"""Judges the workers, pools and links of one generation by what is reported of their batches.
+"""Judges the workers, stages and links of one generation by what is reported of their batches.
 
 It is told every report and asked now and then (`look`), and answers with actions for the gateway to
 take; it takes none. Which detector acts when, and on what evidence, is drawn in the README here.
@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from triton_backend.contract.decisions import Hop
 from triton_backend.contract.events import LinkPaceChanged, PaceChanged
+from triton_backend.contract.plan import StagePlace
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.pace import LinkPaces, PoolPaces, WorkerPaces
+from triton_backend.serving.liveness.pace import LinkPaces, StagePaces, WorkerPaces
 from triton_backend.serving.transport.wire import Kind
 
 # One worker at a time is taken out, lest a machine that is busy loses them all.
@@ -71,6 +72,7 @@ class Awaited(NamedTuple):
     """A batch in flight: the stage it is to report next, and when it was last heard of."""
 
     batch_id: int
+    stage: StagePlace
     hop: Hop
     heard_us: int
 
@@ -81,17 +83,24 @@ class WorkerSupervisor:
     def __init__(self, deployment: Deployment, now_us: int) -> None:
         self._deployment = deployment
         stretch = deployment.settings.time_stretch
-        places = [deployment.place_of(vgpu.index) for vgpu in deployment.vgpus]
-        self._pools = [(place.model, place.pipeline, place.stage) for place in places]
-        by_pool = {
-            pool: [max(round(us * stretch), 1) for us in deployment.stage_of(v).latency_us_by_batch]
-            for v, pool in enumerate(self._pools)
+        self._pools = [vgpu.pool for vgpu in deployment.vgpus]
+        rows = deployment.plan.stage_rows()
+        # What the profile says of batches of 1 .. samples, by stage.
+        self._expected_us: dict[StagePlace, list[int]] = {
+            row.place: [
+                max(round(us * stretch), 1) for us in deployment.stage_of(row).latency_us_by_batch
+            ]
+            for row in rows
         }
-        # What the profile says of batches of 1 .. samples, by vGPU.
-        self._expected_us = [by_pool[pool] for pool in self._pools]
-        planned_us = {pool: self._planned_us(v) for v, pool in enumerate(self._pools)}
+        # And of the planned batch.
+        self._planned_us: dict[StagePlace, int] = {
+            row.place: self._expected_us[row.place][deployment.pipeline_of(row).batch - 1]
+            for row in rows
+        }
+        # The stage that a vGPU runs on zeros.
+        self._probed = [deployment.rows_of(vgpu)[0].place for vgpu in range(len(self._pools))]
         self._workers = WorkerPaces(self._pools)
-        self._pool_paces = PoolPaces(self._workers, planned_us, now_us)
+        self._stage_paces = StagePaces(self._planned_us, now_us)
         groups = deployment.plan.cluster.nodes
         self._nics_gbps = [group.nic_gbps for group in groups for _ in range(group.count)]
         self._link_paces = LinkPaces(self._nics_gbps, now_us)
@@ -103,46 +112,56 @@ class WorkerSupervisor:
         self._judge_us = now_us
         self._taken_out_us = now_us - TAKE_OUT_EVERY_US
 
-    def _planned_us(self, vgpu: int) -> int:
-        """What the profile says of the planned batch."""
-        return self._expected_us[vgpu][self._deployment.pipeline_of(vgpu).batch - 1]
-
     # What is reported
 
     def worker_up(self, vgpu: int, now_us: int) -> None:
         """A vGPU takes batches: a new process stands for it, or it was readmitted."""
-        self._workers.forget(vgpu)
+        self._forget_runs(vgpu)
         self._quarantine.readmit(vgpu, now_us)
         self._heard_us[vgpu] = now_us
+
+    def _forget_runs(self, vgpu: int) -> None:
+        self._workers.forget(vgpu)
+        self._stage_paces.forget(vgpu)
 
     def process_ended(self, vgpu: int) -> None:
         """The process of a vGPU ended: whatever was, it is not in quarantine."""
         self._quarantine.forget(vgpu)
 
     def stage_done(
-        self, hop: Hop, samples: int, took_us: int, now_us: int, up: AbstractSet[int]
+        self,
+        stage: StagePlace,
+        hop: Hop,
+        samples: int,
+        took_us: int,
+        now_us: int,
+        up: AbstractSet[int],
     ) -> Sequence[Action]:
         """A vGPU has just reported the end of a stage; `hop` is what was reserved for it."""
-        vgpu = hop.vgpu
+        vgpu, expected_us = hop.vgpu, self._expected_us[stage][samples - 1]
         self._heard_us[vgpu] = now_us
-        self._pool_paces.ran(self._pools[vgpu], now_us)
+        self._stage_paces.ran(stage, vgpu, took_us, expected_us, now_us)
         late_us = max(now_us - hop.end_us, 0)
         self._lateness_us += _WEIGHT_OF_NEWEST * (late_us - self._lateness_us)
-        if not self._workers.ran(vgpu, took_us, self._expected_us[vgpu][samples - 1]):
+        if not self._workers.ran(vgpu, took_us, expected_us):
             return ()
         # An idle worker of the pool shows its pace when it is asked to.
         self._to_probe.update(self._workers.unknown_peers(vgpu, up))
         if self._workers.is_slow(vgpu, up) and self._may_take_out(now_us):
-            self._workers.forget(vgpu)
+            self._forget_runs(vgpu)
             self._quarantine.enter(vgpu, now_us)
             return (TakeOut(vgpu),)
         return ()
 
     def transfer_done(
-        self, sender: int, receiver: int, samples: int, start_us: int, end_us: int
+        self, stage: StagePlace, hops: Sequence[Hop], samples: int, start_us: int, end_us: int
     ) -> None:
-        """The boundary of a batch moved from the worker of a stage to that of the next."""
-        here, there = (self._deployment.vgpus[vgpu].slot.node for vgpu in (sender, receiver))
+        """The boundary of a batch moved from the worker of the stage before to that of `stage`."""
+        model, pipeline, after = stage
+        here, there = (
+            self._deployment.vgpus[hop.vgpu].slot.node for hop in hops[after - 1 : after + 1]
+        )
+        sender = self._deployment.row_of(model, pipeline, after - 1)
         size = samples * self._deployment.stage_of(sender).boundary_bytes_per_sample
         rate_gbps = min(self._nics_gbps[here], self._nics_gbps[there])
         planned_us = round(transfer_us(size, rate_gbps) * self._deployment.settings.time_stretch)
@@ -157,13 +176,16 @@ class WorkerSupervisor:
         alone = all(self._pools[other] != self._pools[vgpu] for other in others)
         if vgpu not in up or alone or not self._may_take_out(now_us):
             return ()
-        self._workers.forget(vgpu)
+        self._forget_runs(vgpu)
         self._quarantine.enter(vgpu, now_us)
         return (TakeOut(vgpu),)
 
     def pace_result(self, vgpu: int, took_us: int, up: AbstractSet[int]) -> Sequence[Action]:
-        """A vGPU ran its planned batch on zeros."""
-        self._workers.probed(vgpu, took_us, self._planned_us(vgpu))
+        """A vGPU ran the planned batch of its first stage on zeros."""
+        stage = self._probed[vgpu]
+        planned_us = self._planned_us[stage]
+        self._workers.probed(vgpu, took_us, planned_us)
+        self._stage_paces.probed(stage, vgpu, took_us, planned_us)
         return self._recovered(up)
 
     # What has to be looked at now and then
@@ -203,7 +225,7 @@ class WorkerSupervisor:
     def _is_overdue(self, one: Awaited, now_us: int) -> bool:
         vgpu = one.hop.vgpu
         last_us = max(one.hop.end_us, one.heard_us, self._heard_us[vgpu], self._awake_us)
-        return now_us - last_us > self._patience_us(vgpu)
+        return now_us - last_us > self._patience_us(one.stage)
 
     def _lost_batches(self, awaited: Iterable[Awaited], now_us: int) -> Iterator[Action]:
         """Batches of which nothing was reported for an SLO beyond what was reserved.
@@ -211,16 +233,15 @@ class WorkerSupervisor:
         Whatever else their workers report: a frame of theirs got lost, and nobody will end them.
         """
         for one in awaited:
-            vgpu = one.hop.vgpu
             last_us = max(one.hop.end_us, one.heard_us, self._awake_us)
-            slo_us = self._deployment.model_of(vgpu).slo_us
-            if now_us - last_us > max(self._patience_us(vgpu), slo_us):
+            slo_us = self._deployment.plan.models[one.stage[0]].slo_us
+            if now_us - last_us > max(self._patience_us(one.stage), slo_us):
                 yield GiveUpBatch(one.batch_id)
 
-    def _patience_us(self, vgpu: int) -> float:
-        """How long after its reserved end a report of a vGPU is waited for."""
+    def _patience_us(self, stage: StagePlace) -> float:
+        """How long after its reserved end a report of a stage is waited for."""
         return max(
-            OVERDUE_FACTOR * self._planned_us(vgpu),
+            OVERDUE_FACTOR * self._planned_us[stage],
             OVERDUE_AT_LEAST_US,
             OVERDUE_LATENESS_FACTOR * self._lateness_us,
         )
@@ -237,8 +258,8 @@ class WorkerSupervisor:
         return [Readmit(v) for v in self._quarantine if self._workers.has_recovered(v, up)]
 
     def _paces(self, now_us: int, up: AbstractSet[int]) -> Iterator[Action]:
-        """Pools and links that are slower than planned, or no more."""
-        for (model, pipeline, stage), percent in self._pool_paces.changes(now_us, up):
+        """Stages and links that are slower than planned, or no more."""
+        for (model, pipeline, stage), percent in self._stage_paces.changes(now_us, up):
             yield PaceChanged(
                 now_us=now_us, model=model, pipeline=pipeline, stage=stage, percent=percent
             )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import StageRow
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serving.deployment import Deployment
@@ -130,20 +131,21 @@ class Node:
         Raises:
             InputError: no such stage here, wrong tensors, or its worker cannot run it.
         """
-        vgpu = self._vgpu_of(request)
+        vgpu, row = self._stage_asked(request)
         deployment = self._deployment
-        most = deployment.pipeline_of(vgpu).batch
-        tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(vgpu), most)
-        made = run_stage(deployment, vgpu, tensors, samples)
-        return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(vgpu))}
+        most = deployment.largest_of(row)
+        tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(row), most)
+        made = run_stage(deployment, vgpu, row, tensors, samples)
+        return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(row))}
 
-    def _vgpu_of(self, request: Mapping[str, Any]) -> int:
+    def _stage_asked(self, request: Mapping[str, Any]) -> tuple[int, StageRow]:
+        """The first vGPU here that holds the stage of a request, and its row."""
         wanted = (request.get("model"), request.get("pipeline", 0), request.get("stage"))
         for worker in self._workers:
-            place = self._deployment.place_of(worker.vgpu)
-            model = self._deployment.model_of(worker.vgpu).name
-            if (model, place.pipeline, place.stage) == wanted:
-                return worker.vgpu
+            for row in self._deployment.rows_of(worker.vgpu):
+                model = self._deployment.model_of(row).name
+                if (model, row.pipeline, row.stage) == wanted:
+                    return worker.vgpu, row
         name, pipeline, stage = wanted
         raise InputError(
             f"node {self.name}", f"runs no stage {stage} of pipeline {pipeline} of model {name!r}"

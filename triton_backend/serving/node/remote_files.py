@@ -136,10 +136,8 @@ def remove_models(settings: ServeSettings, request: Mapping[str, Any]) -> dict[s
 def _check_artifacts(deployment: Deployment, node: str) -> None:
     root = deployment.settings.artifacts
     for vgpu in deployment.vgpus_on(node):
-        artifact = deployment.stage_of(vgpu).artifact
-        if artifact is not None and (
-            root is None or not (root / artifact / MANIFEST_NAME).is_file()
-        ):
-            raise InputError(
-                f"node {node}", f"artifact {artifact} of plan {deployment.plan.plan_id} is not here"
-            )
+        for row in deployment.rows_of(vgpu):
+            name = deployment.stage_of(row).artifact
+            if name is not None and (root is None or not (root / name / MANIFEST_NAME).is_file()):
+                plan_id = deployment.plan.plan_id
+                raise InputError(f"node {node}", f"artifact {name} of plan {plan_id} is not here")

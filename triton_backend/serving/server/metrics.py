@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.front.counters import FrontCounters
-from triton_backend.serving.gateway.counters import Pool
 from triton_backend.serving.gateway.rollout import State
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
@@ -57,8 +56,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
         "Batches lost on their way, whose requests ran again",
     ),
     "poolpipe_internal_errors_total": ("counter", "Errors of ours that a loop survived, by loop"),
-    "poolpipe_stage_runs_total": ("counter", "Batches run by a pool"),
-    "poolpipe_stage_busy_seconds_total": ("counter", "Time the vGPUs of a pool were busy"),
+    "poolpipe_stage_runs_total": ("counter", "Batches run at a stage"),
+    "poolpipe_stage_busy_seconds_total": ("counter", "Time that vGPUs were busy with a stage"),
     "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
     "poolpipe_workers_lost_total": ("counter", "Workers lost"),
     "poolpipe_workers_drained_total": ("counter", "Workers renewed because they stayed slow"),
@@ -197,31 +196,14 @@ def gateway_values(gateway: "Gateway") -> Values:
         values["poolpipe_batches_total", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples_total", (("model", model),)] = counters.samples[model]
     busy_us = counters.busy_us
-    for pool, count in counters.stages.items():
-        values["poolpipe_stage_runs_total", _labels(pool)] = count
-        values["poolpipe_stage_busy_seconds_total", _labels(pool)] = busy_us[pool] / US_PER_S
-    return values | _pool_sizes(gateway)
-
-
-def _labels(pool: Pool) -> Labels:
-    return (
-        ("model", pool.model),
-        ("pipeline", str(pool.pipeline)),
-        ("gpu_class", pool.gpu_class),
-        ("stage", str(pool.stage)),
-    )
-
-
-def _pool_sizes(gateway: "Gateway") -> Values:
-    return {
-        (
-            "poolpipe_pool_vgpus",
-            _labels(Pool(plan.models[row.model].name, row.pipeline, pool.gpu_class, row.stage)),
-        ): pool.vgpus
-        for plan in [gateway.deployment.plan]
-        for row in plan.stage_rows()
-        for pool in [plan.pools[row.pool]]
-    }
+    for stage, count in counters.stages.items():
+        labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
+        values["poolpipe_stage_runs_total", labels] = count
+        values["poolpipe_stage_busy_seconds_total", labels] = busy_us[stage] / US_PER_S
+    for pool in deployment.plan.pools:
+        labels = (("pool", pool.name), ("gpu_class", pool.gpu_class))
+        values["poolpipe_pool_vgpus", labels] = pool.vgpus
+    return values
 
 
 def node_values(status: Mapping[str, Any]) -> Values:

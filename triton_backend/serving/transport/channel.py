@@ -16,7 +16,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.shared_memory import Segment
 
 # Batches on their way to one receiver on another host. One is written while one is sent; more only
 # make up for a link that pauses.
@@ -29,7 +29,8 @@ class Channel:
     """A connection to a receiver and the memory its tensors are written to.
 
     Args:
-        segment: the receiver's slots, where it is `shared` with us; otherwise our buffers.
+        segment: the receiver's slots, where it is `shared` with us; otherwise our buffers. What is
+            written is written into it `laid_out` for the stage that receives.
         express: a front's slots of express requests.
     """
 
@@ -76,22 +77,22 @@ class Channel:
         if self.express is not None:
             self.express.close()
 
-    def views(self, slot: int, samples: int) -> Arrays:
-        """Where the tensors of a batch are to be written."""
-        return self.segment.views(slot, samples)
+    def send(self, data: bytes, written: Segment, slot: int, samples: int) -> bool:
+        """Tell the receiver (and carry the tensors, to another host); False when it is gone.
 
-    def checksum(self, slot: int, samples: int, up_to_bytes: int) -> int:
-        """CRC-32 of the tensors written; 0 where they are larger than `up_to_bytes`."""
-        if self.segment.layout.payload_bytes(samples) > up_to_bytes:
-            return 0
-        return checksum_of(self.segment, slot, samples)
-
-    def send(self, data: bytes, slot: int, samples: int) -> bool:
-        """Tell the receiver (and carry the tensors, to another host); False when it is gone."""
+        `written` is `segment`, laid out for the stage that receives.
+        """
         if self.shared:
             return self.connection.send(data)
-        pieces = self.segment.pieces(slot, samples)
+        pieces = written.pieces(slot, samples)
         return self.connection.send_with_payload(data, pieces, partial(self.release, slot))
+
+
+def checksum_up_to(most_bytes: int, segment: Segment, slot: int, samples: int) -> int:
+    """CRC-32 of a batch's tensors in a slot; 0 where they are larger than `most_bytes`."""
+    if segment.layout.payload_bytes(samples) > most_bytes:
+        return 0
+    return checksum_of(segment, slot, samples)
 
 
 def checksum_of(segment: Segment, slot: int, samples: int) -> int:

@@ -1,8 +1,8 @@
 """Slots of shared memory: where a process receives tensors, written in place by the sender.
 
 A *segment* is a file in /dev/shm with `slots` equal slots; a *layout* says where each tensor of a
-batch of up to `batch` samples lies inside a slot. The receiver owns (makes, removes) its segment;
-senders map it. Pages are taken when first written, so unused slots cost nothing, and `SlotPool`
+batch of up to `batch` samples lies inside a slot. Batches of several stages lie in the slots of one
+segment, each by its own layout. The receiver owns (makes, removes) its segment; senders map it. Pages are taken when first written, so unused slots cost nothing, and `SlotPool`
 hands out the slot freed last, so that few are ever touched.
 """
 
@@ -41,6 +41,24 @@ class Segment:
         # Made once per slot and number of samples: every batch asks for its own several times.
         self._views: dict[tuple[int, int], Arrays] = {}
         self._pieces: dict[tuple[int, int], list[memoryview]] = {}
+        self._others: dict[int, tuple[SlotLayout, Segment]] = {}  # by the layout's identity
+
+    def laid_out(self, layout: SlotLayout) -> "Segment":
+        """The same slots, in which batches lie by another layout; unmapped together with this.
+
+        Raises:
+            InvariantError: the layout is of slots of another size.
+        """
+        if layout is self.layout:
+            return self
+        known = self._others.get(id(layout))
+        if known is None:
+            if layout.slot_bytes != self._slot_bytes:
+                raise InvariantError(f"slots of {self._slot_bytes} bytes, not {layout.slot_bytes}")
+            # The layout is kept with it, so that its identity stays its own.
+            known = layout, Segment(self.path, layout, self.slots, self._memory)
+            self._others[id(layout)] = known
+        return known[1]
 
     @classmethod
     def create(cls, name: str, layout: SlotLayout, slots: int) -> Self:
@@ -138,10 +156,16 @@ class Segment:
 
     def close(self) -> None:
         """Unmap, unless arrays on it are still alive (then with the last of them)."""
-        self._pieces.clear()
-        self._views.clear()
+        for _, other in self._others.values():
+            other.forget_views()
+        self.forget_views()
         with contextlib.suppress(BufferError):
             self._memory.close()
+
+    def forget_views(self) -> None:
+        """Give up the arrays made so far; they would keep the memory mapped."""
+        self._pieces.clear()
+        self._views.clear()
 
     def remove(self) -> None:
         """The owner's end: unmap and delete."""

@@ -171,6 +171,15 @@ class FailureBody(NamedTuple):
     slot: int
 
 
+class RunStageBody(NamedTuple):
+    """RUN_STAGE: which stage of which pipeline of which model of the plan, on how many samples."""
+
+    model: int
+    pipeline: int
+    stage: int
+    samples: int
+
+
 def pack_hello(hello: FrontHello | WorkerHello) -> bytes:
     """Body of HELLO."""
     return _pack_json(hello._asdict())
@@ -217,14 +226,15 @@ def unpack_failure(body: bytes) -> FailureBody:
     return FailureBody(_text(data, "reason"), _integer(data, "express"), _integer(data, "slot"))
 
 
-def pack_run_stage(samples: int) -> bytes:
+def pack_run_stage(message: RunStageBody) -> bytes:
     """Body of RUN_STAGE."""
-    return _pack_json({"samples": samples})
+    return _pack_json(message._asdict())
 
 
-def unpack_run_stage(body: bytes) -> int:
+def unpack_run_stage(body: bytes) -> RunStageBody:
     """Inverse of `pack_run_stage`."""
-    return _integer(_unpack_json(body), "samples")
+    data = _unpack_json(body)
+    return RunStageBody._make(_integer(data, name) for name in RunStageBody._fields)
 
 
 def pack_stage_result(error: str) -> bytes:
@@ -269,11 +279,15 @@ def _integer(data: Mapping[str, object], name: str) -> int:
 
 
 class ArrivalBody(NamedTuple):
-    """A request as the front numbered it, and the express slot its tensors lie in, if any."""
+    """A request as the front numbered it, and the express slot its tensors lie in, if any.
+
+    `entry`: by which of its model's entries it comes in.
+    """
 
     request: int
     deadline_us: int
     samples: int
+    entry: int = 0
     express_slot: int = NONE
     payload_checksum: int = 0
 
@@ -333,7 +347,7 @@ class TimesBody(NamedTuple):
     end_us: int
 
 
-_ARRIVAL = struct.Struct("<qqiiI")
+_ARRIVAL = struct.Struct("<qqiiiI")
 _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqi")
 _DISPATCH = struct.Struct("<iiHH")
@@ -353,8 +367,8 @@ def pack_arrival(message: ArrivalBody) -> bytes:
 def unpack_arrival(body: bytes) -> ArrivalBody:
     """Inverse of `pack_arrival`."""
     arrival = ArrivalBody(*_unpack(_ARRIVAL, body))
-    if arrival.samples < 1:
-        raise FrameError(f"a request of {arrival.samples} samples")
+    if arrival.samples < 1 or arrival.entry < 0:
+        raise FrameError(f"a request of {arrival.samples} samples by entry {arrival.entry}")
     return arrival
 
 

@@ -24,7 +24,7 @@ from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.worker.output import OutputSender, OutputTarget, ReceiverGoneError
 from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
-from triton_backend.serving.worker.stage import LoadedStage
+from triton_backend.serving.worker.stage import LoadedStages
 
 RECONNECT_SECONDS = 0.1
 SOON_US = 150
@@ -72,20 +72,20 @@ class Outbox:
 
 
 class LeaderFollowers:
-    """Runs batches of one stage until stopped."""
+    """Runs the batches of one vGPU until stopped."""
 
     def __init__(
         self,
         loop: EventLoop,
         queue: BatchQueue,
-        stage: LoadedStage,
+        stages: LoadedStages,
         outputs: OutputSender,
         scheduler: SchedulerLink,
         time: GatewayTime,
     ) -> None:
         self._loop = loop
         self._queue = queue
-        self._stage = stage
+        self._stages = stages
         self._outputs = outputs
         self._scheduler = scheduler
         self._time = time
@@ -182,7 +182,7 @@ class LeaderFollowers:
 
     def _is_short(self, batch: QueuedBatch) -> bool:
         """Whether its thread goes on leading while it runs a batch."""
-        return self._stage.expected_us(batch.body.samples) < FOLLOWER_LEADS_FROM_US
+        return self._stages.expected_us(batch.place, batch.body.samples) < FOLLOWER_LEADS_FROM_US
 
     def _execute_and_follow(self, batch: QueuedBatch) -> QueuedBatch | None:
         """Run a batch while the other thread leads; the one that follows at once, or None."""
@@ -208,15 +208,17 @@ class LeaderFollowers:
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)
             inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
-            span_us = self._stage.run(inputs, outputs, samples)
+            span_us = self._stages.run(batch.place, inputs, outputs, samples)
         except ReceiverGoneError as error:
             _LOG.warning("batch %d is not run: %s", batch.batch_id, error)
-            self._outbox.enqueue(self._outputs.report_lost, batch.batch_id, str(error))
+            self._outbox.enqueue(self._outputs.report_lost, batch, str(error))
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             if target is not None:
                 target.release()
             _LOG.exception("batch %d failed", batch.batch_id)
             reason = f"{type(error).__name__}: {error}"
-            self._outbox.enqueue(self._outputs.report_failure, batch.batch_id, batch.body, reason)
+            self._outbox.enqueue(
+                self._outputs.report_failure, batch.batch_id, batch.stage, batch.body, reason
+            )
         else:
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)

@@ -13,11 +13,11 @@ from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.transport.channel import Channel, Channels
+from triton_backend.serving.transport.channel import Channel, Channels, checksum_up_to
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import EmulatedLinks
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import (
     NONE,
     AnswerBody,
@@ -39,15 +39,19 @@ class ReceiverGoneError(PoolPipeError):
 
 
 class OutputTarget(NamedTuple):
-    """Where a stage's results go: `slot` of the channel to the next worker, or to the front."""
+    """Where a stage's results go: `slot` of the channel to the next worker, or to the front.
+
+    `segment` is the channel's, laid out for who receives them.
+    """
 
     channel: Channel
+    segment: Segment
     slot: int
     last: bool
 
     def views(self, samples: int) -> Arrays:
         """The tensors to be written, [samples, ...]."""
-        return self.channel.views(self.slot, samples)
+        return self.segment.views(self.slot, samples)
 
     def release(self) -> None:
         """Nothing will be sent from it."""
@@ -63,7 +67,7 @@ class OutputSender:
         self._scheduler = scheduler
         self._deployment = deployment
         self._place = deployment.vgpus[vgpu]
-        self._stage, self._tag = deployment.place_of(vgpu).stage, deployment.tag
+        self._tag = deployment.tag
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
         self._channels = Channels(loop, deployment.settings, node)
@@ -79,7 +83,7 @@ class OutputSender:
         Raises:
             ReceiverGoneError: the process that is to receive them is gone, or takes nothing.
         """
-        body, after = batch.body, self._stage + 1
+        body, after = batch.body, batch.stage + 1
         last = after == len(body.hops)
         if last:
             channel = self._channels.to_front(self._deployment, body.model)
@@ -91,7 +95,11 @@ class OutputSender:
         place = None if channel is None else channel.acquire(slot, flush)
         if channel is None or place is None:
             raise ReceiverGoneError(f"{receiver} is gone, or takes nothing")
-        return OutputTarget(channel, place, last)
+        written = channel.segment
+        if not last:
+            receives = self._deployment.row_of(body.model, body.pipeline, after)
+            written = written.laid_out(self._deployment.layout_of(receives))
+        return OutputTarget(channel, written, place, last)
 
     def copy_express(self, body: BatchBody, into: Arrays) -> None:
         """Copy an express request out of its front's slot.
@@ -108,7 +116,7 @@ class OutputSender:
 
     def report_transfer(self, batch: QueuedBatch) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
-        if self._stage:
+        if batch.stage:
             begin_us = batch.body.transfer_start_us
             arrived_us = max(batch.body.available_us, begin_us)
             self._report(Kind.TRANSFER_DONE, batch, (begin_us, arrived_us))
@@ -124,16 +132,14 @@ class OutputSender:
             self._report(Kind.STAGE_DONE, batch, span_us)
             self._hand_on(batch, target, span_us[1])
 
-    def report_failure(self, batch_id: int, body: BatchBody, reason: str) -> None:
+    def report_failure(self, batch_id: int, stage: int, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
-        failure = FailureBody(
-            f"stage {self._stage} failed: {reason}", body.express, body.answer_slot
-        )
+        failure = FailureBody(f"stage {stage} failed: {reason}", body.express, body.answer_slot)
         data = frame(
             Kind.BATCH_FAILED,
             pack_failure(failure),
             batch_id=batch_id,
-            stage=self._stage,
+            stage=stage,
             plan_tag=self._tag,
         )
         self._scheduler.send(data)
@@ -141,39 +147,39 @@ class OutputSender:
         if channel is not None:
             channel.connection.send(data)
 
-    def report_lost(self, batch_id: int, reason: str) -> None:
-        """Have the batch's requests run again."""
+    def report_lost(self, batch: QueuedBatch, reason: str) -> None:
+        """Have the requests run again of a batch that cannot be brought to its next stage."""
         data = frame(
             Kind.BATCH_LOST,
             pack_failure(FailureBody(reason, NONE, NONE)),
-            batch_id=batch_id,
-            stage=self._stage + 1,
+            batch_id=batch.batch_id,
+            stage=batch.stage + 1,
             plan_tag=self._tag,
         )
         self._scheduler.send(data)
 
     def _answer(self, batch: QueuedBatch, target: OutputTarget) -> None:
         """Send ANSWER: a batch's outputs are in the front's slot."""
-        channel, slot, samples = target.channel, target.slot, batch.body.samples
-        checksum = channel.checksum(slot, samples, self._checksum_up_to)
+        written, slot, samples = target.segment, target.slot, batch.body.samples
+        checksum = checksum_up_to(self._checksum_up_to, written, slot, samples)
         body = AnswerBody(batch.body.answer_slot, samples, checksum, batch.body.express)
         data = frame(
             Kind.ANSWER,
             pack_answer(body),
             batch_id=batch.batch_id,
-            stage=self._stage,
+            stage=batch.stage,
             plan_tag=self._tag,
-            payload_bytes=channel.segment.layout.payload_bytes(samples),
+            payload_bytes=written.layout.payload_bytes(samples),
         )
-        channel.send(data, slot, samples)
+        target.channel.send(data, written, slot, samples)
 
     def _hand_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
         """Send a batch whose results were written at `end_us` to the next worker."""
-        channel, samples, stage = target.channel, batch.body.samples, self._stage + 1
-        size = channel.segment.layout.payload_bytes(samples)
+        written, samples, stage = target.segment, batch.body.samples, batch.stage + 1
+        size = written.layout.payload_bytes(samples)
         begin_us, available_us = self._transfer(batch.body.hops[stage], size, end_us)
         body = batch.body._replace(
-            payload_checksum=channel.checksum(target.slot, samples, self._checksum_up_to),
+            payload_checksum=checksum_up_to(self._checksum_up_to, written, target.slot, samples),
             transfer_start_us=begin_us,
             available_us=available_us,
         )
@@ -185,11 +191,11 @@ class OutputSender:
             plan_tag=self._tag,
             payload_bytes=size,
         )
-        if not channel.send(data, target.slot, samples):
-            self.report_lost(batch.batch_id, "the next worker is gone")
+        if not target.channel.send(data, written, target.slot, samples):
+            self.report_lost(batch, "the next worker is gone")
 
     def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
-        self._scheduler.send_times(kind, span_us, batch_id=batch.batch_id, stage=self._stage)
+        self._scheduler.send_times(kind, span_us, batch_id=batch.batch_id, stage=batch.stage)
 
     def closed(self, connection: Connection) -> None:
         """A connection ended."""

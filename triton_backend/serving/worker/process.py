@@ -1,4 +1,4 @@
-"""A stage worker: one process per vGPU that runs batches in their reserved order.
+"""A worker: one process per vGPU that runs batches of its pool's stages in their reserved order.
 
 A batch starts when its tensors are here and its reserved start has come, so that batches reserved
 earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
@@ -13,9 +13,11 @@ Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION 
 import logging
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.plan import StageRow
 from triton_backend.runtimes.base import Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
@@ -42,7 +44,7 @@ from triton_backend.serving.worker.executor import LeaderFollowers
 from triton_backend.serving.worker.output import OutputSender
 from triton_backend.serving.worker.queue import BatchQueue
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
-from triton_backend.serving.worker.stage import LoadedStage, open_runtime
+from triton_backend.serving.worker.stage import LoadedStages, open_runtimes
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.HEARTBEAT})
@@ -53,12 +55,17 @@ class StageWorker:
     """One vGPU's worker.
 
     Args:
-        runtime: the stage, loaded.
+        runtimes: every stage of the vGPU's pool, loaded.
         board: where the node looks whether this worker is alive and how long it has been busy.
     """
 
     def __init__(
-        self, deployment: Deployment, vgpu: int, runtime: Runtime, board: HealthBoard, clock: Clock
+        self,
+        deployment: Deployment,
+        vgpu: int,
+        runtimes: Mapping[StageRow, Runtime],
+        board: HealthBoard,
+        clock: Clock,
     ) -> None:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
@@ -69,14 +76,14 @@ class StageWorker:
             deployment.worker_slots(vgpu),
         )
         time = GatewayTime(clock)
-        self._stage = LoadedStage(deployment, vgpu, runtime, board, time)
-        self._stage.pin(self._segment)
+        self._stages = LoadedStages(deployment, vgpu, runtimes, board, time)
+        self._stages.pin(self._segment)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
         self._queue = BatchQueue(deployment, vgpu, self._segment, time.now_us)
         self._threads = LeaderFollowers(
-            self._loop, self._queue, self._stage, self._outputs, self._scheduler, time
+            self._loop, self._queue, self._stages, self._outputs, self._scheduler, time
         )
 
     def listen(self) -> None:
@@ -100,13 +107,13 @@ class StageWorker:
         finally:
             self._outputs.close()
             self._loop.close()
-            self._stage.close()  # may still have the segment pinned
+            self._stages.close()  # may still have the segment pinned
             self._segment.remove()
 
     def _probe_pace(self) -> None:
         """Show how fast this process is, while it is drained or others of its pool are slow."""
         try:
-            times_us = self._stage.run_on_zeros()
+            times_us = self._stages.run_on_zeros()
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a pace probe failed")  # without an answer the process is soon renewed
             return
@@ -128,7 +135,7 @@ class StageWorker:
                 self._add(connection, header, unpack_batch(body))
             case Kind.RUN_STAGE:
                 error = answer_run_stage(
-                    self._deployment, self._vgpu, self._stage.run, unpack_run_stage(body)
+                    self._deployment, self._vgpu, self._stages.run, unpack_run_stage(body)
                 )
                 connection.send(frame(Kind.STAGE_RESULT, pack_stage_result(error)))
             case _:
@@ -140,13 +147,13 @@ class StageWorker:
             return
         if not self._scheduler.is_peer_of(connection):
             raise FrameError("an express request from somebody who is not the scheduler")
-        slot = self._queue.check(header, batch)
+        inputs, slot = self._queue.written_by(header, batch)
         try:
-            self._outputs.copy_express(batch, self._segment.views(slot, batch.samples))
+            self._outputs.copy_express(batch, inputs.views(slot, batch.samples))
             self._queue.add(header, batch)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
-            self._outputs.report_failure(header.batch_id, batch, str(error))
+            self._outputs.report_failure(header.batch_id, header.stage, batch, str(error))
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if not self._scheduler.is_peer_of(connection):
@@ -169,8 +176,8 @@ class StageWorker:
         if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         batch = unpack_batch(body)
-        slot = self._queue.check(header, batch)
-        return self._segment.pieces(slot, batch.samples)
+        inputs, slot = self._queue.written_by(header, batch)
+        return inputs.pieces(slot, batch.samples)
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is gone, or was refused."""
@@ -197,11 +204,11 @@ def main(arguments: list[str]) -> None:
 
 
 def serve(deployment: Deployment, vgpu: int) -> None:
-    """Load the stage, warm it up, serve."""
+    """Load the stages, warm them up, serve."""
     clock = SystemClock()
     board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
-    runtime = open_runtime(deployment, vgpu, clock)
-    worker = StageWorker(deployment, vgpu, runtime, board, clock)
+    runtimes = open_runtimes(deployment, vgpu, clock)
+    worker = StageWorker(deployment, vgpu, runtimes, board, clock)
     worker.listen()
     stop = threading.Event()
     threading.Thread(target=board.keep_beating, args=(vgpu, clock, stop), daemon=True).start()

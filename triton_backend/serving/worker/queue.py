@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from triton_backend.contract.plan import StagePlace
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
@@ -18,18 +19,24 @@ class QueuedBatch(NamedTuple):
     """A batch whose tensors are in this worker's slot, or on their way there over a link.
 
     They compare by their reserved start, then by their number. `due_us`: when it may start, that
-    is, when its tensors are here and its reserved start has come.
+    is, when its tensors are here and its reserved start has come. `stage`: of its pipeline.
     """
 
     start_us: int
     batch_id: int
     due_us: int
+    stage: int
     slot: int
     body: BatchBody
 
+    @property
+    def place(self) -> StagePlace:
+        """Model, pipeline and stage that it is to run."""
+        return self.body.model, self.body.pipeline, self.stage
+
 
 class BatchQueue:
-    """Batches of one vGPU by number.
+    """Batches of one vGPU by number, of all stages that it holds.
 
     Args:
         segment: where their tensors lie; it has a slot for every batch accepted.
@@ -43,9 +50,12 @@ class BatchQueue:
         self._now_us = now_us
         self._tag = deployment.tag
         self._vgpu = vgpu
-        place = deployment.place_of(vgpu)
-        self._model, self._stage = place.model, place.stage
-        self._segment = segment
+        # Where a batch of each stage lies, by model, pipeline and stage.
+        self._inputs = {
+            row.place: segment.laid_out(deployment.layout_of(row))
+            for row in deployment.rows_of(vgpu)
+        }
+        self._slots = segment.slots
         node = deployment.node_name_of(vgpu)
         self._neighbours = frozenset(
             other.index
@@ -69,16 +79,18 @@ class BatchQueue:
         """
         if header.plan_tag != self._tag:
             raise FrameError(f"a batch of plan {header.plan_tag:016x}, not {self._tag:016x}")
-        stage = self._stage
-        if header.stage != stage or len(batch.hops) <= stage:
-            raise FrameError(f"a batch for stage {header.stage} at a worker of stage {stage}")
+        stage = header.stage
+        inputs = self._inputs.get((batch.model, batch.pipeline, stage))
+        if inputs is None or len(batch.hops) <= stage:
+            where = f"model {batch.model}, pipeline {batch.pipeline}, stage {stage}"
+            raise FrameError(f"a batch for {where}, which this worker does not hold")
         hop = batch.hops[stage]
-        if hop.vgpu != self._vgpu or batch.model != self._model:
+        if hop.vgpu != self._vgpu:
             raise FrameError(f"a batch for vGPU {hop.vgpu} at vGPU {self._vgpu}")
         slot = batch.slots[stage]
-        if not 0 <= slot < self._segment.slots:
-            raise FrameError(f"slot {slot} of {self._segment.slots}")
-        layout = self._segment.layout
+        if not 0 <= slot < self._slots:
+            raise FrameError(f"slot {slot} of {self._slots}")
+        layout = inputs.layout
         if not 1 <= batch.samples <= layout.batch:
             raise FrameError(f"{batch.samples} samples, at most {layout.batch} fit")
         size = layout.payload_bytes(batch.samples)
@@ -92,30 +104,40 @@ class BatchQueue:
         Raises:
             FrameError: it is not accepted (`check`), or its tensors are damaged.
         """
-        slot = self.check(header, batch)
+        slot, stage = self.check(header, batch), header.stage
+        inputs = self._inputs[batch.model, batch.pipeline, stage]
         if batch.payload_checksum and batch.payload_checksum != checksum_of(
-            self._segment, slot, batch.samples
+            inputs, slot, batch.samples
         ):
             raise FrameError(f"tensors of batch {header.batch_id} do not match their checksum")
-        if not self._shares_memory_with_sender(batch):  # its tensors came behind the frame
+        if not self._shares_memory_with_sender(batch, stage):  # its tensors came behind the frame
             batch = batch._replace(available_us=max(batch.available_us, self._now_us()))
-        start_us = batch.hops[self._stage].start_us
+        start_us = batch.hops[stage].start_us
         due_us = max(start_us, batch.available_us)
         with self._lock:
-            if len(self._batches) >= self._segment.slots:
-                raise FrameError(f"more than {self._segment.slots} batches")
+            if len(self._batches) >= self._slots:
+                raise FrameError(f"more than {self._slots} batches")
             self._batches[header.batch_id] = QueuedBatch(
-                start_us, header.batch_id, due_us, slot, batch
+                start_us, header.batch_id, due_us, stage, slot, batch
             )
 
-    def _shares_memory_with_sender(self, batch: BatchBody) -> bool:
-        if not self._stage:
+    def _shares_memory_with_sender(self, batch: BatchBody, stage: int) -> bool:
+        if not stage:
             return True  # of its way from the front nothing is reported
-        return batch.hops[self._stage - 1].vgpu in self._neighbours
+        return batch.hops[stage - 1].vgpu in self._neighbours
 
     def inputs_of(self, batch: QueuedBatch) -> Arrays:
         """The tensors of a batch, [samples, ...] in its slot."""
-        return self._segment.views(batch.slot, batch.body.samples)
+        return self._inputs[batch.place].views(batch.slot, batch.body.samples)
+
+    def written_by(self, header: Header, batch: BatchBody) -> tuple[Segment, int]:
+        """The slots in which the tensors of a batch lie or are to be written, and which it has.
+
+        Raises:
+            FrameError: it is not accepted (`check`).
+        """
+        slot = self.check(header, batch)
+        return self._inputs[batch.model, batch.pipeline, header.stage], slot
 
     def remove(self, batch_id: int) -> None:
         """Forget a batch that was aborted; one that runs already goes on."""

@@ -1,4 +1,4 @@
-"""The stage of a worker: loaded, warmed up, run from a slot into wherever its results belong.
+"""The stages of a worker: loaded, warmed up, run from a slot into wherever their results belong.
 
 Here: which runtime, types that differ between boundary and runtime (fp16 boundaries), tensors that a
 stage only hands on, one run at a time, what the health board shows. Not here: which batch is next
@@ -7,12 +7,14 @@ stage only hands on, one run at a time, what the health board shows. Not here: w
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import StagePlace, StageRow
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
@@ -28,37 +30,54 @@ Specs = tuple[TensorSpec, ...]
 _LOG = logging.getLogger(__name__)
 
 
-def open_runtime(deployment: Deployment, vgpu: int, clock: Clock) -> Runtime:
-    """Load the stage of a vGPU and, where it is real, run it a few times at the planned batch.
+def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[StageRow, Runtime]:
+    """Load every stage of a vGPU and run those that are real a few times at the planned batch.
+
+    Stages of one artifact (a whole model's tail, which requests of several entries share) have one
+    runtime.
 
     Raises:
-        InputError: the artifact cannot be used, or its tensors are not the plan's.
+        InputError: an artifact cannot be used, or its tensors are not the plan's.
     """
-    stage, settings = deployment.stage_of(vgpu), deployment.settings
-    if stage.artifact is None:
-        return EmulatedRuntime(_emulated(deployment, vgpu), clock=clock)
-    if settings.artifacts is None:
-        raise InputError("settings, artifacts", f"not set, but a stage needs {stage.artifact!r}")
-    path = settings.artifacts / stage.artifact
-    runtime = load_runtime(path, vgpu_divisor=deployment.divisor_of(vgpu), clock=clock)
-    known = {spec.name for spec in deployment.inputs_of(vgpu)}
+    runtimes: dict[StageRow, Runtime] = {}
+    by_artifact: dict[str, Runtime] = {}
+    for row in deployment.rows_of(vgpu):
+        artifact = deployment.stage_of(row).artifact
+        if artifact is None:
+            runtimes[row] = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
+            continue
+        if artifact not in by_artifact:
+            by_artifact[artifact] = _open(deployment, vgpu, artifact, clock)
+        runtimes[row] = by_artifact[artifact]
+        _check(deployment, row, artifact, runtimes[row])
+        inputs, outputs = _zeros_for(runtimes[row], deployment.pipeline_of(row).batch)
+        for _ in range(WARM_UP_RUNS):
+            runtimes[row].run(inputs, outputs)
+    return runtimes
+
+
+def _open(deployment: Deployment, vgpu: int, artifact: str, clock: Clock) -> Runtime:
+    root = deployment.settings.artifacts
+    if root is None:
+        raise InputError("settings, artifacts", f"not set, but a stage needs {artifact!r}")
+    return load_runtime(root / artifact, share=deployment.pool_of(vgpu).share, clock=clock)
+
+
+def _check(deployment: Deployment, row: StageRow, artifact: str, runtime: Runtime) -> None:
+    known = {spec.name for spec in deployment.inputs_of(row)}
     missing = {spec.name for spec in runtime.inputs} - known
     if missing:
-        raise InputError(str(path), f"takes {sorted(missing)}, not in the plan")
-    inputs, outputs = _zeros_for(runtime, deployment.pipeline_of(vgpu).batch)
-    for _ in range(WARM_UP_RUNS):
-        runtime.run(inputs, outputs)
-    return runtime
+        raise InputError(f"artifact {artifact}", f"takes {sorted(missing)}, not in the plan")
 
 
-def _emulated(deployment: Deployment, vgpu: int) -> Artifact:
-    stage, settings = deployment.stage_of(vgpu), deployment.settings
+def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
+    stage, settings = deployment.stage_of(row), deployment.settings
     return Artifact(
         runtime="emulated",
         gpu_class=deployment.pool_of(vgpu).gpu_class,
-        inputs=deployment.inputs_of(vgpu),
-        outputs=deployment.outputs_of(vgpu),
-        max_batch=deployment.pipeline_of(vgpu).batch,
+        inputs=deployment.inputs_of(row),
+        outputs=deployment.outputs_of(row),
+        max_batch=deployment.largest_of(row),
         options={
             LATENCY_OPTION: [us * settings.time_stretch for us in stage.latency_us_by_batch],
             "noise_sigma": settings.noise,
@@ -79,74 +98,34 @@ def _zeros_for(runtime: Runtime, batch: int) -> tuple[Arrays, Arrays]:
 
 
 class LoadedStage:
-    """A stage on its vGPU, between arrays of the plan's types.
+    """A stage on its vGPU, between arrays of the plan's types."""
 
-    Args:
-        board: where the node sees for how long a run lasts already.
-        time: in which runs are reported.
-    """
-
-    def __init__(
-        self,
-        deployment: Deployment,
-        vgpu: int,
-        runtime: Runtime,
-        board: HealthBoard,
-        time: GatewayTime,
-    ) -> None:
-        stage = deployment.stage_of(vgpu)
-        given, wanted = deployment.inputs_of(vgpu), deployment.outputs_of(vgpu)
+    def __init__(self, deployment: Deployment, row: StageRow, runtime: Runtime) -> None:
+        stage = deployment.stage_of(row)
+        given, wanted = deployment.inputs_of(row), deployment.outputs_of(row)
         fits = _types(given) == _types(runtime.inputs) and (
             _types(wanted) == _types(runtime.outputs)
         )
-        self._vgpu = vgpu
-        self._name = f"stage {stage.blocks}"
-        self._batch = deployment.pipeline_of(vgpu).batch
-        self._latency_us_by_batch = stage.latency_us_by_batch
         self._runtime = runtime
-        self._execute: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
+        self._name = f"stage {stage.blocks} of {deployment.model_of(row).name!r}"
+        self._batch = deployment.pipeline_of(row).batch
+        self._largest = deployment.largest_of(row)
+        self._latency_us_by_batch = stage.latency_us_by_batch
+        self.run: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
         self._scratch: Arrays = {}
-        self._board = board
-        self._time = time
-        self._one_at_a_time = threading.Lock()
 
     def expected_us(self, samples: int) -> int:
         """What a run of so many samples takes by its profile."""
         return self._latency_us_by_batch[samples - 1]
 
-    def run(self, inputs: Arrays, outputs: Arrays, samples: int) -> tuple[int, int]:
-        """Run once, from inputs into outputs of [samples, ...]; waits while another thread runs.
+    @property
+    def planned_us(self) -> int:
+        """What the planned batch takes by its profile."""
+        return self.expected_us(self._batch)
 
-        Returns:
-            when it began and ended (gateway's time).
-
-        Raises:
-            InputError: an output is asked for that the stage neither makes nor hands on; or
-                whatever the runtime raises.
-        """
-        return self._timed(self._execute, inputs, outputs, samples)
-
-    def run_on_zeros(self) -> tuple[int, int]:
-        """Run a full batch of zeros, as `run`."""
-        inputs, outputs = _zeros_for(self._runtime, self._batch)
-        return self._timed(self._runtime.run, inputs, outputs, self._batch)
-
-    def _timed(
-        self,
-        execute: Callable[[Arrays, Arrays], None],
-        inputs: Arrays,
-        outputs: Arrays,
-        samples: int,
-    ) -> tuple[int, int]:
-        with self._one_at_a_time:
-            start_us = self._time.local_now_us()
-            self._board.busy(self._vgpu, start_us, self.expected_us(samples))
-            try:
-                execute(inputs, outputs)
-                ahead_us = self._time.ahead_us
-                return start_us - ahead_us, self._time.local_now_us() - ahead_us
-            finally:
-                self._board.idle(self._vgpu)
+    def zeros_run(self) -> Callable[[], None]:
+        """A run of a planned batch of zeros, whose results go nowhere."""
+        return partial(self._runtime.run, *_zeros_for(self._runtime, self._batch))
 
     def _convert(self, inputs: Arrays, outputs: Arrays) -> None:
         samples = len(next(iter(inputs.values())))
@@ -172,24 +151,87 @@ class LoadedStage:
     def _own(self, spec: TensorSpec, samples: int) -> NDArray[np.generic]:
         """Memory for an output that cannot be written in place."""
         if spec.name not in self._scratch:
-            shape = (self._batch, *spec.shape[1:])
+            shape = (self._largest, *spec.shape[1:])
             self._scratch[spec.name] = np.empty(shape, NUMPY_DTYPES[spec.dtype])
         return self._scratch[spec.name][:samples]
 
+
+class LoadedStages:
+    """Every stage of a vGPU, of which one runs at a time.
+
+    Args:
+        board: where the node sees for how long a run lasts already.
+        time: in which runs are reported.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        vgpu: int,
+        runtimes: Mapping[StageRow, Runtime],
+        board: HealthBoard,
+        time: GatewayTime,
+    ) -> None:
+        self._vgpu = vgpu
+        self._stages = {
+            row.place: LoadedStage(deployment, row, runtime) for row, runtime in runtimes.items()
+        }
+        self._runtimes = list({id(runtime): runtime for runtime in runtimes.values()}.values())
+        self._board = board
+        self._time = time
+        self._one_at_a_time = threading.Lock()
+
+    def expected_us(self, place: StagePlace, samples: int) -> int:
+        """What a run of so many samples takes by its profile."""
+        return self._stages[place].expected_us(samples)
+
+    def run(
+        self, place: StagePlace, inputs: Arrays, outputs: Arrays, samples: int
+    ) -> tuple[int, int]:
+        """Run a stage once, from inputs into outputs of [samples, ...]; waits while another runs.
+
+        Returns:
+            when it began and ended (gateway's time).
+
+        Raises:
+            InputError: an output is asked for that the stage neither makes nor hands on; or
+                whatever the runtime raises.
+        """
+        stage = self._stages[place]
+        return self._timed(partial(stage.run, inputs, outputs), stage.expected_us(samples))
+
+    def run_on_zeros(self) -> tuple[int, int]:
+        """Run a planned batch of zeros at the first stage, as `run`."""
+        stage = next(iter(self._stages.values()))
+        return self._timed(stage.zeros_run(), stage.planned_us)
+
+    def _timed(self, run: Callable[[], None], expected_us: int) -> tuple[int, int]:
+        with self._one_at_a_time:
+            start_us = self._time.local_now_us()
+            self._board.busy(self._vgpu, start_us, expected_us)
+            try:
+                run()
+                ahead_us = self._time.ahead_us
+                return start_us - ahead_us, self._time.local_now_us() - ahead_us
+            finally:
+                self._board.idle(self._vgpu)
+
     def pin(self, segment: Segment) -> None:
-        """Let the runtime copy to its GPU straight from the slots that are used most.
+        """Let the runtimes copy to their GPU straight from the slots that are used most.
 
         Slots freed last are granted first, so nearly all batches lie in the first few. Pinned pages are
         taken at once: all slots would be memory that is seldom used.
         """
-        try:
-            self._runtime.register(segment.first_slots(MIN_SLOTS))
-        except PoolPipeError as error:
-            _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
+        for runtime in self._runtimes:
+            try:
+                runtime.register(segment.first_slots(MIN_SLOTS))
+            except PoolPipeError as error:
+                _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
 
     def close(self) -> None:
-        """Give up the runtime, and the memory that it has pinned."""
-        self._runtime.close()
+        """Give up the runtimes, the last one first, and the memory that they have pinned."""
+        for runtime in reversed(self._runtimes):
+            runtime.close()
 
 
 def _types(specs: Specs) -> dict[str, str]:

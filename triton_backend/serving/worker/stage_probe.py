@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import StagePlace, StageRow
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.serving.deployment import Deployment
@@ -26,6 +27,7 @@ from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     FrameError,
     Kind,
+    RunStageBody,
     check_body,
     frame,
     pack_run_stage,
@@ -85,8 +87,10 @@ def write_tensors(arrays: Arrays, specs: Sequence[TensorSpec]) -> list[dict[str,
     ]
 
 
-def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -> Arrays:
-    """Have the worker of a vGPU of this host run its stage once; outputs are copies.
+def run_stage(
+    deployment: Deployment, vgpu: int, row: StageRow, inputs: Arrays, samples: int
+) -> Arrays:
+    """Have the worker of a vGPU of this host run a stage once; outputs are copies.
 
     Raises:
         InputError: its worker is not there, ends, or says that the run failed.
@@ -95,33 +99,41 @@ def run_stage(deployment: Deployment, vgpu: int, inputs: Arrays, samples: int) -
         given, made = (
             stack.enter_context(_own(name, layout))
             for name, layout in zip(
-                _names(deployment, vgpu), _layouts(deployment, vgpu), strict=True
+                _names(deployment, vgpu), _layouts(deployment, row), strict=True
             )
         )
         for name, view in given.views(0, samples).items():
             view[...] = inputs[name]
-        error = _ask(deployment, vgpu, frame(Kind.RUN_STAGE, pack_run_stage(samples)))
+        question = RunStageBody(*row.place, samples)
+        error = _ask(deployment, vgpu, frame(Kind.RUN_STAGE, pack_run_stage(question)))
         if error:
             raise InputError(f"vGPU {vgpu}", error)
         return {name: view.copy() for name, view in made.views(0, samples).items()}
 
 
 def answer_run_stage(
-    deployment: Deployment, vgpu: int, run: Callable[[Arrays, Arrays, int], object], samples: int
+    deployment: Deployment,
+    vgpu: int,
+    run: Callable[[StagePlace, Arrays, Arrays, int], object],
+    question: RunStageBody,
 ) -> str:
-    """The worker's side: `run` the stage on what the node put there; what went wrong, or nothing.
+    """The worker's side: `run` a stage on what the node put there; what went wrong, or nothing.
 
     Raises:
-        FrameError: no such number of samples.
+        FrameError: no such stage here, or no such number of samples.
         InputError: the node's memory is not there.
     """
-    most = deployment.pipeline_of(vgpu).batch
+    place, samples = question[:3], question.samples
+    row = next((row for row in deployment.rows_of(vgpu) if row.place == place), None)
+    if row is None:
+        raise FrameError(f"model {place[0]}, pipeline {place[1]}, stage {place[2]} is not here")
+    most = deployment.largest_of(row)
     if not 1 <= samples <= most:
         raise FrameError(f"{samples} samples, 1 to {most} fit")
-    names, layouts = _names(deployment, vgpu), _layouts(deployment, vgpu)
+    names, layouts = _names(deployment, vgpu), _layouts(deployment, row)
     given, made = (Segment.attach(n, x) for n, x in zip(names, layouts, strict=True))
     try:
-        run(given.views(0, samples), made.views(0, samples), samples)
+        run(row.place, given.views(0, samples), made.views(0, samples), samples)
     except Exception as error:  # noqa: BLE001  # a runtime may raise anything
         return f"{type(error).__name__}: {error}"
     finally:
@@ -135,11 +147,11 @@ def _names(deployment: Deployment, vgpu: int) -> tuple[str, str]:
     return f"{name}-probe-in", f"{name}-probe-out"
 
 
-def _layouts(deployment: Deployment, vgpu: int) -> tuple[SlotLayout, SlotLayout]:
-    batch = deployment.pipeline_of(vgpu).batch
+def _layouts(deployment: Deployment, row: StageRow) -> tuple[SlotLayout, SlotLayout]:
+    largest = deployment.largest_of(row)
     return (
-        SlotLayout(specs=deployment.inputs_of(vgpu), batch=batch),
-        SlotLayout(specs=deployment.outputs_of(vgpu), batch=batch),
+        SlotLayout(specs=deployment.inputs_of(row), batch=largest),
+        SlotLayout(specs=deployment.outputs_of(row), batch=largest),
     )
 
 

@@ -22,11 +22,10 @@ def metrics(offered: int, **others: float) -> str:
     lines.append(f'poolpipe_latency_ms_bucket{{model="m",le="10"}} {values["served"]}')
     lines.append(f'poolpipe_latency_ms_bucket{{model="m",le="+Inf"}} {values["served"]}')
     lines.append(f'poolpipe_latency_ms_sum{{model="m"}} {5 * values["served"]}')
-    lines.append('poolpipe_pool_vgpus{model="m",pipeline="0",gpu_class="fast",stage="0"} 2')
+    lines.append('poolpipe_pool_vgpus{pool="fast-0",gpu_class="fast"} 2')
     busy = values.get("busy_us", 0)
-    lines.append(
-        f'poolpipe_stage_busy_us{{model="m",pipeline="0",gpu_class="fast",stage="0"}} {busy}'
-    )
+    own = 'model="m",pipeline="0",gpu_class="fast",stage="0",pool="fast-0"'
+    lines.append(f"poolpipe_stage_busy_us{{{own}}} {busy}")
     lines.append('poolpipe_plan{plan_id="p1",generation="3"} 1')
     lines.append('poolpipe_rollout_state{state="serving"} 1')
     return "\n".join(lines)

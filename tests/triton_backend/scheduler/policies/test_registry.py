@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.scheduler.policies import SERVING_POLICY
+from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.scheduler.policies.registry import (
     POLICIES,
     SIMULATOR_ONLY,
@@ -97,7 +97,7 @@ def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> 
     )
     assert (*early, *late) == POLICIES
     assert [policy_number(name) for name in POLICIES] == list(range(7))
-    assert SERVING_POLICY in POLICIES
+    assert DEFAULT_POLICY in POLICIES
 
 
 def test_a_policy_for_the_simulator_only_cannot_be_served() -> None:

@@ -61,9 +61,9 @@ def test_what_a_lost_worker_writes_late_is_in_no_other_answer(tmp_path: Path) ->
     for vgpu, runtime in enumerate(runtimes):
         system.stop_worker(1, vgpu)
         board = HealthBoard.open(system.deployment, "SLOW")
-        system.run_worker(
-            StageWorker(system.deployment, vgpu, runtime, board, system.clock), 1, vgpu
-        )
+        (row,) = system.deployment.rows_of(vgpu)
+        worker = StageWorker(system.deployment, vgpu, {row: runtime}, board, system.clock)
+        system.run_worker(worker, 1, vgpu)
     wait_for(lambda: system.status()["counters"]["workers_lost"] == 2)
     wait_for(lambda: system.status()["workers"]["up"] == 2)
 

@@ -207,8 +207,8 @@ def test_a_reply_that_fails_ends_nothing(front: FrontService) -> None:
     assert not isinstance(answer_to(front, Incoming()), Refusal)
 
 
-def test_a_request_is_read_with_its_deadline_and_its_trace() -> None:
-    reader = RequestReader(two_stage().model)
+def test_a_request_is_read_with_its_deadline_and_its_trace(system: LocalSystem) -> None:
+    reader = RequestReader(system.deployment, system.deployment.plan.models[0])
     reply: Callable[[Result], None] = lambda _: None  # noqa: E731
     incoming = Incoming(picture(2), 1_000, f'{{"traceparent": "{PARENT}", "x": 1}}', "id")
     request = reader.read(incoming, 50, reply)

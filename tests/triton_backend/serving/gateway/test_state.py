@@ -44,7 +44,10 @@ def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: HeldGatew
     assert gateway.in_flight == 1
     finish(gateway, batch, body, 50_000)
     assert gateway.in_flight == 0
-    assert gateway.status()["counters"]["stage_runs"] == {"pair/0/FAST/0": 1, "pair/0/SLOW/1": 1}
+    assert gateway.status()["counters"]["stage_runs"] == {
+        "pair/0/FAST/0/fast-0.0.0+0": 1,
+        "pair/0/SLOW/1/slow-1.0.0+0": 1,
+    }
 
 
 def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: HeldGateway) -> None:

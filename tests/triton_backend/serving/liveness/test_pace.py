@@ -1,4 +1,4 @@
-"""How fast workers, pools and links are, and which corrections of the scheduler's tables are due."""
+"""How fast workers, stages and links are, and which corrections of the scheduler's tables are due."""
 
 import pytest
 
@@ -9,11 +9,12 @@ from triton_backend.serving.liveness.pace import (
     LAST_RUNS,
     QUIET_US,
     LinkPaces,
-    PoolPaces,
+    StagePaces,
     WorkerPaces,
 )
 
-POOL = (0, 0, 0)
+POOL = 0
+STAGE = (0, 0, 0)
 PLANNED_US = 10_000
 
 
@@ -58,7 +59,12 @@ def test_bounds_are_those_of_its_peers(peers: int, *, recovered: bool) -> None:
     assert workers.has_recovered(0, (1,)) == recovered
 
 
-# Pools
+# Stages
+
+
+def stage_ran(stages: StagePaces, vgpu: int, factor: float) -> None:
+    for _ in range(FEWEST_RUNS):
+        stages.ran(STAGE, vgpu, round(factor * PLANNED_US), PLANNED_US, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,49 +72,54 @@ def test_bounds_are_those_of_its_peers(peers: int, *, recovered: bool) -> None:
     [
         ((1.0, 1.0), []),
         ((1.4, 1.4), []),
-        ((3.0, 3.0), [(POOL, 300)]),
+        ((3.0, 3.0), [(STAGE, 300)]),
         ((1.0, 4.0), []),  # one of two: it is taken out
-        ((4.0,), [(POOL, 400)]),  # the only one cannot be
+        ((4.0,), [(STAGE, 400)]),  # the only one cannot be
     ],
 )
-def test_a_pool_is_corrected_where_all_of_it_is_slow(
+def test_a_stage_is_corrected_where_all_of_its_pool_is_slow(
     factors: tuple[float, ...], percent: list[tuple[tuple[int, int, int], int]]
 ) -> None:
-    workers = WorkerPaces([POOL] * len(factors))
-    pools = PoolPaces(workers, {POOL: PLANNED_US}, 0)
+    stages = StagePaces({STAGE: PLANNED_US}, 0)
     for vgpu, factor in enumerate(factors):
-        ran(workers, vgpu, factor)
-    up = range(len(factors))
-    assert pools.changes(1, up) == percent
-    assert pools.changes(2, up) == []
+        stage_ran(stages, vgpu, factor)
+    up = set(range(len(factors)))
+    assert stages.changes(1, up) == percent
+    assert stages.changes(2, up) == []
 
 
 def test_short_stages_on_a_busy_machine_are_left_alone() -> None:
-    workers = WorkerPaces([POOL])
-    pools = PoolPaces(workers, {POOL: 1_000}, 0)
+    stages = StagePaces({STAGE: 1_000}, 0)
     for _ in range(FEWEST_RUNS):
-        workers.ran(0, 2_500, 1_000)
-    assert pools.changes(1, [0]) == []
+        stages.ran(STAGE, 0, 2_500, 1_000, 0)
+    assert stages.changes(1, {0}) == []
 
 
-def test_a_correction_ends_when_the_pool_keeps_to_its_profile_again() -> None:
-    workers = WorkerPaces([POOL])
-    pools = PoolPaces(workers, {POOL: PLANNED_US}, 0)
-    ran(workers, 0, 3.0)
-    assert pools.changes(1, [0]) == [(POOL, 300)]
+def test_a_correction_ends_when_the_stage_keeps_to_its_profile_again() -> None:
+    stages = StagePaces({STAGE: PLANNED_US}, 0)
+    stage_ran(stages, 0, 3.0)
+    assert stages.changes(1, {0}) == [(STAGE, 300)]
     for _ in range(3):
-        ran(workers, 0, 1.0)
-    assert pools.changes(2, [0]) == [(POOL, 100)]
+        stage_ran(stages, 0, 1.0)
+    assert stages.changes(2, {0}) == [(STAGE, 100)]
 
 
 def test_without_runs_a_correction_fades() -> None:
     """Else one that leaves no batch a chance would stay for good."""
-    workers = WorkerPaces([POOL])
-    pools = PoolPaces(workers, {POOL: PLANNED_US}, 0)
-    ran(workers, 0, 5.0)
-    assert pools.changes(1, [0]) == [(POOL, 500)]
-    faded = [pools.changes(n * (QUIET_US + 1), [0]) for n in range(1, 6)]
-    assert faded == [[(POOL, 300)], [(POOL, 200)], [(POOL, 150)], [(POOL, 125)], [(POOL, 100)]]
+    stages = StagePaces({STAGE: PLANNED_US}, 0)
+    stage_ran(stages, 0, 5.0)
+    assert stages.changes(1, {0}) == [(STAGE, 500)]
+    faded = [stages.changes(n * (QUIET_US + 1), {0}) for n in range(1, 6)]
+    assert faded == [[(STAGE, 300)], [(STAGE, 200)], [(STAGE, 150)], [(STAGE, 125)], [(STAGE, 100)]]
+
+
+def test_stages_of_one_pool_have_paces_of_their_own() -> None:
+    other = (1, 0, 0)
+    stages = StagePaces({STAGE: PLANNED_US, other: PLANNED_US}, 0)
+    for _ in range(FEWEST_RUNS):
+        stages.ran(STAGE, 0, PLANNED_US, PLANNED_US, 0)
+        stages.ran(other, 0, 3 * PLANNED_US, PLANNED_US, 0)
+    assert stages.changes(1, {0}) == [(other, 300)]
 
 
 # Links

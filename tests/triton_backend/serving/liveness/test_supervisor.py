@@ -44,7 +44,7 @@ from triton_backend.serving.liveness.supervisor import (
 from triton_backend.serving.transport.wire import Kind, TimesBody
 from triton_backend.serving.worker import output
 from triton_backend.serving.worker.process import StageWorker
-from triton_backend.serving.worker.stage import open_runtime
+from triton_backend.serving.worker.stage import open_runtimes
 
 SLOW, PEER = 1, 2  # the vGPUs of the second pool
 PLANNED_US = 5_000
@@ -336,11 +336,11 @@ def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
     system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
     try:
         system.stop_worker(1, SLOW)
-        runtime = open_runtime(system.deployment, SLOW, system.clock)
+        ((row, runtime),) = open_runtimes(system.deployment, SLOW, system.clock).items()
         assert isinstance(runtime, EmulatedRuntime)
         starved = Starved(runtime)
         board = HealthBoard.open(system.deployment, "SLOW")
-        worker = StageWorker(system.deployment, SLOW, starved, board, system.clock)
+        worker = StageWorker(system.deployment, SLOW, {row: starved}, board, system.clock)
         system.run_worker(worker, vgpu=SLOW)
         wait_for(lambda: system.status()["workers"]["up"] == 3)
         starved.factor = 5

@@ -115,8 +115,8 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     twice = replace(model.replaced(pipelines=pipelines), pools=(*model.pools, *again.pools))
     deployment = deploy(tmp_path, plan(twice, gpus=4), ServeOptions())
     gateway = HeldGateway(deployment)
-    for vgpu in (0, 3):
-        gateway.counters.stage_ran(vgpu, 1_000 * (vgpu + 1))
+    for pipeline, busy_us in ((0, 1_000), (1, 4_000)):
+        gateway.counters.stage_ran((0, pipeline, 0), busy_us)
     values = gateway_values(gateway)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value
@@ -125,7 +125,8 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     }
     assert pools["poolpipe_stage_busy_seconds_total", "0", "FAST"] == 0.001
     assert pools["poolpipe_stage_busy_seconds_total", "1", "FAST"] == 0.004
-    assert pools["poolpipe_pool_vgpus", "1", "SLOW"] == 2
+    slow = (("pool", deployment.plan.pools[3].name), ("gpu_class", "SLOW"))
+    assert values["poolpipe_pool_vgpus", slow] == 2
 
 
 @pytest.fixture(scope="module")

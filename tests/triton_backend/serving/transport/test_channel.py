@@ -61,11 +61,11 @@ class Pair:
 
     def send(self, number: int) -> bool:
         """A batch filled with a number; whether there was a buffer for it."""
-        place = self.channel.acquire(0)
+        place, written = self.channel.acquire(0), self.channel.segment
         if place is None:
             return False
-        self.channel.views(place, 1)["x"][:] = np.uint8(number)
-        assert self.channel.send(frame(Kind.BATCH, payload_bytes=SIZE), place, 1)
+        written.views(place, 1)["x"][:] = np.uint8(number)
+        assert self.channel.send(frame(Kind.BATCH, payload_bytes=SIZE), written, place, 1)
         return True
 
     def read_alone(self, frames: int) -> None:

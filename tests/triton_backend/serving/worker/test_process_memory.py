@@ -54,7 +54,8 @@ def system(tmp_path: Path) -> Iterator[LocalSystem]:
 def serve_with(system: LocalSystem, runtime: TensorrtRuntime) -> None:
     deployment = system.deployment
     board = HealthBoard.open(deployment, deployment.node_name_of(0))
-    system.run_worker(StageWorker(deployment, 0, runtime, board, system.clock))
+    (row,) = deployment.rows_of(0)
+    system.run_worker(StageWorker(deployment, 0, {row: runtime}, board, system.clock))
     wait_for(lambda: system.status()["workers"]["up"] == 1)
 
 

@@ -1,0 +1,261 @@
+"""Pools that several models share, unequal shares and entries, over real sockets, without Triton."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.plans import HandModel, hand_model, hand_pipeline
+from tests.fakes.unequal_shares import example
+from tests.triton_backend.serving.artifacts import write_stage
+from tests.triton_backend.serving.front.test_service_incoming import Incoming
+from tests.triton_backend.serving.small_plans import BATCH, plan, stage, tensor
+from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.worker.stage import open_runtimes
+
+pytestmark = pytest.mark.slow
+PATIENT_US = 2_000_000
+POLICIES = ("eager", "deferred", "turns", "reservation", "reservation-ahead")
+
+
+def whole(root: Path, name: str, operator: str, number: float, policy: str) -> HandModel:
+    """A model of one stage on the two vGPUs of node FAST, which adds or multiplies a number."""
+    artifact = write_stage(root, name, operator, number, ("x", "y"))
+    one = stage((0, 1), "FAST", 0, vgpus=2, artifact=artifact)
+    promised = hand_pipeline(one, batch=BATCH, rate_rps=100.0)
+    x, y = (tensor("x", 3),), (tensor("y", 3),)
+    return hand_model(name, promised, slo_us=400_000, inputs=x, outputs=y, policy=policy)
+
+
+def sharing(root: Path, policy: str) -> Plan:
+    """`doubled` (x 2) and `raised` (+ 5) on one pool of two vGPUs."""
+    models = (
+        whole(root, "doubled", "Mul", 2.0, policy),
+        whole(root, "raised", "Add", 5.0, policy),
+    )
+    apart = plan(*models)
+    # `plan` gives every model GPUs of its own; here both are on the first pool.
+    first, second = apart.models
+    (pipeline,) = second.pipelines
+    (only,) = pipeline.stages
+    moved = replace(pipeline, stages=(replace(only, pool=apart.pools[0].name),))
+    shared = replace(
+        apart, pools=apart.pools[:1], models=(first, replace(second, pipelines=(moved,)))
+    )
+    return replace(shared, gpus_used=shared.gpus())
+
+
+def numbers(samples: int, seed: int) -> Arrays:
+    values = np.random.default_rng(seed).normal(size=(samples, 3))
+    return {"x": values.astype(np.float32)}
+
+
+EXPECTED: dict[str, Callable[[Any], Any]] = {
+    "doubled": lambda x: x * np.float32(2),
+    "raised": lambda x: x + np.float32(5),
+}
+
+
+@pytest.fixture(params=POLICIES)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalSystem]:
+    """Two models on one pool, as their plan's policy has it."""
+    served = sharing(tmp_path / "artifacts", request.param)
+    made = LocalSystem(tmp_path / "serve", served, ServeOptions(artifacts=tmp_path / "artifacts"))
+    yield made
+    made.stop()
+
+
+def ask_both(system: LocalSystem, count: int) -> list[tuple[str, Arrays, Callable[[], Answer]]]:
+    asked: list[tuple[str, Arrays, Callable[[], Answer]]] = []
+    for seed in range(count):
+        for name in EXPECTED:
+            tensors = numbers(1 + seed % BATCH, seed)
+            asked.append((name, tensors, system.ask(name, tensors, PATIENT_US)))
+    return asked
+
+
+def refused(asked: list[tuple[str, Arrays, Callable[[], Answer]]]) -> list[Refusal]:
+    """Refusals; an answer to anything else than its own request fails at once."""
+    refusals: list[Refusal] = []
+    for name, tensors, result in asked:
+        answer = result()
+        if isinstance(answer, Refusal):
+            refusals.append(answer)
+        else:
+            np.testing.assert_array_equal(answer["y"], EXPECTED[name](tensors["x"]))
+    return refusals
+
+
+def test_every_answer_is_that_of_its_own_model(shared: LocalSystem) -> None:
+    assert refused(ask_both(shared, 20)) == []
+    counters = shared.status()["counters"]
+    assert counters["batches"].keys() == EXPECTED.keys()
+    assert (counters["batches_failed"], counters["frames_refused"]) == (0, 0)
+    stages = counters["stage_runs"]
+    assert {key.split("/")[0] for key in stages} == EXPECTED.keys()
+    assert len({key.split("/")[-1] for key in stages}) == 1  # one pool
+    wait_for(lambda: shared.status()["in_flight"] == 0)
+
+
+def test_a_lost_worker_takes_nothing_from_either_model(shared: LocalSystem) -> None:
+    asked = ask_both(shared, 10)
+    shared.stop_worker(1, 0)
+    wait_for(lambda: shared.status()["workers"]["up"] == 1)
+    told = refused(asked + ask_both(shared, 5))
+    # Others keep both models' last batches to the last moment, when one vGPU can run only one.
+    policy = shared.deployment.plan.models[0].policy
+    assert all("deadline cannot be met" in refusal.message for refusal in told)
+    assert not told or policy not in {"eager", "turns"}
+    shared.start_worker(shared.deployment, 0)
+    wait_for(lambda: shared.status()["workers"]["up"] == 2)
+    assert refused(ask_both(shared, 5)) == []
+
+
+def test_late_binding_fills_batches_beyond_the_planned_one(tmp_path: Path) -> None:
+    served = sharing(tmp_path / "artifacts", "deferred")
+    small = [
+        replace(m, pipelines=tuple(replace(p, batch=2) for p in m.pipelines)) for m in served.models
+    ]
+    served = replace(served, models=tuple(small))
+    options = ServeOptions(artifacts=tmp_path / "artifacts")
+    system = LocalSystem(tmp_path / "serve", served, options)
+    try:
+        tensors = numbers(BATCH, 0)
+        answer = system.ask("doubled", tensors, PATIENT_US)()
+        assert not isinstance(answer, Refusal)
+        np.testing.assert_array_equal(answer["y"], EXPECTED["doubled"](tensors["x"]))
+    finally:
+        system.stop()
+
+
+def test_stages_of_one_artifact_have_one_runtime(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    served = plan(with_tail(root))
+    system = LocalSystem(tmp_path / "serve", served, ServeOptions(artifacts=root))
+    try:
+        last = len(system.deployment.vgpus) - 1
+        runtimes = open_runtimes(system.deployment, last, system.clock)
+        assert [row.place for row in runtimes] == [(0, 0, 1), (0, 1, 0)]
+        assert len({id(runtime) for runtime in runtimes.values()}) == 1
+    finally:
+        system.stop()
+
+
+# Entries
+
+
+def with_tail(root: Path) -> HandModel:
+    """y = 2 x + 5 in two stages; requests may bring 2 x and enter at the second, which they share."""
+    first = write_stage(root, "first", "Mul", 2.0, ("x", "middle"))
+    second = write_stage(root, "second", "Add", 5.0, ("middle", "y"))
+    middle = (tensor("middle", 3),)
+    head = stage((0, 1), "FAST", 0, artifact=first, boundary=middle)
+    tail = stage((1, 2), "SLOW", 1, artifact=second)
+    entries = (
+        Entry(name="whole", block=0, budget_us=400_000, rate_rps=50.0),
+        Entry(name="tail", block=1, budget_us=200_000, rate_rps=50.0),
+    )
+    return hand_model(
+        "cut",
+        hand_pipeline(head, tail, batch=BATCH, rate_rps=50.0, entry="whole"),
+        hand_pipeline(tail, batch=BATCH, rate_rps=50.0, entry="tail"),
+        slo_us=400_000,
+        entries=entries,
+        inputs=(tensor("x", 3),),
+        outputs=(tensor("y", 3),),
+    )
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[LocalSystem]:
+    root = tmp_path / "artifacts"
+    made = LocalSystem(tmp_path / "serve", plan(with_tail(root)), ServeOptions(artifacts=root))
+    yield made
+    made.stop()
+
+
+def take(system: LocalSystem, model: str, incoming: Incoming) -> Answer:
+    """What a request of Triton's is answered."""
+    answers: list[Answer] = []
+
+    def reply(result: Result) -> None:
+        copied = result
+        if not isinstance(result, Refusal):
+            copied = {name: array.copy() for name, array in result.items()}
+        answers.append(copied)
+
+    system.fronts[model].take(incoming, reply)
+    wait_for(lambda: bool(answers))
+    return answers[0]
+
+
+@pytest.mark.parametrize("samples", [1, BATCH])
+def test_requests_enter_where_their_tensors_say(cut: LocalSystem, samples: int) -> None:
+    x: Any = numbers(samples, 1)["x"]
+    for tensors, expected in (
+        ({"x": x}, x * np.float32(2) + np.float32(5)),
+        ({"middle": x}, x + np.float32(5)),
+    ):
+        answer = take(cut, "cut", Incoming(tensors))
+        assert not isinstance(answer, Refusal), answer
+        np.testing.assert_array_equal(answer["y"], expected)
+    runs = cut.status()["counters"]["stage_runs"]
+    assert {tuple(key.split("/")[1:4:2]): n for key, n in runs.items()} == {
+        ("0", "0"): 1,
+        ("0", "1"): 1,
+        ("1", "0"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensors", "headers", "told"),
+    [
+        ((), "{}", r"inputs [] open no entry (whole: ['x']; tail: ['middle'])"),
+        (("x", "middle"), "{}", r"inputs ['middle', 'x'] open no entry"),
+        (("x",), '{"entry": "tail"}', "inputs ['x'] open no entry"),
+        (("x",), '{"entry": "nobody"}', "parameter 'entry': 'nobody' is none of whole, tail"),
+    ],
+)
+def test_wrong_or_surplus_tensors_are_told_the_open_cuts(
+    cut: LocalSystem, tensors: tuple[str, ...], headers: str, told: str
+) -> None:
+    given = {name: numbers(1, 0)["x"] for name in tensors}
+    answer = take(cut, "cut", Incoming(given, headers=headers))
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INVALID_ARG"
+    assert told in answer.message
+
+
+def test_the_front_of_a_model_with_entries_takes_every_cut() -> None:
+    model = complete_tensors(Plan.from_dict(example())).models[0]
+    names = {spec.name: optional for spec, optional in request_tensors(model).items()}
+    assert names == {"input": True, "cut_4": True}
+
+
+# The plan that somebody wrote by hand: unequal shares, a shared pool, an entry
+
+
+def test_a_plan_of_unequal_shares_is_served(tmp_path: Path) -> None:
+    served = Plan.from_dict(example())
+    system = LocalSystem(tmp_path / "serve", served, ServeOptions(guard_fraction=0.05))
+    try:
+        plan_served = system.deployment.plan
+        for model in plan_served.models:
+            for entry in model.queues:
+                specs = entry.inputs or model.inputs
+                tensors: Arrays = {s.name: np.ones((2, *s.shape[1:]), np.uint8) for s in specs}
+                answer = take(system, model.name, Incoming(tensors, PATIENT_US))
+                assert not isinstance(answer, Refusal), (model.name, entry.name, answer)
+        runs = system.status()["counters"]["stage_runs"]
+        assert {key.split("/")[-1] for key in runs} == {"p20", "p40", "p60", "p80"}
+    finally:
+        system.stop()
