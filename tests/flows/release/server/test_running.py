@@ -191,8 +191,7 @@ def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any
         return (
             'poolpipe_requests_served_total{model="affine"}' in text
             and 'poolpipe_plan{generation="1",plan_id="first"} 1' in text
-            and 'poolpipe_stage_runs_total{gpu_class="SLOW",model="affine",pipeline="0",stage="1"}'
-            in text
+            and 'poolpipe_stage_runs_total{gpu_class="SLOW",model="affine",pipeline="0"' in text
         )
 
     wait_for(published)

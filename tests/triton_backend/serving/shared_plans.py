@@ -1,0 +1,59 @@
+"""Plans of tiny ONNX stages that share pools: two models on one, and a tail that joins whole requests."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.fakes.plans import HandModel, hand_model, hand_pipeline
+from tests.triton_backend.serving.artifacts import write_stage
+from tests.triton_backend.serving.small_plans import BATCH, plan, stage, tensor
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.plan import Plan
+
+
+def whole(root: Path, name: str, operator: str, number: float, policy: str) -> HandModel:
+    """A model of one stage on the two vGPUs of node FAST, which adds or multiplies a number."""
+    artifact = write_stage(root, name, operator, number, ("x", "y"))
+    one = stage((0, 1), "FAST", 0, vgpus=2, artifact=artifact)
+    promised = hand_pipeline(one, batch=BATCH, rate_rps=100.0)
+    x, y = (tensor("x", 3),), (tensor("y", 3),)
+    return hand_model(name, promised, slo_us=400_000, inputs=x, outputs=y, policy=policy)
+
+
+def sharing(root: Path, policy: str) -> Plan:
+    """`doubled` (x 2) and `raised` (+ 5) on one pool of two vGPUs."""
+    models = (
+        whole(root, "doubled", "Mul", 2.0, policy),
+        whole(root, "raised", "Add", 5.0, policy),
+    )
+    apart = plan(*models)
+    # `plan` gives every model GPUs of its own; here both are on the first pool.
+    first, second = apart.models
+    (pipeline,) = second.pipelines
+    (only,) = pipeline.stages
+    moved = replace(pipeline, stages=(replace(only, pool=apart.pools[0].name),))
+    shared = replace(
+        apart, pools=apart.pools[:1], models=(first, replace(second, pipelines=(moved,)))
+    )
+    return replace(shared, gpus_used=shared.gpus())
+
+
+def with_tail(root: Path) -> HandModel:
+    """y = 2 x + 5 in two stages; requests may bring 2 x and enter at the second, which they share."""
+    first = write_stage(root, "first", "Mul", 2.0, ("x", "middle"))
+    second = write_stage(root, "second", "Add", 5.0, ("middle", "y"))
+    middle = (tensor("middle", 3),)
+    head = stage((0, 1), "FAST", 0, artifact=first, boundary=middle)
+    tail = stage((1, 2), "SLOW", 1, artifact=second)
+    entries = (
+        Entry(name="whole", block=0, budget_us=400_000, rate_rps=50.0),
+        Entry(name="tail", block=1, budget_us=200_000, rate_rps=50.0),
+    )
+    return hand_model(
+        "cut",
+        hand_pipeline(head, tail, batch=BATCH, rate_rps=50.0, entry="whole"),
+        hand_pipeline(tail, batch=BATCH, rate_rps=50.0, entry="tail"),
+        slo_us=400_000,
+        entries=entries,
+        inputs=(tensor("x", 3),),
+        outputs=(tensor("y", 3),),
+    )
