@@ -100,6 +100,17 @@ def test_the_same_plan_again_moves_nothing() -> None:
     change = {"stay": vgpus, "start": 0, "end": 0, "bytes_loaded": None, "at_once": True}
     assert after.certificate["change"] == {"previous": before.plan_id, **change}
     assert transition(before, after).nothing
+    built = tuple(
+        replace(
+            model,
+            pipelines=tuple(
+                replace(p, stages=tuple(replace(s, artifact="built") for s in p.stages))
+                for p in model.pipelines
+            ),
+        )
+        for model in before.models
+    )
+    assert change_of(replace(before, models=built), after) == after.certificate["change"]
 
 
 def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
