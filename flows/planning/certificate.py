@@ -29,6 +29,7 @@ from triton_backend.contract.plan import (
 )
 from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import total_bytes_per_sample
+from triton_backend.contract.transition import transition
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand
 
@@ -93,6 +94,8 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     plan = replace(plan, gpus_used=plan.gpus())
     if options.previous is not None:
         trace.notes.append(_moves(options.previous, plan))
+        change = change_of(options.previous, plan)
+        plan = replace(plan, certificate={**plan.certificate, "change": change})
     return replace(plan, plan_id=plan_identity(plan))
 
 
@@ -100,6 +103,37 @@ def _moves(previous: Plan, plan: Plan) -> str:
     after = uses_of(plan, plan.cluster)
     changed = moved(uses_of(previous, plan.cluster), after)
     return f"{changed} of {len(after)} GPUs in use change hands against plan {previous.plan_id}"
+
+
+def change_of(previous: Plan, plan: Plan) -> dict[str, Any]:
+    """Workers that go on, start and end when a plan follows another, and what is loaded.
+
+    Plans are compared as planned: their artifacts are made and named later.
+    """
+    change = transition(_as_planned(previous), _as_planned(plan))
+    known = all(stage.memory is not None for _, _, stage, _ in plan.placed_stages())
+    return {
+        "previous": previous.plan_id,
+        "stay": len(change.inherited),
+        "start": len(change.starts),
+        "end": len(change.ends),
+        "bytes_loaded": sum(change.bytes_loaded.values()) if known else None,
+        "at_once": change.fits,
+    }
+
+
+def _as_planned(plan: Plan) -> Plan:
+    models = tuple(
+        replace(
+            model,
+            pipelines=tuple(
+                replace(p, stages=tuple(replace(s, artifact=None) for s in p.stages))
+                for p in model.pipelines
+            ),
+        )
+        for model in plan.models
+    )
+    return replace(plan, models=models)
 
 
 def plan_identity(plan: Plan) -> str:

@@ -53,7 +53,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             policy=served.options.policy,
             load_factor=options.load_factor,
             duration_s=options.seconds,
-            change=PlanChange(at_s=options.seconds / 2, plan=new),
+            changes=(PlanChange(at_s=options.seconds / 2, plan=new, flush=True),),
             admission=True,
             keep_uses=False,
         ),

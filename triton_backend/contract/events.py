@@ -52,18 +52,25 @@ class TransferDone:
 
 @message
 class WorkerLost:
-    """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone."""
+    """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone.
+
+    `plan` says by which plan it is numbered: 0 is the scheduler's first, every `PlanChanged` counts one
+    more; None is the plan in force. An older one is for vGPUs that later plans do not have and that
+    still run what was sent to them; where nothing of it is left the event does nothing.
+    """
 
     now_us: int
     vgpu: int
+    plan: int | None = None
 
 
 @message
 class WorkerBack:
-    """A lost vGPU is healthy again and idle."""
+    """A lost vGPU is healthy again and idle; numbered as in `WorkerLost`."""
 
     now_us: int
     vgpu: int
+    plan: int | None = None
 
 
 @message
@@ -125,10 +132,27 @@ class Resume:
 
 @message
 class PlanChanged:
-    """Nothing is in flight any more: go on under `plan`; queued requests are kept by model name."""
+    """From now on `plan` is in force, with work in flight or without; a pause ends.
+
+    Queued requests are kept by the names of model and entry. Batches in flight end as reserved, whatever
+    they run on; they keep their numbers. vGPUs that go on keep their reservations under new numbers.
+    All paces are as planned again.
+
+    Numbers in other events: models, entries, pipelines, nodes and vGPUs are those of the plan in force
+    (but see `WorkerLost`), batches count through. In decisions they are those of the plan in force
+    when the decision was made; in the `Drop` of a request whose model has gone, of the last that had it.
+
+    Attributes:
+        inherited: pairs of a vGPU's number in the plan before and in this one, of those whose worker
+            goes on; None: as `transition.inherited_vgpus` says.
+        lost: vGPUs of this plan that are not up (yet): their `WorkerBack` is to come. All others are
+            healthy, whatever was told of them before.
+    """
 
     now_us: int
     plan: Plan
+    inherited: tuple[tuple[int, int], ...] | None = None
+    lost: tuple[int, ...] = ()
 
 
 Event = (

@@ -779,6 +779,16 @@ def _is_part_of(parts: Sequence[int], partition: Sequence[int]) -> bool:
     return True
 
 
+def worker_memory_gib(gpu_class: GpuClass, held: Sequence[StageMemory | None]) -> float:
+    """What a worker takes of its GPU: every stage's weights, the largest workspace, its process.
+
+    Stages of which nothing is known count nothing.
+    """
+    known = [memory for memory in held if memory is not None]
+    needed = sum(m.static for m in known) + max((m.dynamic for m in known), default=0)
+    return (gpu_class.process_memory_gib or 0.0) + needed / BYTES_PER_GIB
+
+
 def _memory_gib(plan: Plan, number: int) -> float:
     """What one vGPU of a pool takes: every stage's weights, the largest workspace, its process.
 
@@ -787,11 +797,7 @@ def _memory_gib(plan: Plan, number: int) -> float:
     """
     pool = plan.pools[number]
     gpu_class = plan.cluster.gpu_class(pool.gpu_class)
-    known = [stage.memory for stage in plan.stages_of(number) if stage.memory is not None]
-    needed = gpu_class.process_memory_gib or 0.0
-    if known:
-        held = sum(m.static for m in known) + max(m.dynamic for m in known)
-        needed += held / BYTES_PER_GIB
+    needed = worker_memory_gib(gpu_class, [stage.memory for stage in plan.stages_of(number)])
     divisor = divisor_of(pool.share) if gpu_class.vgpu_divisors else None
     if divisor and gpu_class.memory_gib is not None and needed > gpu_class.memory_gib / divisor:
         reason = f"{needed:.3f} GiB needed, 1/{divisor} of {gpu_class.memory_gib:g} GiB is there"

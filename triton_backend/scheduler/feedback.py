@@ -37,8 +37,7 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch left a stage at end_us; True where that was not the reserved instant."""
     i = interval_of(tables, batch, stage, VGPU)
     deviates = _correct(tables, i, end_us)
-    pipeline = tables.batches[batch]["pipeline"]
-    stages = tables.topology.pipelines[pipeline]["stages"]
+    stages = tables.batches[batch]["stages"]
     # The three intervals of the next hop are neighbours; the batch cannot be there before it left.
     for kind in range(KINDS):
         delay(tables, i + KINDS - VGPU + kind, end_us)
@@ -62,8 +61,7 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
         if tables.intervals[i]["resource"] != NONE:
             deviates = _correct(tables, i, end_us)
     delay(tables, interval_of(tables, batch, stage, VGPU), end_us)
-    pipeline = tables.batches[batch]["pipeline"]
-    if stage == tables.topology.pipelines[pipeline]["stages"]:
+    if stage == tables.batches[batch]["stages"]:
         serve_batch(tables, batch)
     return deviates
 

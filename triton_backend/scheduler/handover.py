@@ -1,16 +1,38 @@
-"""From one plan's tables to the next: requests that wait keep their place, deadline and number.
+"""From one plan's tables to the next: who waits keeps its place, what is in flight ends as reserved.
 
-Nothing may be in flight. Not here: when a plan changes, what is dropped because of it.
+Requests that wait go to the queue of the same model and entry in the new plan. Batches in flight go on
+as *guests*: they keep number, slot, path and every reserved instant, and what they use is counted in
+the new tables:
+
+    old resource                              new resource
+    vGPU that both plans have            -->  that vGPU, under its new number
+    link of a node that both plans use   -->  that link
+    anything else a guest still uses     -->  one past the new plan's own, until the next change
+
+So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
+not have end as guests too; where one comes back, because its batch was lost, it joins the queue of
+orphans (`topology.with_orphans`) and is dropped. A second change before the guests of the first have
+ended does the same once more.
+
+Not here: when a plan changes, which vGPUs go on (`contract.transition`), what is decided then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.placement import slot_table
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.reasons import DropReason
-from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.queues import enqueue, new_request
-from triton_backend.scheduler.tables import Tables, with_room
+from triton_backend.scheduler.compiled import NONE, Integers, Records
+from triton_backend.scheduler.tables import KINDS, Tables, new_tables
+from triton_backend.scheduler.topology import Lead, Topology, resource_count, with_orphans
+
+Link = tuple[str, str]  # "uplink" or "downlink", and the node's name
+SIDES = ("uplink", "downlink")
 
 
 class LeftOut(NamedTuple):
@@ -18,6 +40,71 @@ class LeftOut(NamedTuple):
 
     slot: int
     reason: DropReason
+
+
+class Earlier(NamedTuple):
+    """What is left of an earlier plan: [its vGPU] the resource now or NONE, and its last batch + 1."""
+
+    vgpus: Integers
+    end_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbering:
+    """What the numbers of resources in the tables mean.
+
+    Attributes:
+        plan: in force.
+        number: plans before it in this scheduler's life.
+        links: resources of shared links, those included that only guests use.
+        earlier: by number of a plan, as long as batches of it (or of an older one) are in flight.
+    """
+
+    plan: Plan
+    number: int
+    links: Mapping[Link, int]
+    earlier: Mapping[int, Earlier]
+
+    def resource_of(self, vgpu: int, plan: int | None = None) -> int | None:
+        """The resource of a vGPU of plan number `plan` (None: in force), None where nothing is left.
+
+        Raises:
+            InputError: there is no such plan or vGPU.
+        """
+        if plan is not None and not 0 <= plan <= self.number:
+            raise InputError(f"plan number {plan}", f"the one in force is number {self.number}")
+        earlier = None if plan is None else self.earlier.get(plan)
+        if plan in (None, self.number):
+            vgpus = sum(pool.vgpus for pool in self.plan.pools)
+        elif earlier is None:
+            return None
+        else:
+            vgpus = len(earlier.vgpus)
+        if not 0 <= vgpu < vgpus:
+            raise InputError(f"vGPU {vgpu}", f"the plan has {vgpus}")
+        resource = vgpu if earlier is None else int(earlier.vgpus[vgpu])
+        return None if resource == NONE else resource
+
+
+class HandOver(NamedTuple):
+    """What became of one plan's tables.
+
+    Attributes:
+        tables: of the new plan, with all that goes on.
+        numbering: of those tables.
+        left_out: requests that waited and do not go on, by order of arrival.
+        resources: [old resource] its new number, NONE where nothing uses it.
+    """
+
+    tables: Tables
+    numbering: Numbering
+    left_out: list[LeftOut]
+    resources: Integers
+
+
+def first_numbering(plan: Plan, topology: Topology, nic: str) -> Numbering:
+    """Of the first plan's tables."""
+    return Numbering(plan=plan, number=0, links=_links_of(plan, topology, nic), earlier={})
 
 
 def matching_queues(before: Plan, after: Plan) -> list[int | None]:
@@ -32,45 +119,221 @@ def matching_queues(before: Plan, after: Plan) -> list[int | None]:
     ]
 
 
+def check_inherited(before: Plan, after: Plan, inherited: Sequence[tuple[int, int]]) -> None:
+    """Pairs of a vGPU of one plan and one of the next, none of them twice.
+
+    Raises:
+        InputError: they are not.
+    """
+    for side, plan in enumerate((before, after)):
+        numbers = [pair[side] for pair in inherited]
+        vgpus = sum(pool.vgpus for pool in plan.pools)
+        where = f"plan change, inherited vGPUs of plan {plan.plan_id}"
+        for number in numbers:
+            if not 0 <= number < vgpus:
+                raise InputError(where, f"no vGPU {number}, it has {vgpus}")
+        if len(set(numbers)) < len(numbers):
+            raise InputError(where, f"one is named twice in {numbers}")
+
+
 def hand_over(
-    old: Tables, new: Tables, queues: Sequence[int | None]
-) -> tuple[Tables, list[LeftOut]]:
-    """Move every waiting request into the new plan's empty tables.
+    old: Tables,
+    before: Numbering,
+    new: tuple[Plan, Topology],
+    inherited: Sequence[tuple[int, int]],
+    nic: str = "shared",
+) -> HandOver:
+    """Move all that waits and all that is in flight into the tables of a new plan.
 
     Args:
-        old: tables of the old plan.
-        new: tables of the new plan.
-        queues: number of each old queue in the new plan, None where it is gone.
-
-    Returns:
-        the new tables (longer where needed) and the requests left out, by order of arrival.
+        old: tables of the old plan; they stay as they are.
+        before: their numbering.
+        new: the new plan and its arrays.
+        inherited: old and new number of every vGPU that goes on.
+        nic: "shared" or "isolated" links.
     """
-    waiting = [
-        slot
-        for slot in range(len(old.requests))
-        if old.requests[slot]["sequence"] != NONE and old.requests[slot]["batch"] == NONE
-    ]
-    waiting.sort(key=lambda slot: int(old.requests[slot]["sequence"]))
-    now_us = int(old.counts[0]["now_us"])
-    new = with_room(
-        new, batches=len(new.batches), requests=max(len(new.requests), 2 * len(waiting))
+    plan, topology = new
+    flying = np.flatnonzero(old.batches["number"] != NONE)
+    links = _links_of(plan, topology, nic)
+    to = _continued(old, before, topology, links, inherited)
+    used = _used_by(old, flying)
+    others = used[to[used] == NONE]
+    to[others] = np.arange(len(others)) + resource_count(topology)
+    queues = _queue_numbers(old, before.plan, plan)
+    if (queues[_queues_in_flight(old)] == NONE).any():
+        topology = with_orphans(topology)
+    counts = old.counts[0]
+    tables = new_tables(
+        topology,
+        Lead(int(counts["lead_us"]), int(counts["lead_us_per_sample"])),
+        batches=len(old.batches),
+        requests=len(old.requests),
+        hops=int(old.batches["stages"][flying].max(initial=0)) + 1,
+        others=len(others),
     )
-    for name in ("batches", "armed_timer_us"):
-        new.counts[0][name] = old.counts[0][name]
-    left_out: list[LeftOut] = []
-    for slot in waiting:
-        request = old.requests[slot]
-        queue = queues[int(request["queue"])]
-        if queue is None:
-            left_out.append(LeftOut(slot, DropReason.MODEL_REMOVED))
-        elif request["samples"] > int(new.topology.queues[queue]["largest"]):
-            left_out.append(LeftOut(slot, DropReason.TOO_LARGE))
-        else:
-            new.counts[0]["now_us"] = request["arrival_us"]
-            copy = new_request(
-                new, queue, request["id"], request["deadline_us"], request["samples"]
-            )
-            new.requests[copy]["retried"] = request["retried"]
-            enqueue(new, copy)
-    new.counts[0]["now_us"] = now_us
-    return new, left_out
+    tables.counts[0] = counts
+    for name in ("out", "paused", "timers"):
+        tables.counts[0][name] = 0
+    left_out = _move_requests(old, tables, queues)
+    _move_batches(old, tables, flying, to)
+    return HandOver(tables, _renumbered(old, before, plan, links, to), left_out, to)
+
+
+def _links_of(plan: Plan, topology: Topology, nic: str) -> dict[Link, int]:
+    """Resources of a plan's shared links; isolated ones belong to pipelines and have no names."""
+    if nic == "isolated":
+        return {}
+    tables = [slot_table(pool.placement) for pool in plan.pools]
+    if not tables:
+        return {}
+    nodes, first_vgpus = np.unique(np.concatenate(tables)[:, 0], return_index=True)
+    return {
+        (side, plan.cluster.node_name(node)): number
+        for side in SIDES
+        for node, number in zip(
+            nodes.tolist(), topology.vgpus[side][first_vgpus].tolist(), strict=True
+        )
+    }
+
+
+def _continued(
+    old: Tables,
+    before: Numbering,
+    topology: Topology,
+    links: Mapping[Link, int],
+    inherited: Sequence[tuple[int, int]],
+) -> Integers:
+    """[old resource] the new plan's own resource that it goes on as, NONE where there is none.
+
+    No two go on as one: what was reserved side by side would overlap. An isolated link goes on with the
+    first vGPU inherited that uses it.
+    """
+    to = np.full(len(old.resources), NONE, dtype=np.int64)
+    for link, number in before.links.items():
+        to[number] = links.get(link, NONE)
+    pairs = np.asarray(inherited, dtype=np.int64).reshape(-1, 2)
+    to[pairs[:, 0]] = pairs[:, 1]
+    if links:
+        return to
+    taken: set[int] = set()
+    for side in SIDES:
+        mine, theirs = old.topology.vgpus[side].tolist(), topology.vgpus[side].tolist()
+        for one, other in inherited:
+            was, now = mine[one], theirs[other]
+            if to[was] == NONE and now not in taken:
+                to[was] = now
+                taken.add(now)
+    return to
+
+
+def _used_by(tables: Tables, flying: Integers) -> Integers:
+    """Resources that batches in flight have reserved or run on, by number."""
+    hops = tables.offers.shape[1]
+    reserved = tables.intervals["resource"].reshape(-1, hops, KINDS)[flying]
+    used = np.unique(np.concatenate([reserved.ravel(), _paths(tables, flying).ravel()]))
+    return used[used != NONE]
+
+
+def _paths(tables: Tables, flying: Integers) -> Integers:
+    """Paths of batches in flight; what an earlier batch left behind their ends is NONE."""
+    hops = np.arange(tables.paths.shape[1])
+    ends = tables.batches["stages"][flying]
+    return np.where(hops < ends[:, np.newaxis], tables.paths[flying], NONE)
+
+
+def _queue_numbers(old: Tables, before: Plan, after: Plan) -> Integers:
+    """[old queue] its new number, NONE where it is gone, as that of orphans is."""
+    numbers = np.full(len(old.topology.queues), NONE, dtype=np.int64)
+    for queue, number in enumerate(matching_queues(before, after)):
+        numbers[queue] = NONE if number is None else number
+    return numbers
+
+
+def _queues_in_flight(tables: Tables) -> Integers:
+    """Queues that requests in flight came by."""
+    rows = tables.requests
+    return rows["queue"][(rows["sequence"] != NONE) & (rows["batch"] != NONE)]
+
+
+def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
+    """Copy all requests to the same slots, under their new queues; chain those that wait."""
+    rows = new.requests
+    rows[:] = old.requests
+    here = rows["sequence"] != NONE
+    waits = here & (rows["batch"] == NONE)
+    goes_to = np.full(len(rows), NONE, dtype=np.int64)
+    goes_to[here] = queues[rows["queue"][here]]
+    removed = waits & (goes_to == NONE)
+    too_large = waits & ~removed & (rows["samples"] > new.topology.queues["largest"][goes_to])
+    orphans = len(new.topology.queues) - 1  # where a batch in flight has any
+    rows["queue"][here] = np.where(goes_to == NONE, orphans, goes_to)[here]
+
+    left = np.flatnonzero(removed | too_large)
+    left = left[np.argsort(rows["sequence"][left])]
+    rows["sequence"][left] = NONE
+    rows["next"][left] = [*left[1:], new.counts[0]["free_request"]][: len(left)]
+    if len(left):
+        new.counts[0]["free_request"] = left[0]
+        new.counts[0]["dropped"] += len(left)
+
+    stay = np.flatnonzero(waits & ~removed & ~too_large)
+    keys = (rows["sequence"][stay], rows["deadline_us"][stay], rows["queue"][stay])
+    stay = stay[np.lexsort(keys)]
+    _chain(rows, stay, rows["queue"][stay], new.queues)
+    np.add.at(new.queues["requests"], rows["queue"][stay], 1)
+    np.add.at(new.queues["samples"], rows["queue"][stay], rows["samples"][stay])
+    known = np.flatnonzero(queues != NONE)
+    new.queues["served"][queues[known]] = old.queues["served"][known]
+    reasons = (DropReason.MODEL_REMOVED, DropReason.TOO_LARGE)
+    return [LeftOut(slot, reasons[int(too_large[slot])]) for slot in left.tolist()]
+
+
+def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> None:
+    """Copy batches in flight to the same slots, what they reserve and their paths to new resources."""
+    new.batches[:] = old.batches
+    new.batches["pipeline"][flying] = NONE
+    before, after = old.offers.shape[1], new.offers.shape[1]
+    hops = min(before, after)
+    source = old.intervals.reshape(-1, before, KINDS)
+    target = new.intervals.reshape(-1, after, KINDS)
+    target[flying, :hops] = source[flying, :hops]
+    reserved = np.flatnonzero(new.intervals["resource"] != NONE)
+    resources = to[new.intervals["resource"][reserved]]
+    new.intervals["resource"][reserved] = resources
+    order = np.lexsort((new.intervals["start_us"][reserved], resources))
+    _chain(new.intervals, reserved[order], resources[order], new.resources)
+    paths = _paths(old, flying)[:, :hops]
+    new.paths[flying, :hops] = np.where(paths == NONE, NONE, to[paths])
+
+
+def _chain(records: Records, order: Integers, groups: Integers, owners: Records) -> None:
+    """Link rows in the order given, those of one group among each other; groups stand together."""
+    if not len(order):
+        return
+    ends = np.append(groups[1:] != groups[:-1], values=True)
+    begins = np.append(True, ends[:-1])
+    records["previous"][order] = np.where(begins, NONE, np.roll(order, 1))
+    records["next"][order] = np.where(ends, NONE, np.roll(order, -1))
+    owners["first"][groups[begins]] = order[begins]
+    owners["last"][groups[ends]] = order[ends]
+
+
+def _renumbered(
+    old: Tables, before: Numbering, plan: Plan, links: Mapping[Link, int], to: Integers
+) -> Numbering:
+    """The numbering after a change that put every resource where `to` says."""
+    numbers = old.batches["number"]
+    oldest = min(numbers[numbers != NONE].tolist(), default=int(old.counts[0]["batches"]))
+    own = np.arange(len(old.topology.vgpus))
+    known = {**before.earlier, before.number: Earlier(own, int(old.counts[0]["batches"]))}
+    return Numbering(
+        plan=plan,
+        number=before.number + 1,
+        links={name: int(to[link]) for name, link in before.links.items() if to[link] != NONE}
+        | dict(links),
+        earlier={
+            number: earlier._replace(vgpus=np.where(earlier.vgpus == NONE, NONE, to[earlier.vgpus]))
+            for number, earlier in known.items()
+            if oldest < earlier.end_batch
+        },
+    )

@@ -131,8 +131,14 @@ def _batches(tables: Tables) -> Iterator[str]:
 def _path(tables: Tables, slot: int) -> Iterator[str]:
     at = NONE
     hops = tables.offers.shape[1]
+    stages = int(tables.batches[slot]["stages"])
     for hop in range(hops):
         base = (slot * hops + hop) * KINDS
+        vgpu = int(tables.paths[slot, hop])
+        if tables.intervals[base + VGPU]["resource"] not in (
+            {NONE, vgpu} if hop < stages else {NONE}
+        ):
+            yield f"batch slot {slot} runs at hop {hop} elsewhere than on vGPU {vgpu}"
         moves = [tables.intervals[base + kind] for kind in (UPLINK, DOWNLINK)]
         moves = [row for row in moves if row["resource"] != NONE]
         if len({(int(row["start_us"]), int(row["end_us"])) for row in moves}) > 1:

@@ -60,6 +60,7 @@ from triton_backend.scheduler.tables import (
     Tables,
     interval_of,
 )
+from triton_backend.scheduler.timeline import refresh
 
 # Events by the names of their classes, and what their numbers a .. d are.
 SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`
@@ -73,6 +74,7 @@ BATCH_LOST = 7  # batch slot
 TIMER = 8
 PAUSE = 9
 RESUME = 10
+REFRESH = 11  # no event: `SETTLE` where vGPUs were lost or reserved without the kernels
 
 # Which queues to settle: one by its number, none of them (NONE), or
 ALL = -2
@@ -103,7 +105,7 @@ def answer_length(tables: Tables) -> int:
 
 
 @entry
-def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912, PLR0913, PLR0917 - a branch per event; numbers are handed over at less cost one by one
+def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - a branch per event; numbers are handed over at less cost one by one
     """Take one event in, decide, and write the answer; returns how many integers it has.
 
     Args:
@@ -147,6 +149,13 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
         worker_back(tables, a)
     elif event == BATCH_LOST:
         abort(tables, a)
+    elif event == REFRESH:
+        for vgpu in range(len(tables.topology.vgpus)):
+            refresh(tables, vgpu)
+        for vgpu in range(len(tables.topology.vgpus)):
+            if tables.resources[vgpu]["lost"] == 1:
+                while worker_lost(tables, vgpu) == NEEDS_ROOM:
+                    length = _write_decisions(tables, answer, length)
     elif event == PAUSE:
         counts["paused"] = 1
     elif event == RESUME:
@@ -166,7 +175,7 @@ def settle(tables: Tables, queue: int) -> int:
     plan = tables.topology.queues[queue]
     if plan["late"] == 1:
         return settle_queue(tables, queue)
-    if tables.counts[0]["paused"] == 1:
+    if tables.counts[0]["paused"] == 1 and plan["model"] != NONE:
         tables.queues[queue]["timer_us"] = FAR
         return SETTLED
     return decide(tables, queue, plan["policy"])
@@ -360,7 +369,10 @@ def decode_dispatch(answer: list[int], at: int, end: int) -> Dispatch:
 
 
 def decode_drop(answer: list[int], at: int) -> Drop:
-    """The drop that lies at `at` of an answer; its finish is FAR where none was possible."""
+    """The drop that lies at `at` of an answer; its finish is FAR where none was possible.
+
+    Its model is NONE where the plan in force does not have it.
+    """
     request_id, model, deadline_us, reason, finish_us, position = answer[at + 2 : at + HEAD]
     return Drop(
         request_id=request_id,
@@ -404,17 +416,6 @@ def check_report(event: StageDone | TransferDone, stages: int) -> None:
             f"batch {event.batch_id}",
             f"ran from {event.start_us} to {event.end_us}, reported at {event.now_us}",
         )
-
-
-def check_vgpu(tables: Tables, vgpu: int) -> None:
-    """A vGPU of the plan.
-
-    Raises:
-        InputError: it is not.
-    """
-    vgpus = len(tables.topology.vgpus)
-    if not 0 <= vgpu < vgpus:
-        raise InputError(f"vGPU {vgpu}", f"the plan has {vgpus}")
 
 
 def check_pace(plan: Plan, event: PaceChanged) -> None:

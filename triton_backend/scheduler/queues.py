@@ -17,6 +17,7 @@ from triton_backend.scheduler.tables import (
     DISPATCH,
     DROP,
     KINDS,
+    MODEL_REMOVED,
     WORKER_LOST,
     Tables,
     add_decision,
@@ -111,6 +112,8 @@ def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
     # It would have ended in time had its vGPU not died.
     if reason == DEADLINE and tables.requests[slot]["retried"] == 1:
         reason = WORKER_LOST
+    if tables.topology.queues[tables.requests[slot]["queue"]]["model"] == NONE:
+        reason = MODEL_REMOVED
     position = 0
     before = tables.requests[slot]["previous"]
     while before != NONE:
@@ -148,6 +151,7 @@ def make_batch(tables: Tables, queue: int, pipeline: int) -> int:
     counts["batches"] += 1
     counts["in_flight"] += 1
     batch["pipeline"] = pipeline
+    batch["stages"] = tables.topology.pipelines[pipeline]["stages"]
     batch["samples"] = tables.quotes[pipeline]["samples"]
     batch["dispatch_us"] = counts["now_us"]
     batch["requests"] = 0

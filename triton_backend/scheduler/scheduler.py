@@ -9,8 +9,9 @@ Rules for the shell: events come in the order of their `now_us`; every `Dispatch
 are there and whose reserved starts have come, a worker (or link) takes the one reserved first.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,15 +34,17 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.scheduler.array_pointers import WORDS, addresses
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.handover import hand_over, matching_queues
+from triton_backend.scheduler.handover import check_inherited, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import (
     ARRIVAL,
     BATCH_LOST,
     CANCEL,
     PAUSE,
+    REFRESH,
     RESUME,
     SETTLE,
     STAGE_DONE,
@@ -54,7 +57,6 @@ from triton_backend.scheduler.kernel_api import (
     check_link_pace,
     check_pace,
     check_report,
-    check_vgpu,
     decode_dispatch,
     decode_drop,
     handle_event,
@@ -86,6 +88,15 @@ from triton_backend.scheduler.topology import (
 _Handler = Callable[[Any], list[Decision]]
 
 
+class _Prepared(NamedTuple):
+    """What a change from one plan to another needs, made before its instant."""
+
+    before: Plan
+    after: Plan
+    topology: Topology
+    inherited: tuple[tuple[int, int], ...]
+
+
 class Scheduler:
     """One scheduler for all models of a plan.
 
@@ -110,7 +121,13 @@ class Scheduler:
         self._lead = lead
         self._count_io = count_io
         self._policy = policy
-        self._adopt(plan)
+        topology = self._adopt(plan)
+        self._use(new_tables(topology, lead))
+        self._numbering = first_numbering(plan, topology, nic)
+        self._prepared: _Prepared | None = None
+        self._orphans: dict[
+            int, int
+        ] = {}  # model of requests in flight that the plan does not have
         self._now_us = 0
         self._requests: set[int] = set()  # queued or in flight
         self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
@@ -148,6 +165,19 @@ class Scheduler:
             raise InputError("now_us", f"{event.now_us} lies before {self._now_us}")
         return handler(event)
 
+    @property
+    def plan_number(self) -> int:
+        """Number of the plan in force: 0, and one more with every `PlanChanged`."""
+        return self._numbering.number
+
+    def prepare(self, plan: Plan) -> None:
+        """Make what a change to a plan needs, which takes longer than the change itself.
+
+        `PlanChanged` to this very object then uses it; what is decided is the same without.
+        """
+        inherited = inherited_vgpus(self._plan, plan)
+        self._prepared = _Prepared(self._plan, plan, self._topology(plan, {}), inherited)
+
     def in_flight(self) -> int:
         """Batches dispatched and not yet finished."""
         return len(self._batches)
@@ -173,28 +203,29 @@ class Scheduler:
         """
         check_invariants(self._tables)
 
-    def _adopt(self, plan: Plan) -> None:
+    def _adopt(self, plan: Plan, topology: Topology | None = None) -> Topology:
+        """Take a plan as the one in force, at planned paces; returns its arrays."""
+        topology = topology or self._topology(plan, {})
         self._plan = plan
         self._link_paces: dict[int, LinkPace] = {}
-        topology = self._topology(plan)
         self._planned_us = topology.latency_us.copy()
         self._queues = plan.queues()
-        self._use(new_tables(topology, self._lead))
+        return topology
 
-    def _topology(self, plan: Plan) -> Topology:
+    def _topology(self, plan: Plan, link_paces: dict[int, LinkPace]) -> Topology:
         return build_topology(
             plan,
             self._nic,
             policies=queue_policies(plan, self._policy),
             lead=self._lead,
             count_io=self._count_io,
-            link_paces=self._link_paces,
+            link_paces=link_paces,
         )
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
-        words = [*addresses(tables), *(answer_length(tables) * [0])]
-        self._memory = np.array(words, dtype=np.int64)
+        self._memory = np.zeros(WORDS + answer_length(tables), dtype=np.int64)
+        self._memory[:WORDS] = addresses(tables)
         self._answer = memoryview(self._memory[WORDS:])  # type: ignore[arg-type]
 
     def _arrival(self, event: Arrival) -> list[Decision]:
@@ -227,12 +258,12 @@ class Scheduler:
         return self._take(TRANSFER_DONE, event.now_us, slot, event.stage, event.end_us)
 
     def _worker_lost(self, event: WorkerLost) -> list[Decision]:
-        check_vgpu(self._tables, event.vgpu)
-        return self._take(WORKER_LOST, event.now_us, event.vgpu)
+        resource = self._numbering.resource_of(event.vgpu, event.plan)
+        return [] if resource is None else self._take(WORKER_LOST, event.now_us, resource)
 
     def _worker_back(self, event: WorkerBack) -> list[Decision]:
-        check_vgpu(self._tables, event.vgpu)
-        return self._take(WORKER_BACK, event.now_us, event.vgpu)
+        resource = self._numbering.resource_of(event.vgpu, event.plan)
+        return [] if resource is None else self._take(WORKER_BACK, event.now_us, resource)
 
     def _batch_lost(self, event: BatchLost) -> list[Decision]:
         slot, _ = self._in_flight(event.batch_id)
@@ -258,13 +289,10 @@ class Scheduler:
     def _link_pace_changed(self, event: LinkPaceChanged) -> list[Decision]:
         check_link_pace(self._plan, event)
         self._link_paces[event.node] = LinkPace(event.uplink_percent, event.downlink_percent)
-        latency_us = self._tables.topology.latency_us
-        topology = with_latencies(self._topology(self._plan), latency_us, self._lead)
+        made = self._topology(self._plan, self._link_paces)
+        topology = with_latencies(made, self._tables.topology, self._lead)
         self._use(self._tables._replace(topology=topology))
-        self._tables.counts[0]["now_us"] = event.now_us
-        for vgpu in range(len(topology.vgpus)):
-            refresh(self._tables, vgpu)
-        return self._take(SETTLE, event.now_us)
+        return self._take(REFRESH, event.now_us)
 
     def _timer(self, event: Timer) -> list[Decision]:
         return self._take(TIMER, event.now_us)
@@ -276,12 +304,18 @@ class Scheduler:
         return self._take(RESUME, event.now_us)
 
     def _plan_changed(self, event: PlanChanged) -> list[Decision]:
-        if self._batches:
-            raise InputError("plan change", f"{len(self._batches)} batches are still in flight")
-        queues, old = matching_queues(self._plan, event.plan), self._tables
-        self._adopt(event.plan)
-        tables, left_out = hand_over(old, self._tables, queues)
-        self._use(tables)
+        old, before = self._tables, self._numbering
+        plan, lost = event.plan, list(event.lost)
+        vgpus = sum(pool.vgpus for pool in plan.pools)
+        for vgpu in lost:
+            if not 0 <= vgpu < vgpus:
+                raise InputError("plan change, lost", f"no vGPU {vgpu}, the plan has {vgpus}")
+        topology, inherited = self._made_for(event)
+        done = hand_over(old, before, (plan, topology), inherited, self._nic)
+        self._adopt(plan, topology)
+        self._use(done.tables)
+        self._numbering, self._prepared = done.numbering, None
+        self._tables.resources["lost"][lost] = 1
         drops = [
             Drop(
                 request_id=int(old.requests[slot]["id"]),
@@ -289,10 +323,28 @@ class Scheduler:
                 reason=reason,
                 deadline_us=int(old.requests[slot]["deadline_us"]),
             )
-            for slot, reason in left_out
+            for slot, reason in done.left_out
         ]
         self._requests.difference_update(drop.request_id for drop in drops)
-        return [*drops, *self._take(SETTLE, event.now_us)]
+        self._orphans |= _orphans(old, done.tables)
+        # Where nothing goes on, no index has to be told of reservations or losses.
+        decide = REFRESH if self._batches or lost else SETTLE
+        return [*drops, *self._take(decide, event.now_us)]
+
+    def _made_for(self, event: PlanChanged) -> tuple[Topology, Sequence[tuple[int, int]]]:
+        """Arrays of a new plan, and the vGPUs that go on."""
+        made, plan = self._prepared, event.plan
+        if made is not None and made.before is self._plan and made.after is plan:
+            topology, inherited = made.topology, made.inherited
+        else:
+            topology = self._topology(plan, {})
+            inherited = ()
+            if event.inherited is None and self._batches:
+                inherited = inherited_vgpus(self._plan, plan)
+        if event.inherited is None:
+            return topology, inherited
+        check_inherited(self._plan, plan, event.inherited)
+        return topology, event.inherited
 
     def _in_flight(self, batch_id: int) -> tuple[int, Dispatch]:
         """Slot and dispatch of a batch."""
@@ -320,12 +372,18 @@ class Scheduler:
                 self._batches[number] = answer[at + 3], dispatch
                 decided.append(dispatch)
             elif kind == BATCH_DONE:
-                self._requests.difference_update(self._batches.pop(number)[1].request_ids)
+                ids = self._batches.pop(number)[1].request_ids
+                self._requests.difference_update(ids)
+                if self._orphans:
+                    self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
             elif kind == SET_TIMER:
                 decided.append(SetTimer(at_us=number))
             elif kind == DROP:
                 self._requests.discard(number)
-                decided.append(decode_drop(answer, at))
+                drop = decode_drop(answer, at)
+                if drop.model == NONE:
+                    drop = replace(drop, model=self._orphans.pop(number))
+                decided.append(drop)
             elif kind == ABORT:
                 del self._batches[number]
                 decided.append(Abort(batch_id=number))
@@ -343,3 +401,14 @@ class Scheduler:
         more_requests = 2 * requests if counts["free_request"] == NONE else requests
         if (more_batches, more_requests) != (batches, requests):
             self._use(with_room(self._tables, batches=more_batches, requests=more_requests))
+
+
+def _orphans(old: Tables, new: Tables) -> dict[int, int]:
+    """Requests in flight whose model has just gone, and the number it had."""
+    rows = new.requests
+    here = (rows["sequence"] != NONE) & (rows["batch"] != NONE)
+    gone = new.topology.queues["model"] == NONE
+    slots = np.flatnonzero(here & gone[np.where(here, rows["queue"], 0)])
+    models = old.topology.queues["model"][old.requests["queue"][slots]].tolist()
+    ids = rows["id"][slots].tolist()
+    return {number: model for number, model in zip(ids, models, strict=True) if model != NONE}

@@ -67,7 +67,8 @@ BATCH = np.dtype(
         (name, np.int64)
         for name in (
             "number",  # counts up; NONE while the slot is free
-            "pipeline",
+            "pipeline",  # NONE where an earlier plan dispatched it
+            "stages",
             "samples",
             "requests",
             "first",  # request slots are chained by `next`
@@ -176,8 +177,9 @@ COUNTS = np.dtype(
 class Tables(NamedTuple):
     """Topology and state of one scheduler.
 
-    Resources are vGPUs (as `Plan.vgpus` numbers them) and then links; hops are the most stages of
-    any pipeline + 1; blocks are groups of `BLOCK` vGPUs of a stage.
+    Resources are vGPUs (as `Plan.vgpus` numbers them), then links, then what only batches of earlier
+    plans still use (`handover`); hops are the most stages of any batch + 1; blocks are groups of
+    `BLOCK` vGPUs of a stage.
 
     Attributes:
         intervals: [interval] reserved times, chained per resource in the order of their starts.
@@ -216,12 +218,22 @@ class Tables(NamedTuple):
 
 
 def new_tables(
-    topology: Topology, lead: Lead = NO_LEAD, *, batches: int = 256, requests: int = 1024
+    topology: Topology,
+    lead: Lead = NO_LEAD,
+    *,
+    batches: int = 256,
+    requests: int = 1024,
+    hops: int = 0,
+    others: int = 0,
 ) -> Tables:
-    """Empty tables with room for so many batches and requests at a time."""
-    hops = int(topology.pipelines["stages"].max(initial=0)) + 1
+    """Empty tables with room for so many batches and requests at a time.
+
+    `hops` is the least that a batch slot has, where batches of other plans have more than the
+    topology's own; `others` are resources that the topology does not know, numbered past its own.
+    """
+    hops = max(hops, int(topology.pipelines["stages"].max(initial=0)) + 1)
     pipelines = len(topology.pipelines)
-    resources = np.zeros(resource_count(topology), dtype=RESOURCE)
+    resources = np.zeros(resource_count(topology) + others, dtype=RESOURCE)
     resources["first"] = resources["last"] = NONE
     queues = np.zeros(len(topology.queues), dtype=QUEUE)
     queues["first"] = queues["last"] = queues["expired"] = queues["served"] = NONE

@@ -27,7 +27,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Plan, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import transfer_us
-from triton_backend.scheduler.compiled import Integers, Records, inlined
+from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined
 
 Nic = Literal["shared", "isolated"]
 
@@ -85,7 +85,7 @@ QUEUE_PLAN = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "model",
+            "model",  # NONE: of requests whose model the plan does not have (`with_orphans`)
             "first_pipeline",
             "end_pipeline",
             "largest",  # samples that one batch may hold
@@ -317,11 +317,22 @@ def set_pace(topology: Topology, row: int, latency_us: Integers, lead: Lead) -> 
     _bound(topology, lead)
 
 
-def with_latencies(made: Topology, latency_us: Integers, lead: Lead) -> Topology:
-    """A topology made anew (with other link paces), with the latencies [row, n] of the one before."""
-    made.latency_us[:] = latency_us
+def with_latencies(made: Topology, before: Topology, lead: Lead) -> Topology:
+    """A topology made anew (with other link paces), with latencies and queues of the one before."""
+    made.latency_us[:] = before.latency_us
     _bound(made, lead)
-    return made
+    return made._replace(queues=before.queues)
+
+
+def with_orphans(topology: Topology) -> Topology:
+    """The same with one more queue, of no model and no pipeline.
+
+    Requests of models that the plan does not have join it when their batch is lost; whatever
+    waits there is dropped.
+    """
+    row = np.zeros(1, dtype=QUEUE_PLAN)
+    row["model"], row["largest"] = NONE, np.iinfo(np.int64).max
+    return topology._replace(queues=np.concatenate([topology.queues, row]))
 
 
 def _pipeline_rows(

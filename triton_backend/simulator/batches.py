@@ -38,11 +38,13 @@ def launch(world: World, slot: int) -> None:
     batch = tables.batches[slot]
     run = world.runs[slot]
     run["number"] = batch["number"]
-    run["pipeline"] = batch["pipeline"]
+    topology = tables.topology
+    run["plan"] = world.cursor[0]["plan"]
+    run["model"] = topology.queues[topology.pipelines[batch["pipeline"]]["queue"]]["model"]
     run["samples"] = batch["samples"]
     run["stage"] = 0
     run["phase"] = RESTING
-    run["stages"] = tables.topology.pipelines[batch["pipeline"]]["stages"]
+    run["stages"] = batch["stages"]
     for hop in range(run["stages"] + 1):
         _copy_hop(world, slot, hop)
     request = batch["first"]
@@ -60,7 +62,7 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     intervals = world.tables.intervals
     to = world.hops[slot, hop]
     run = intervals[interval_of(world.tables, slot, hop, VGPU)]
-    to["vgpu"] = run["resource"]
+    to["vgpu"] = to["number"] = run["resource"]
     to["start_us"] = run["start_us"]
     to["end_us"] = run["end_us"]
     to["move_start_us"] = to["move_end_us"] = 0

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
+from triton_backend.scheduler.compiled import FAR, NONE, Integers
 from triton_backend.simulator.heap import WORKER_BACK, WORKER_LOST
 from triton_backend.simulator.world import World, push
 
@@ -55,6 +58,50 @@ def schedule_failures(world: World, plan: Plan, failures: tuple[Failure, ...]) -
     """Put losses and returns into the heap, which must have room for them."""
     for failure in failures:
         for vgpu in failure.vgpus(plan):
-            push(world, s_to_us(failure.start_s), WORKER_LOST, vgpu, 0)
-            if failure.end_s is not None:
-                push(world, s_to_us(failure.end_s), WORKER_BACK, vgpu, 0)
+            _schedule(world, failure, vgpu)
+
+
+def _schedule(world: World, failure: Failure, vgpu: int, after_us: int = NONE) -> None:
+    if s_to_us(failure.start_s) > after_us:
+        push(world, s_to_us(failure.start_s), WORKER_LOST, vgpu, 0)
+    if failure.end_s is not None and s_to_us(failure.end_s) > after_us:
+        push(world, s_to_us(failure.end_s), WORKER_BACK, vgpu, 0)
+
+
+def reschedule_failures(
+    world: World, plan: Plan, failures: tuple[Failure, ...], resources: Integers, now_us: int
+) -> list[int]:
+    """Put failures under the numbers of a plan that has just taken over; who is lost from its start.
+
+    What is still to come for a worker goes with it to its new number, or ends with it. A failure of a
+    node or a GPU meets new workers there too.
+
+    Args:
+        world: of the new plan; its heap has the numbers of the old one.
+        plan: the new plan.
+        failures: of the whole run.
+        resources: [old resource] its new number, NONE where nothing uses it.
+        now_us: the instant of the change.
+    """
+    cursor = world.cursor[0]
+    events = world.heap[: int(cursor["events"])].copy()
+    of_workers = np.isin(events["kind"], [WORKER_LOST, WORKER_BACK])
+    events["subject"][of_workers] = resources[events["subject"][of_workers]]
+    events = np.sort(events[events["subject"] != NONE], order=["at_us", "kind", "sequence"])
+    world.heap[: len(events)] = events
+    cursor["events"] = len(events)
+    goes_on = set(resources.tolist())
+    lost: set[int] = set()
+    for failure in failures:
+        if failure.node not in _nodes(plan):
+            continue
+        for vgpu in set(failure.vgpus(plan)) - goes_on:
+            _schedule(world, failure, vgpu, now_us - 1)
+            ends_us = FAR if failure.end_s is None else s_to_us(failure.end_s)
+            if s_to_us(failure.start_s) < now_us < ends_us:
+                lost.add(vgpu)
+    return sorted(lost)
+
+
+def _nodes(plan: Plan) -> set[str]:
+    return {plan.cluster.node_name(node) for node in range(plan.cluster.node_count)}

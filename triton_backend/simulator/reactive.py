@@ -170,7 +170,7 @@ def simulate_reactive(
     Raises:
         InputError: an option that needs reservations.
     """
-    if options.failures or options.change is not None or options.admission:
+    if options.failures or options.changes or options.admission:
         raise InputError(
             "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
         )

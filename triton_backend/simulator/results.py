@@ -3,6 +3,7 @@
 Conservation: of every model, offered = served + late + dropped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,17 +16,27 @@ from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
 from triton_backend.scheduler.compiled import NONE, Records
+from triton_backend.scheduler.handover import Numbering
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
 OPTIONAL = ("dispatch_us", "batch_id", "batch_samples")  # -1 where a request was in no batch
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
 
 
-class Flush(NamedTuple):
-    """A change of plan as it happened (µs): from the first pause to the first new dispatch."""
+class Changed(NamedTuple):
+    """A change of plan as it happened (µs).
+
+    Attributes:
+        start_us: when it was asked for; with a flush, from here on nothing was dispatched.
+        swap_us: when the new plan took over.
+        inherited: vGPUs that went on.
+        in_flight: batches that did.
+    """
 
     start_us: int
     swap_us: int
+    inherited: int
+    in_flight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,7 @@ class SimResult:
         link_utilisation: busy time / time, per link that carried anything.
         steps: events that happened.
         wall_seconds: of the event loop after warm-up, where a clock was handed in.
-        flush: the change of plan, where there was one; uses then number vGPUs by their `plan`.
+        changes: of plan, as they happened; uses number vGPUs and models by their `plan`.
         goodput: `goodput.goodput_report`, where it was asked for.
     """
 
@@ -117,7 +128,7 @@ class SimResult:
     decisions: DecisionCost
     steps: int
     wall_seconds: float | None
-    flush: Flush | None = None
+    changes: tuple[Changed, ...] = ()
     goodput: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -185,11 +196,30 @@ def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
     return seconds
 
 
+def guest_seconds(
+    plans: Sequence[Plan], numbering: Numbering, busy_us: Records, first: int
+) -> dict[str, float]:
+    """The same of vGPUs that only earlier plans have, whose resources are numbered from `first` on."""
+    seconds: dict[str, float] = {}
+    seen: set[int] = set()
+    for number, earlier in numbering.earlier.items():
+        for vgpu in plans[number].vgpus():
+            resource = int(earlier.vgpus[vgpu.index])
+            if resource < first or resource in seen:
+                continue
+            seen.add(resource)
+            pool = plans[number].pools[vgpu.pool]
+            busy = us_to_s(float(busy_us[resource])) * pool.share / WHOLE_GPU
+            seconds[pool.gpu_class] = seconds.get(pool.gpu_class, 0.0) + busy
+    return seconds
+
+
 def utilisation(cluster: Cluster, seconds: dict[str, float], span_us: int) -> dict[str, float]:
     """Busy GPU-seconds / GPU-seconds of all GPUs of a class in the cluster."""
     return {
         name: busy / (cluster.gpus(name) * us_to_s(span_us)) if busy else 0.0
         for name, busy in seconds.items()
+        if name in {gpu_class.name for gpu_class in cluster.gpu_classes}
     }
 
 

@@ -6,24 +6,33 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.admission import new_admission, no_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
-from triton_backend.scheduler.handover import hand_over, matching_queues
+from triton_backend.scheduler.handover import (
+    HandOver,
+    Numbering,
+    first_numbering,
+    hand_over,
+    matching_queues,
+)
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import settle_all
 from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
 from triton_backend.scheduler.tables import Tables, new_tables, with_room
-from triton_backend.scheduler.topology import Lead, build_topology
-from triton_backend.simulator.failures import schedule_failures
+from triton_backend.scheduler.timeline import refresh
+from triton_backend.scheduler.topology import Lead, Topology, build_topology, resource_count
+from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Offer, offered_requests
 from triton_backend.simulator.reactive import simulate_reactive
 from triton_backend.simulator.results import (
+    Changed,
     DecisionCost,
-    Flush,
     SimResult,
     class_seconds,
+    guest_seconds,
     model_results,
     utilisation,
 )
@@ -37,12 +46,13 @@ TIMED = 1 << 20  # decisions timed at most
 
 
 class _Run(NamedTuple):
-    """A run in progress: the plan in force, its world, and what is known of the plan before."""
+    """A run in progress: its plans so far, the world, and busy seconds per class before the last."""
 
-    plan: Plan
+    plans: tuple[Plan, ...]
     world: World
+    numbering: Numbering
     seconds: dict[str, float]
-    flush: Flush | None
+    changes: tuple[Changed, ...] = ()
 
 
 def simulate(
@@ -68,9 +78,11 @@ def simulate(
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
-    now = _Run(plan, world, class_seconds(plan, world.busy_us), None)
-    if options.change is not None:
-        now = _change_plan(now, options, options.change)
+    numbering = first_numbering(plan, world.tables.topology, options.nic)
+    now = _Run((plan,), world, numbering, dict.fromkeys(class_seconds(plan, world.busy_us), 0.0))
+    for change in options.changes:
+        now = _change_plan(now, options, change)
+        check_invariants(now.world.tables)
     now = now._replace(world=run_on(now.world))
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
@@ -120,15 +132,21 @@ def run_on(world: World) -> World:
 
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
-    lead = Lead(options.lead_us, options.lead_us_per_sample)
-    topology = build_topology(
+    return new_tables(_topology(plan, options), _lead(options))
+
+
+def _topology(plan: Plan, options: SimOptions) -> Topology:
+    return build_topology(
         plan,
         options.nic,
         policies=queue_policies(plan, options.policy, options.adjusted),
-        lead=lead,
+        lead=_lead(options),
         count_io=options.count_io,
     )
-    return new_tables(topology, lead)
+
+
+def _lead(options: SimOptions) -> Lead:
+    return Lead(options.lead_us, options.lead_us_per_sample)
 
 
 def _first_queues(plan: Plan) -> Integers:
@@ -158,40 +176,80 @@ def _factors(cv: float, seed: int) -> Integers:
 
 
 def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
-    """Run to the change, flush, swap: requests that wait meanwhile go on under the new plan."""
-    cursor = now.world.cursor[0]
-    cursor["stop_us"] = s_to_us(change.at_s)
+    """Run to the change and make it: requests that wait, and batches in flight, go on."""
+    start_us = s_to_us(change.at_s)
+    now.world.cursor[0]["stop_us"] = start_us
     world = run_on(now.world)
-    world.tables.counts[0]["paused"] = 1
-    settle_all(world.tables)
-    cursor["stop_us"] = FAR
-    cursor["draining"] = 1
-    world = run_on(world)
-    cursor["draining"] = 0
-    swap_us = max(int(world.tables.counts[0]["now_us"]), s_to_us(change.at_s))
+    world = _drained(world) if change.flush else world
+    world.cursor[0]["stop_us"] = FAR
+    swap_us = max(int(world.tables.counts[0]["now_us"]), start_us)
     world.tables.counts[0]["now_us"] = swap_us
-    queues = matching_queues(now.plan, change.plan)
-    tables, left_out = hand_over(world.tables, _tables(change.plan, options), queues)
-    for slot, reason in left_out:
+    # A flush makes room for workers that are all new.
+    inherited = () if change.flush else inherited_vgpus(now.plans[-1], change.plan)
+    new = change.plan, _topology(change.plan, options)
+    done = hand_over(world.tables, now.numbering, new, inherited, options.nic)
+    for slot, reason in done.left_out:
         record = world.requests[int(world.tables.requests[slot]["id"])]
         record["outcome"] = DROPPED
         record["reason"] = reason
         record["finish_us"] = swap_us
-    cursor["again"] = 1
+    changed = Changed(start_us, swap_us, len(inherited), int(done.tables.counts[0]["in_flight"]))
     return _Run(
-        plan=change.plan,
-        world=with_tables(
-            world,
-            tables,
-            _admission(change.plan, options),
-            np.asarray(
-                [NONE if q is None else q for q in (queues[q] for q in _first_queues(now.plan))],
-                dtype=np.int64,
-            ),
-        ),
-        seconds=class_seconds(now.plan, world.busy_us),
-        flush=Flush(start_us=s_to_us(change.at_s), swap_us=swap_us),
+        plans=(*now.plans, change.plan),
+        world=_taken_over(world, options, now.plans[0], change.plan, done),
+        numbering=done.numbering,
+        seconds=_seconds(now),
+        changes=(*now.changes, changed),
     )
+
+
+def _drained(world: World) -> World:
+    """Let all that is in flight end, and nothing begin."""
+    world.tables.counts[0]["paused"] = 1
+    settle_all(world.tables)
+    world.cursor[0]["stop_us"] = FAR
+    world.cursor[0]["draining"] = 1
+    world = run_on(world)
+    world.cursor[0]["draining"] = 0
+    return world
+
+
+def _taken_over(
+    world: World, options: SimOptions, offered: Plan, plan: Plan, done: HandOver
+) -> World:
+    """The world under a new plan; `offered` is the one whose models number the requests."""
+    tables, now_us = done.tables, int(done.tables.counts[0]["now_us"])
+    queues = matching_queues(offered, plan)
+    first = [queues[queue] for queue in _first_queues(offered).tolist()]
+    was_lost = done.resources[np.flatnonzero(world.tables.resources["lost"])]
+    world = with_tables(
+        world,
+        tables,
+        _admission(plan, options),
+        np.asarray([NONE if queue is None else queue for queue in first], dtype=np.int64),
+        done.resources,
+    )
+    world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
+    lost = reschedule_failures(world, plan, options.failures, done.resources, now_us)
+    tables.resources["lost"][lost] = 1
+    tables.resources["lost"][was_lost[was_lost != NONE]] = 1
+    for vgpu in range(len(tables.topology.vgpus)):
+        refresh(tables, vgpu)
+    world.cursor[0]["again"] = 1
+    return world
+
+
+def _seconds(now: _Run) -> dict[str, float]:
+    """Busy GPU-seconds per class so far."""
+    busy_us, first = now.world.busy_us, resource_count(now.world.tables.topology)
+    seconds = dict(now.seconds)
+    for more in (
+        class_seconds(now.plans[-1], busy_us),
+        guest_seconds(now.plans, now.numbering, busy_us, first),
+    ):
+        for name, busy in more.items():
+            seconds[name] = seconds.get(name, 0.0) + busy
+    return seconds
 
 
 def _result(
@@ -200,10 +258,8 @@ def _result(
     world = end.world
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
-    links = world.busy_us[len(world.tables.topology.vgpus) :]
-    seconds = class_seconds(end.plan, world.busy_us)
-    if end.flush is not None:
-        seconds = {name: seconds.get(name, 0.0) + end.seconds[name] for name in end.seconds}
+    topology = world.tables.topology
+    links = world.busy_us[len(topology.vgpus) : resource_count(topology)]
     return SimResult(
         plan=plan,
         policy=options.policy_of(plan),
@@ -212,12 +268,12 @@ def _result(
         requests=world.requests,
         uses=world.uses[: int(cursor["uses"])],
         models=model_results(plan, world.requests),
-        utilisation=utilisation(plan.cluster, seconds, span_us),
+        utilisation=utilisation(plan.cluster, _seconds(end), span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),
         decisions=decision_cost(world, cycle_us),
         steps=int(cursor["steps"]),
         wall_seconds=wall_seconds,
-        flush=end.flush,
+        changes=end.changes,
     )
 
 

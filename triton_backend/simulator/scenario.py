@@ -18,10 +18,20 @@ SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """At `at_s` the flush begins; when nothing is in flight any more `plan` takes over."""
+    """At `at_s` another plan takes over, its new workers up by then, with work in flight.
+
+    Attributes:
+        flush: nothing is dispatched from `at_s` on, and `plan` takes over, with new workers only, when
+            nothing is in flight any more (the migration of the PPipe paper).
+    """
 
     at_s: float
     plan: Plan
+    flush: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_s < float("inf"):
+            raise InputError("change of plan", f"at {self.at_s} s: not a number that is 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +54,7 @@ class SimOptions:
         admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         failures: what is gone when.
-        change: a change of plan in the middle.
+        changes: of plan, in the order of their instants.
         keep_uses: record every use of a vGPU.
     """
 
@@ -67,10 +77,14 @@ class SimOptions:
     seed: int = 0
     latency_noise_cv: float = 0.0
     failures: tuple[Failure, ...] = ()
-    change: PlanChange | None = None
+    changes: tuple[PlanChange, ...] = ()
     keep_uses: bool = True
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        instants = [change.at_s for change in self.changes]
+        if instants != sorted(instants):
+            raise InputError("changes of plan", f"their instants {instants} are not in order")
         for name, known in (("policy", SIMULATED), ("heads", HEADS), ("rank", RANKS)):
             value = getattr(self, name)
             if value is not None and value not in known:
@@ -79,6 +93,8 @@ class SimOptions:
             raise InputError(
                 "batch_timeout_share", "stands beside batch_timeout_ms; one is allowed"
             )
+
+    def _check_numbers(self) -> None:
         for name in ("lead_us", "lead_us_per_sample"):
             if getattr(self, name) < 0:
                 raise InputError(name, f"{getattr(self, name)} is negative")

@@ -78,15 +78,13 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
     world.busy_us[vgpu] += now_us - run["since_us"]
     if cursor["keep_uses"] == 1:
         use = world.uses[cursor["uses"]]
-        use["vgpu"] = vgpu
+        use["vgpu"] = world.hops[slot, run["stage"]]["number"]
         use["batch_id"] = run["number"]
         use["start_us"] = run["since_us"]
         use["end_us"] = now_us
         use["samples"] = run["samples"]
-        topology = world.tables.topology
-        queue = topology.pipelines[run["pipeline"]]["queue"]
-        use["model"] = topology.queues[queue]["model"]
-        use["plan"] = cursor["plan"]
+        use["model"] = run["model"]
+        use["plan"] = run["plan"]
         cursor["uses"] += 1
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from triton_backend.scheduler.compiled import NONE, Integers, Record, Records, inlined
 from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables
+from triton_backend.scheduler.topology import resource_count
 from triton_backend.simulator.heap import EVENT, sift_up
 
 # Outcomes of a request.
@@ -43,15 +44,21 @@ USE_RECORD = np.dtype(
         ("end_us", np.int64),
         ("samples", np.int32),
         ("model", np.int32),
-        ("plan", np.int32),  # 0, and 1 after a change: vGPUs and models are numbered by it
+        (
+            "plan",
+            np.int32,
+        ),  # changes before the dispatch: vGPUs and models are numbered by that plan
     ]
 )
+HOP = np.dtype([*((name, np.int64) for name in OFFER.names or ()), ("number", np.int64)])
+"""What an offer has, and the vGPU's number in the plan that dispatched; `vgpu` is the resource now."""
 RUN = np.dtype(
     [
         (name, np.int64)
         for name in (
             "number",
-            "pipeline",
+            "plan",  # changes before its dispatch
+            "model",  # in that plan
             "stages",
             "stage",
             "phase",
@@ -141,7 +148,7 @@ def new_world(
         requests=requests,
         heap=np.zeros(0, dtype=EVENT),
         runs=np.zeros(0, dtype=RUN),
-        hops=np.zeros((0, tables.offers.shape[1]), dtype=OFFER),
+        hops=np.zeros((0, tables.offers.shape[1]), dtype=HOP),
         running=np.full(resources, NONE, dtype=np.int64),
         waiting=np.full(resources, NONE, dtype=np.int64),
         carrying=np.full(resources, NONE, dtype=np.int64),
@@ -167,7 +174,7 @@ def fit(world: World, spare: int = 0) -> World:
         uses = 2 * uses + 4 * OUT_ROWS
     runs = _longer(world.runs, slots)
     runs["number"][len(world.runs) :] = NONE
-    hops = np.zeros((slots, world.hops.shape[1]), dtype=OFFER)
+    hops = np.zeros((slots, world.hops.shape[1]), dtype=HOP)
     hops[: len(world.hops)] = world.hops
     return world._replace(
         heap=_longer(world.heap, events),
@@ -178,14 +185,37 @@ def fit(world: World, spare: int = 0) -> World:
     )
 
 
-def with_tables(world: World, tables: Tables, admission: Records, queues: Integers) -> World:
-    """The same world after a change of plan, while nothing is in flight."""
+def with_tables(
+    world: World, tables: Tables, admission: Records, queues: Integers, resources: Integers
+) -> World:
+    """The same world after a change of plan; what is in flight goes on.
+
+    `resources` [old resource] is its new number, NONE where nothing uses it. All but the plan's links
+    begin with no time in use. Failures to come are left to the caller.
+    """
     renewed = new_world(tables, world.requests, world.factors, admission, keep_uses=False)
+    known = np.flatnonzero(resources != NONE)
+    for name in ("running", "waiting", "carrying", "busy_us"):
+        getattr(renewed, name)[resources[known]] = getattr(world, name)[known]
+    renewed.busy_us[: len(tables.topology.vgpus)] = 0
+    renewed.busy_us[resource_count(tables.topology) :] = 0
+    flying = np.flatnonzero(world.runs["number"] != NONE)
+    renewed.runs[: len(world.runs)] = world.runs
+    steps = min(world.hops.shape[1], renewed.hops.shape[1])
+    hops = world.hops[flying, :steps]
+    for name in ("vgpu", "uplink", "downlink"):
+        hops[name] = np.where(hops[name] == NONE, NONE, resources[hops[name]])
+    renewed.hops[flying, :steps] = hops
     world.cursor[0]["plan"] += 1
-    # failures still to come name vGPUs of the old plan
-    world.cursor[0]["events"] = 0
     return fit(
-        renewed._replace(queues=queues, uses=world.uses, ticks=world.ticks, cursor=world.cursor)
+        renewed._replace(
+            queues=queues,
+            heap=world.heap,
+            moves=world.moves,
+            uses=world.uses,
+            ticks=world.ticks,
+            cursor=world.cursor,
+        )
     )
 
 

@@ -1,7 +1,7 @@
 """`rollout`: a plan into force on the running system, guarded; and the rollouts so far."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,10 +9,14 @@ from flows.cli.console import print_json, say, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 
+if TYPE_CHECKING:
+    from triton_backend.contract.plan import Plan
+
 
 @command(
     "rollout",
     "poolpipe rollout plan.json --bake-seconds 60 --reason 'new SLO'",
+    "poolpipe rollout plan.json --dry-run",
     "poolpipe rollout --rollback",
     "poolpipe rollout --status",
 )
@@ -33,6 +37,13 @@ def rollout(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would start, stay and end; do nothing.")
+    ] = False,
+    previous: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="With --dry-run: from this plan, not the one served."),
+    ] = None,
     status: Annotated[
         bool, typer.Option("--status", help="Show the rollouts so far, and do nothing.")
     ] = False,
@@ -50,10 +61,17 @@ def rollout(
     named = plan is not None or plan_option is not None
     if [named, rollback, status].count(True) != 1:
         raise InputError("rollout", "takes a plan, --rollback or --status, one of them")
+    if (dry_run and not named) or (previous is not None and not dry_run):
+        raise InputError("rollout", "--dry-run takes a plan, and --previous goes with --dry-run")
     if status:
         _history(warehouse, as_json=as_json)
         return
     from flows.cli.project import the_plan
+
+    if dry_run:
+        wanted = the_plan(plan, plan_option, warehouse)
+        _preview(warehouse, previous, wanted, as_json=as_json)
+        return
 
     asked = RolloutOptions(
         bake_seconds=bake_seconds, attainment_target=attainment_target, reason=reason
@@ -70,6 +88,42 @@ def rollout(
         show(f"{done.state}: {done.outcome}; plan {done.plan_id} is in force")
     if done.state != DONE:
         raise typer.Exit(1)
+
+
+def _preview(warehouse: Path, previous: str | None, wanted: "Plan", *, as_json: bool) -> None:
+    from flows.planning.stored_plans import find_plan
+    from flows.release.rollout.change import plan_in_force
+    from flows.release.rollout.preview import preview
+    from flows.workspace import workspace
+
+    work = workspace(warehouse)
+    in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)
+    found = preview(in_force, wanted)
+    if as_json:
+        print_json({"from": in_force.plan_id, "to": wanted.plan_id, "steps": found})
+        return
+    head = ("step", "plan", "stay", "start", "end", "load", "MiB loaded", "fullest GPU")
+    rows = [
+        (
+            number,
+            step["plan_id"],
+            step["stay"],
+            len(step["start"]),
+            len(step["end"]),
+            len(step["load"]),
+            round(sum(step["bytes_loaded"].values()) / (1 << 20)),
+            _fullest(step["fullest"]),
+        )
+        for number, step in enumerate(found, 1)
+    ]
+    show(table(head, rows))
+
+
+def _fullest(gpu: dict[str, Any] | None) -> str:
+    if gpu is None:
+        return "memory not known"
+    used, has = gpu["during_gib"], gpu["memory_gib"]
+    return f"{gpu['node']}:{gpu['gpu']} {used:.1f} of {has:g} GiB"
 
 
 def _history(warehouse: Path, *, as_json: bool) -> None:

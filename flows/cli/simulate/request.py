@@ -23,7 +23,7 @@ _FAILURE = re.compile(
     r"@(?P<start>\d+(?:\.\d+)?)-(?P<end>\d+(?:\.\d+)?)?"
 )
 # Fields of `SimOptions` that are no plain values; the plain form has places of its own for them.
-_STRUCTURED = frozenset({"models", "arrivals", "reference", "failures", "change", "keep_uses"})
+_STRUCTURED = frozenset({"models", "arrivals", "reference", "failures", "changes", "keep_uses"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,24 +110,34 @@ class SimulationRequest:
             "drawn": asdict(self.load),
             "failures": [failure_text(failure) for failure in asked.failures],
             "reference": asked.reference and asked.reference.to_dict(),
-            "change": asked.change
-            and {"at_s": asked.change.at_s, "plan": asked.change.plan.to_dict()},
+            "changes": [
+                {"at_s": change.at_s, "plan": change.plan.to_dict(), "flush": change.flush}
+                for change in asked.changes
+            ],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "SimulationRequest":
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`; takes what was kept when a run had one change at most, by a flush."""
         from triton_backend.contract.plan import Plan
         from triton_backend.simulator.scenario import PlanChange, SimOptions
 
-        models, reference, change = data["models"], data["reference"], data["change"]
+        models, reference = data["models"], data["reference"]
+        only = data.get("change")
+        changes = data.get("changes", [] if only is None else [{**only, "flush": True}])
         return cls(
             options=SimOptions(
                 models=None if models is None else tuple(models),
                 reference=None if reference is None else Plan.from_dict(reference),
                 failures=tuple(map(parse_failure, data["failures"])),
-                change=change
-                and PlanChange(at_s=change["at_s"], plan=Plan.from_dict(change["plan"])),
+                changes=tuple(
+                    PlanChange(
+                        at_s=change["at_s"],
+                        plan=Plan.from_dict(change["plan"]),
+                        flush=change["flush"],
+                    )
+                    for change in changes
+                ),
                 **data["run"],
             ),
             load=OfferedLoad(**data["drawn"]),
@@ -153,6 +163,22 @@ def parse_failure(text: str) -> "Failure":
         node=parts["node"],
         gpu=None if parts["gpu"] is None else int(parts["gpu"]),
     )
+
+
+def parse_change(text: str) -> tuple[float, str]:
+    """`10=plan.json`: when, in seconds, and which plan, by its file or id.
+
+    Raises:
+        InputError: it reads otherwise.
+    """
+    at_s, _, plan = text.partition("=")
+    try:
+        instant = float(at_s)
+    except ValueError:
+        instant = -1.0
+    if not plan or not 0 <= instant < float("inf"):
+        raise InputError("--change", f"{text!r} is not SECONDS=PLAN")
+    return instant, plan
 
 
 def failure_text(failure: "Failure") -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     "poolpipe simulate --plan plan.json --load-factor 0.9 --duration 60",
     "poolpipe simulate --plan plan.json --arrivals trace.csv.gz --trace-time t_s"
     " --trace-model service --map code=resnet --find-goodput 0.99",
+    "poolpipe simulate --plan plan.json --change 20=second.json --change 40=plan.json",
 )
 def simulate(
     plan: PlanArgument = None,
@@ -66,12 +67,13 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="NODE[:GPU]@FROM-TO", help="Gone for so long; also vgpu:3@5-10."),
     ] = None,
-    change_to: Annotated[
-        str | None, typer.Option(metavar="PLAN", help="A plan that takes over in the middle.")
+    change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="S=PLAN", help="This plan takes over then, with work in flight."),
     ] = None,
-    change_at: Annotated[
-        float, typer.Option(metavar="S", min=0.0, max=1e7, help="When it does.")
-    ] = 10.0,
+    flush: Annotated[
+        bool, typer.Option("--flush", help="Plans take over when nothing is in flight any more.")
+    ] = False,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,
     trace_interval: shared_options.TraceInterval = None,
@@ -88,7 +90,12 @@ def simulate(
     The scheduler is the one that serves.
     """
     from flows.cli.project import keep_run, the_plan
-    from flows.cli.simulate.request import OfferedLoad, SimulationRequest, parse_failure
+    from flows.cli.simulate.request import (
+        OfferedLoad,
+        SimulationRequest,
+        parse_change,
+        parse_failure,
+    )
     from flows.planning.stored_plans import find_plan
     from flows.workspace import workspace
     from triton_backend.simulator.results import OPTIONAL, request_columns
@@ -110,9 +117,10 @@ def simulate(
             seed=seed,
             latency_noise_cv=noise,
             failures=tuple(map(parse_failure, fail or ())),
-            change=None
-            if change_to is None
-            else PlanChange(at_s=change_at, plan=find_plan(work, change_to)),
+            changes=tuple(
+                PlanChange(at_s=at_s, plan=find_plan(work, name), flush=flush)
+                for at_s, name in map(parse_change, change or ())
+            ),
         ),
         load=OfferedLoad(
             arrivals=arrivals,

@@ -4,10 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.certificate import change_of
 from flows.planning.placement import PoolToPlace, moved, place, uses_of
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.transition import transition
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile(), "other": profile("other", (500, 2000, 500))}
@@ -94,6 +96,21 @@ def test_the_same_plan_again_moves_nothing() -> None:
     after = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS), PlanOptions(previous=before))
     assert uses_of(after, after.cluster) == uses_of(before, before.cluster)
     assert any("0 of" in note and before.plan_id in note for note in after.certificate["notes"])
+    vgpus = len(before.vgpus())
+    change = {"stay": vgpus, "start": 0, "end": 0, "bytes_loaded": None, "at_once": True}
+    assert after.certificate["change"] == {"previous": before.plan_id, **change}
+    assert transition(before, after).nothing
+    built = tuple(
+        replace(
+            model,
+            pipelines=tuple(
+                replace(p, stages=tuple(replace(s, artifact="built") for s in p.stages))
+                for p in model.pipelines
+            ),
+        )
+        for model in before.models
+    )
+    assert change_of(replace(before, models=built), after) == after.certificate["change"]
 
 
 def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
@@ -103,6 +120,9 @@ def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
     close = make_plan(PROFILES, cluster(5, 9), workload(*heavier), PlanOptions(previous=before))
     assert verify_plan(close, PROFILES) == []
     assert close.objective.value == fresh.objective.value
+    close_stays, fresh_stays = (change_of(before, plan)["stay"] for plan in (close, fresh))
+    assert close_stays > fresh_stays
+    assert close.certificate["change"]["stay"] == close_stays
     known = uses_of(before, close.cluster)
     assert moved(known, uses_of(close, close.cluster)) <= moved(
         known, uses_of(fresh, fresh.cluster)

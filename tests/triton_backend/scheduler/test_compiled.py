@@ -16,16 +16,18 @@ from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.contract.events import *
 from triton_backend.scheduler.policies.registry import POLICIES
-from triton_backend.simulator.scenario import SimOptions
+from triton_backend.simulator.scenario import PlanChange, SimOptions
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.run import simulate
 out = []
+one = make_plan([[Own(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4)]], slo_us=50_000)
+other = make_plan([[Own(latency_us=(9_000, 9_500))]], slo_us=50_000)
 for policy in POLICIES:
     options = SimOptions(
         policy=policy, duration_s=0.6, load_factor=1.1, latency_noise_cv=0.1, seed=3,
         failures=(Failure(start_s=0.2, end_s=0.4, vgpu=1),),
+        changes=(PlanChange(at_s=0.25, plan=other), PlanChange(at_s=0.255, plan=one)),
     )
-    one = make_plan([[Own(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4)]], slo_us=50_000)
     result = simulate(one if policy == "turns" else two_stages(slo_us=50_000), options)
     out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
 result = simulate(
@@ -38,7 +40,8 @@ for n in range(40):
     out.append(repr(scheduler.handle(
         Arrival(now_us=n * 700, request_id=n, model=0, deadline_us=n * 700 + 40_000)
     )))
-out.append(repr(scheduler.handle(WorkerLost(now_us=28_000, vgpu=4))))
+out.append(repr(scheduler.handle(PlanChanged(now_us=28_000, plan=other))))
+out.append(repr(scheduler.handle(WorkerLost(now_us=28_000, vgpu=4, plan=0))))
 print(json.dumps(out))
 """
 

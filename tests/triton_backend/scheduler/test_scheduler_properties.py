@@ -24,6 +24,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 
@@ -36,6 +37,7 @@ class Shell:
 
     scheduler: Scheduler
     plan: Plan
+    others: tuple[Plan, ...] = ()
     now_us: int = 0
     timer_us: int | None = None
     steps: dict[int, list[tuple[str, int, int, int]]] = field(
@@ -46,6 +48,7 @@ class Shell:
     served: set[int] = field(default_factory=set[int])
     dropped: set[int] = field(default_factory=set[int])
     lost: set[int] = field(default_factory=set[int])
+    vgpus: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # of every plan so far
     came: int = 0
 
     def tell(self, event: Event) -> None:
@@ -132,7 +135,21 @@ class Shell:
             )
         )
 
-    def act(self, action: tuple[str, int, int]) -> None:  # noqa: C901  # a case per event
+    def change_plan(self, a: int, b: int) -> None:
+        """Another plan, or the same; some of its vGPUs are not up."""
+        if self.others:
+            before, self.plan = self.plan, self.others[a % len(self.others)]
+            held = {other for _, other in inherited_vgpus(before, self.plan)}
+            self.vgpus[self.scheduler.plan_number] = set(range(len(before.vgpus()))) - {
+                one for one, _ in inherited_vgpus(before, self.plan)
+            } or {0}
+        else:
+            held = set[int]()
+        new = set(range(len(self.plan.vgpus()))) - held
+        self.lost = {vgpu for vgpu in new if (vgpu + b) % 3 == 0}
+        self.tell(PlanChanged(now_us=self.now_us, plan=self.plan, lost=tuple(sorted(self.lost))))
+
+    def act(self, action: tuple[str, int, int]) -> None:  # noqa: C901, PLR0912 - a case per event
         name, a, b = action
         vgpu = a % len(self.plan.vgpus())
         match name:
@@ -167,14 +184,22 @@ class Shell:
                 self.tell(Cancel(now_us=self.now_us, request_id=request_id))
             case "pause" | "resume":
                 self.tell((Pause if name == "pause" else Resume)(now_us=self.now_us))
-            case "change" if not self.members:
-                self.lost.clear()
-                self.tell(PlanChanged(now_us=self.now_us, plan=self.plan))
+            case "change":
+                self.change_plan(a, b)
+            case "lose_old":
+                number = a % (self.scheduler.plan_number + 1)
+                old = self.vgpus.get(number, {0})
+                if number < self.scheduler.plan_number:
+                    lost = sorted(old)[b % len(old)]
+                    self.tell(WorkerLost(now_us=self.now_us, vgpu=lost, plan=number))
             case _:
                 pass
 
     def finish_everything(self) -> None:
         self.tell(Resume(now_us=self.now_us))
+        for vgpu in range(len(self.plan.vgpus())):
+            self.lost.discard(vgpu)
+            self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu))
         while self.open:
             self.finish_step(0, 0)
             self.wait(SLO_US)
@@ -182,6 +207,25 @@ class Shell:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
+    return make_plan(*draw(models_of_plans()), slo_us=SLO_US)
+
+
+@st.composite
+def plans_in_turn(draw: st.DrawFn) -> tuple[Plan, ...]:
+    """Plans that begin alike, so that some vGPUs go on and others do not; models come and go."""
+    models = draw(models_of_plans())
+    found = [make_plan(*models, slo_us=SLO_US)]
+    for number in range(2):
+        kept = draw(st.integers(0, len(models)))
+        more = draw(models_of_plans())
+        changed = [*models[:kept], *more][: max(kept, 1) + number]
+        names = [f"m{k}" if k < kept else f"m{k + number}" for k in range(len(changed))]
+        found.append(make_plan(*changed, slo_us=SLO_US, names=names, plan_id=f"after-{number}"))
+    return tuple(found)
+
+
+@st.composite
+def models_of_plans(draw: st.DrawFn) -> list[list[list[Own]]]:
     def pool(batch: int, *, last: bool) -> Own:
         first = draw(st.integers(200, 8_000))
         more = draw(st.integers(0, 2_000))
@@ -200,7 +244,7 @@ def plans(draw: st.DrawFn) -> Plan:
             stages, batch = draw(st.integers(1, 3)), draw(st.integers(1, 4))
             pipelines.append([pool(batch, last=s == stages - 1) for s in range(stages)])
         models.append(pipelines)
-    return make_plan(*models, slo_us=SLO_US)
+    return models
 
 
 ACTIONS = st.tuples(
@@ -220,6 +264,8 @@ ACTIONS = st.tuples(
             "resume",
             "resume",
             "change",
+            "change",
+            "lose_old",
         ]
     ),
     st.integers(0, 1_000),
@@ -231,15 +277,15 @@ ACTIONS = st.tuples(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(
-    plan=plans(),
+    plans=plans_in_turn(),
     policy=st.sampled_from([name for name in POLICIES if name != "turns"]),  # of one stage only
     nic=st.sampled_from(["shared", "isolated"]),
     actions=st.lists(ACTIONS, max_size=80),
 )
 def test_every_state_survives_every_event_and_every_request_has_one_end(
-    plan: Plan, policy: str, nic: str, actions: list[tuple[str, int, int]]
+    plans: tuple[Plan, ...], policy: str, nic: str, actions: list[tuple[str, int, int]]
 ) -> None:
-    shell = Shell(Scheduler(plan, policy=policy, nic=nic), plan)
+    shell = Shell(Scheduler(plans[0], policy=policy, nic=nic), plans[0], plans)
     for number, action in enumerate(actions):
         shell.act(action)
         if number % 8 == 0:
@@ -248,7 +294,7 @@ def test_every_state_survives_every_event_and_every_request_has_one_end(
     shell.scheduler.check_invariants()
     assert not shell.served & shell.dropped
     assert shell.served | shell.dropped == set(range(shell.came))
-    assert shell.scheduler.queue_lengths() == (0,) * len(plan.models)
+    assert shell.scheduler.queue_lengths() == (0,) * len(shell.plan.models)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

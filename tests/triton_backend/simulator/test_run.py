@@ -179,14 +179,15 @@ def test_a_failure_that_takes_everything_drops_what_comes_meanwhile() -> None:
 def test_a_change_of_plan_flushes_within_one_slo_and_loses_nothing() -> None:
     before = make_plan([[Own(latency_us=(10_000,), gpus=4)]], slo_us=100_000)
     after = make_plan([[Own(latency_us=(5_000,), gpus=4)]], slo_us=100_000, plan_id="after")
-    change = PlanChange(at_s=1.0, plan=after)
-    result = simulate(before, SimOptions(load_factor=0.6, duration_s=2, change=change))
-    assert result.flush is not None
-    assert 0 <= result.flush.swap_us - result.flush.start_us <= 100_000
+    change = PlanChange(at_s=1.0, plan=after, flush=True)
+    result = simulate(before, SimOptions(load_factor=0.6, duration_s=2, changes=(change,)))
+    (changed,) = result.changes
+    assert 0 <= changed.swap_us - changed.start_us <= 100_000
+    assert (changed.inherited, changed.in_flight) == (0, 0)
     assert result.attainment == 1.0
     assert set(result.uses["plan"].tolist()) == {0, 1}
     old = result.uses[result.uses["plan"] == 0]
-    assert (old["end_us"] <= result.flush.swap_us).all()
+    assert (old["end_us"] <= changed.swap_us).all()
 
 
 def test_requests_of_a_model_that_the_new_plan_lacks_are_dropped() -> None:
@@ -194,7 +195,7 @@ def test_requests_of_a_model_that_the_new_plan_lacks_are_dropped() -> None:
     change = PlanChange(at_s=1.0, plan=make_plan(pool, names=["b"]))
     result = simulate(
         make_plan(pool, pool, names=["a", "b"]),
-        SimOptions(load_factor=0.5, duration_s=2, change=change),
+        SimOptions(load_factor=0.5, duration_s=2, changes=(change,)),
     )
     gone, kept = result.models
     assert (gone.dropped > 0, gone.late) == (True, 0)

@@ -15,8 +15,8 @@ def batching_plan(plan_id: str = "batching") -> Plan:
     return make_plan([[Own(latency_us=latencies, gpus=2)]], slo_us=SLO_US, plan_id=plan_id)
 
 
-def overloaded(*, admission: bool, change: PlanChange | None = None) -> SimResult:
-    options = SimOptions(load_factor=3.0, duration_s=5, admission=admission, change=change)
+def overloaded(*, admission: bool, changes: tuple[PlanChange, ...] = ()) -> SimResult:
+    options = SimOptions(load_factor=3.0, duration_s=5, admission=admission, changes=changes)
     return simulate(batching_plan(), options)
 
 
@@ -45,6 +45,6 @@ def test_without_the_option_nothing_is_refused() -> None:
 
 def test_a_change_of_plan_opens_new_doors() -> None:
     change = PlanChange(at_s=2.0, plan=batching_plan("after"))
-    result = overloaded(admission=True, change=change)
+    result = overloaded(admission=True, changes=(change,))
     after = result.requests["arrival_us"] > 3_000_000
     assert any(flag for flag, late in zip(refused(result), after, strict=True) if late)

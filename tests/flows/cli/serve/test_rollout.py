@@ -12,6 +12,9 @@ from tests.flows.cli.conftest import Command
         (("plan.json",), "nothing is being served from here"),
         (("--rollback",), "no finished rollout to go back from"),
         (("none.json",), "none.json: no such file"),
+        (("plan.json", "--dry-run"), "nothing is being served from here"),
+        (("--status", "--dry-run"), "--dry-run takes a plan"),
+        (("plan.json", "--previous", "plan.json"), "--previous goes with --dry-run"),
     ],
 )
 def test_a_rollout_that_cannot_be_is_refused(
@@ -26,3 +29,15 @@ def test_a_rollout_that_cannot_be_is_refused(
 @pytest.mark.usefixtures("planned")
 def test_the_history_of_rollouts_begins_empty(poolpipe: Command) -> None:
     assert poolpipe("rollout", "--status", "--json").document == {"rollouts": []}
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_dry_run_shows_what_would_start_stay_and_end(poolpipe: Command) -> None:
+    arguments = ("rollout", "plan.json", "--dry-run", "--previous", "plan.json")
+    document = poolpipe(*arguments, "--json").document
+    (step,) = document["steps"]
+    assert document["from"] == document["to"] == step["plan_id"]
+    assert step["stay"] > 0
+    assert (step["start"], step["end"], step["load"], step["bytes_loaded"]) == ([], [], {}, {})
+    shown = poolpipe(*arguments)
+    assert (shown.code, "memory not known" in shown.out) == (0, True)

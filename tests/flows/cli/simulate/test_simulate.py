@@ -78,7 +78,10 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--fail", "fast"), "'fast' is none of NODE@5-10"),
         (("--fail", "attic@0-1"), "no node named 'attic'"),
         (("--fail", "fast-0@2-1"), "lasts from 2.0 s to 1.0 s"),
-        (("--change-to", "none.json"), "none.json: no such file"),
+        (("--change", "1=none.json"), "none.json: no such file"),
+        (("--change", "plan.json"), "'plan.json' is not SECONDS=PLAN"),
+        (("--change", "-1=plan.json"), "'-1=plan.json' is not SECONDS=PLAN"),
+        (("--change", "2=plan.json", "--change", "1=plan.json"), "[2.0, 1.0] are not in order"),
         (("--records", "no/such/folder.parquet"), "folder.parquet: cannot be written"),
     ],
 )
@@ -116,8 +119,10 @@ def test_failures_and_a_change_of_plan_are_simulated(poolpipe: Command) -> None:
     gone = [f"--fail={node}@0-" for node in ("fast-0", "fast-1", "slow-0", "slow-1")]
     less = poolpipe(*SIMULATE, *gone, "--fail", "slow-2:0@0-", "--json").document
     assert less["attainment"] < whole["attainment"]
-    changed = poolpipe(*SIMULATE, "--change-to", "plan.json", "--change-at", "1", "--json")
+    changes = ("--change", "0.5=plan.json", "--change", "1=plan.json")
+    changed = poolpipe(*SIMULATE, *changes, "--json")
     assert changed.code == 0
+    assert changed.document["models"] == whole["models"]
     assert poolpipe("report", changed.document["run_id"]).code == 0
 
 
@@ -173,7 +178,7 @@ def test_a_request_is_what_its_plain_form_says() -> None:
             seed=7,
             reference=two_stages(),
             failures=tuple(map(parse_failure, ("fast-0:1@0.5-2", "vgpu:3@1-", "slow-1@0-1"))),
-            change=PlanChange(at_s=3.0, plan=two_stages()),
+            changes=(PlanChange(at_s=3.0, plan=two_stages(), flush=True),),
         ),
         load=OfferedLoad(arrivals="gamma", shape=0.5, names={"code": "net"}),
     )
@@ -181,3 +186,12 @@ def test_a_request_is_what_its_plain_form_says() -> None:
     again = SimulationRequest.from_dict(plain)
     assert again.to_dict() == plain == json.loads(json.dumps(again.to_dict()))
     assert (again.load, again.options.failures) == (request.load, request.options.failures)
+
+
+def test_a_request_kept_with_one_change_is_still_read() -> None:
+    plain = SimulationRequest(options=SimOptions(), load=OfferedLoad()).to_dict()
+    del plain["changes"]
+    assert SimulationRequest.from_dict({**plain, "change": None}).options.changes == ()
+    change = {"at_s": 3.0, "plan": two_stages().to_dict()}
+    (read,) = SimulationRequest.from_dict({**plain, "change": change}).options.changes
+    assert (read.at_s, read.flush, read.plan.plan_id) == (3.0, True, two_stages().plan_id)

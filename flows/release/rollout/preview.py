@@ -1,0 +1,41 @@
+"""What a change in place would do, before anything is done: its steps, and of each what it moves.
+
+Here: steps and their numbers as plain data. Not here: how they are found (`contract.transition`), who
+carries them out.
+"""
+
+from typing import Any
+
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.transition import GpuPeak, steps, transition
+
+
+def preview(in_force: Plan, plan: Plan, *, may_load: bool = True) -> list[dict[str, Any]]:
+    """The steps of a change, in order.
+
+    Returns:
+        per step `plan_id`, `fullest` (the GPU with the least memory left, None where none is known)
+        and what `Transition.to_dict` has.
+
+    Raises:
+        InputError: GPUs cannot hold old and new together, not even step by step.
+    """
+    found: list[dict[str, Any]] = []
+    before = in_force
+    for following in steps(in_force, plan, may_load=may_load):
+        change = transition(before, following, may_load=may_load)
+        known = [gpu for gpu in change.gpus if gpu.memory_gib is not None]
+        fullest = max(known, key=_filled, default=None)
+        found.append(
+            {
+                "plan_id": following.plan_id,
+                "fullest": None if fullest is None else fullest.to_dict(),
+                **change.to_dict(),
+            }
+        )
+        before = following
+    return found
+
+
+def _filled(gpu: GpuPeak) -> float:
+    return gpu.during_gib / (gpu.memory_gib or float("inf"))
