@@ -36,6 +36,8 @@ from triton_backend.scheduler.feedback import (
     worker_lost,
 )
 from triton_backend.scheduler.policies.late import (
+    MEASURED,
+    measure_rate,
     next_late_timer,
     settle_due_late,
     settle_freed,
@@ -225,6 +227,8 @@ def arrive(tables: Tables, queue: int, request_id: int, deadline_us: int, sample
     enqueue(tables, slot)
     if samples > tables.topology.queues[queue]["largest"]:
         drop(tables, slot, TOO_LARGE, FAR)
+    elif tables.topology.queues[queue]["target"] == MEASURED:
+        measure_rate(tables, queue, samples)
     return slot
 
 

@@ -23,6 +23,7 @@ from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import (
     NO_LEAD,
+    RATE_SHIFT,
     Lead,
     Topology,
     block_count,
@@ -105,6 +106,9 @@ QUEUE = np.dtype(
             "timer_us",  # FAR where none is set
             "expired",  # sequence of the head whose wait is over
             "served",  # number of the batch sent last; NONE before the first
+            "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
+            "gap",  # mean time between requests; 0 while it is not known
+            "size",  # mean samples of a request
         )
     ]
 )
@@ -131,6 +135,8 @@ CANDIDATE = np.dtype(
             "state",  # see `policies.late`
             "samples",
             "latest_us",  # the last instant at which it can be sent
+            "keep_us",  # the last instant until which it stays as it is, at most that
+            "target",  # samples that a batch shall have, where the rate is measured
             "key",  # what ready candidates of a pool are ranked by
             "place",  # in its pool's heap of ready ones
         )
@@ -225,6 +231,8 @@ def new_tables(
     resources["first"] = resources["last"] = NONE
     queues = np.zeros(len(topology.queues), dtype=QUEUE)
     queues["first"] = queues["last"] = queues["expired"] = queues["served"] = NONE
+    queues["arrived_us"] = NONE
+    queues["gap"], queues["size"] = topology.queues["gap"], 1 << RATE_SHIFT
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead

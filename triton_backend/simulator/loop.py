@@ -116,7 +116,7 @@ def _arrive(world: World) -> int:
     number = cursor["arrival"]
     request = world.requests[number]
     cursor["arrival"] += 1
-    queue = world.queues[request["model"]]
+    queue = world.queues[request["queue"]]
     if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()

@@ -24,7 +24,9 @@ from triton_backend.simulator.results import (
     Flush,
     SimResult,
     class_seconds,
+    entry_results,
     model_results,
+    pool_results,
     utilisation,
 )
 from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
@@ -97,7 +99,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    world = world._replace(queues=_first_queues(plan))
+    world = world._replace(queues=np.arange(len(world.tables.queues)))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
     schedule_failures(world, plan, options.failures)
     world.cursor[0]["stop_us"] = FAR
@@ -121,19 +123,16 @@ def run_on(world: World) -> World:
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
     lead = Lead(options.lead_us, options.lead_us_per_sample)
+    policies = queue_policies(plan, options.policy, options.adjusted)
+    options.check_policies(policies)
     topology = build_topology(
         plan,
         options.nic,
-        policies=queue_policies(plan, options.policy, options.adjusted),
+        policies=policies,
         lead=lead,
         count_io=options.count_io,
     )
     return new_tables(topology, lead)
-
-
-def _first_queues(plan: Plan) -> Integers:
-    """[model] number of its first queue."""
-    return np.array([queues.start for queues in plan.queues()], dtype=np.int64)
 
 
 def _admission(plan: Plan, options: SimOptions) -> Records:
@@ -184,10 +183,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
             world,
             tables,
             _admission(change.plan, options),
-            np.asarray(
-                [NONE if q is None else q for q in (queues[q] for q in _first_queues(now.plan))],
-                dtype=np.int64,
-            ),
+            np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         ),
         seconds=class_seconds(now.plan, world.busy_us),
         flush=Flush(start_us=s_to_us(change.at_s), swap_us=swap_us),
@@ -204,6 +200,7 @@ def _result(
     seconds = class_seconds(end.plan, world.busy_us)
     if end.flush is not None:
         seconds = {name: seconds.get(name, 0.0) + end.seconds[name] for name in end.seconds}
+    since_us = 0 if end.flush is None else end.flush.swap_us
     return SimResult(
         plan=plan,
         policy=options.policy_of(plan),
@@ -212,6 +209,14 @@ def _result(
         requests=world.requests,
         uses=world.uses[: int(cursor["uses"])],
         models=model_results(plan, world.requests),
+        entries=entry_results(plan, world.requests),
+        pools=pool_results(
+            end.plan,
+            world.requests[world.requests["arrival_us"] >= since_us],
+            world.queues,
+            world.busy_us,
+            span_us - since_us,
+        ),
         utilisation=utilisation(plan.cluster, seconds, span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),
         decisions=decision_cost(world, cycle_us),
