@@ -169,6 +169,7 @@ COUNTS = np.dtype(
             "armed_timer_us",  # of the last `SetTimer`; FAR before the first and once it fired
             "paused",
             "timers",  # items in the heap of timers
+            "early",  # queues of early binding; those of late binding have the heap of timers
             "lead_us",  # of late binding: how long before its start a batch is sent,
             "lead_us_per_sample",  # and more for each of its samples
             "probes",
@@ -236,6 +237,7 @@ def new_tables(
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
+    counts["early"] = (topology.queues["late"] == 0).sum()
     heaps = np.zeros(pipelines + len(topology.pools), dtype=HEAP)
     heaps["timer_place"] = NONE
     counts["free_batch"] = counts["free_request"] = NONE

@@ -202,7 +202,11 @@ def simulate_reactive(
         utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),
         decisions=DecisionCost(
-            count=int(state["steps"]), mean_us=None, p99_us=None, probes_per_dispatch=None
+            count=int(state["steps"]),
+            mean_us=None,
+            p99_us=None,
+            dispatch_p99_us=None,
+            probes_per_dispatch=None,
         ),
         steps=int(state["steps"]),
         wall_seconds=wall_seconds,

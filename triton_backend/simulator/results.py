@@ -195,11 +195,16 @@ class PoolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """Calls into the scheduler that can lead to a decision; times where a clock was handed in."""
+    """Calls into the scheduler that can lead to a decision; times where a clock was handed in.
+
+    Attributes:
+        dispatch_p99_us: of those calls that sent a batch.
+    """
 
     count: int
     mean_us: float | None
     p99_us: float | None
+    dispatch_p99_us: float | None
     probes_per_dispatch: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,6 +213,7 @@ class DecisionCost:
             "count": self.count,
             "mean_us": self.mean_us,
             "p99_us": self.p99_us,
+            "dispatch_p99_us": self.dispatch_p99_us,
             "probes_per_dispatch": self.probes_per_dispatch,
         }
 

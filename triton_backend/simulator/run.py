@@ -230,11 +230,14 @@ def decision_cost(world: World, cycle_us: float) -> DecisionCost:
     """How many decisions there were and what they took; `cycle_us` is 0 where nobody timed."""
     counts = world.tables.counts[0]
     batches, decisions = int(counts["batches"]), int(world.cursor[0]["decisions"])
-    spans_us = world.ticks[:decisions] * cycle_us
+    ticks = world.ticks[:decisions]
+    spans_us = (ticks >> 1) * cycle_us
+    sending_us = spans_us[ticks % 2 == 1]
     timed = cycle_us > 0 and len(spans_us) > 0
     return DecisionCost(
         count=decisions,
         mean_us=float(spans_us.mean()) if timed else None,
         p99_us=float(np.percentile(spans_us, 99)) if timed else None,
+        dispatch_p99_us=float(np.percentile(sending_us, 99)) if timed and len(sending_us) else None,
         probes_per_dispatch=float(counts["probes"]) / batches if batches else None,
     )

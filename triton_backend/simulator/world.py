@@ -77,6 +77,7 @@ CURSOR = np.dtype(
             "again",  # decide before anything else: room was made
             "stop_us",
             "decisions",
+            "batches",  # sent when the last decision was timed
             "steps",
             "draining",  # stop as soon as nothing is in flight
         )
@@ -102,7 +103,8 @@ class World(NamedTuple):
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.NOISE_ONE`.
         queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
         admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
-        ticks: [decision] CPU cycles of single decisions, as many as are to be timed.
+        ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
+            as are to be timed.
         cursor: [1] all that there is one of.
     """
 

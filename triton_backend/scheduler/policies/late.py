@@ -456,11 +456,14 @@ def _lead_us(tables: Tables, samples: int) -> int:
 
 @inlined
 def _pool_free_from(tables: Tables, pool: int) -> int:
-    """No vGPU of the pool can start before; FAR where all are lost."""
+    """No vGPU of the pool can start before, or an instant that has passed; FAR where all are lost."""
     row = tables.topology.pools[pool]
+    now = tables.counts[0]["now_us"]
     soonest = FAR
     for block in range(row["first_block"], row["end_block"]):
         soonest = min(soonest, tables.block_from_us[block])
+        if soonest <= now:
+            break
     return soonest
 
 
