@@ -224,15 +224,13 @@ def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now
     """Store a profile that was measured elsewhere; the same one twice is stored once."""
     cells = [
         CellRecord(
-            block=block,
-            gpu_class=gpu_class,
-            vgpu_divisor=divisor,
-            batch=batch + 1,
-            mean_us=float(table[block, batch]),
+            block=cell.block,
+            gpu_class=cell.gpu_class,
+            vgpu_divisor=cell.vgpu_divisor,
+            batch=cell.batch,
+            mean_us=cell.latency_us,
         )
-        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
-        for block in range(table.shape[0])
-        for batch in range(table.shape[1])
+        for cell in profile.cells()
     ]
     content = json.dumps([profile.name, profile.boundary_bytes, [repr(c) for c in cells]])
     key = "import-" + hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -306,15 +306,14 @@ def _model_result(name: str, rows: Records) -> ModelResult:
 
 def entry_results(plan: Plan, requests: Records) -> dict[str, dict[str, Outcome]]:
     """Outcomes per entry of every model that lists entries."""
-    found: dict[str, dict[str, Outcome]] = {}
-    queue = 0
-    for model in plan.models:
-        for entry in model.queues:
-            if model.entries:
-                outcome = Outcome.of(requests[requests["queue"] == queue])
-                found.setdefault(model.name, {})[entry.name] = outcome
-            queue += 1
-    return found
+    return {
+        model.name: {
+            entry.name: Outcome.of(requests[requests["queue"] == queue])
+            for entry, queue in zip(model.entries, queues, strict=True)
+        }
+        for model, queues in zip(plan.models, plan.queues(), strict=True)
+        if model.entries
+    }
 
 
 def pool_results(

@@ -136,7 +136,9 @@ def _tables(plan: Plan, options: SimOptions) -> Tables:
 
 
 def _admission(plan: Plan, options: SimOptions) -> Records:
-    return new_admission(plan) if options.admission else no_admission()
+    if not options.admission:
+        return no_admission()
+    return new_admission(plan, options.policy, late_too=True)
 
 
 def _warm_up(world: World) -> None:

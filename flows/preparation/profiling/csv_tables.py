@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flows.files import write_text
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST
@@ -66,12 +64,7 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     Raises:
         InputError: the folder cannot be written.
     """
-    cells = [
-        [name, gpu_class, divisor, block, batch + 1, float(value)]
-        for name, profile in profiles.items()
-        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
-        for (block, batch), value in np.ndenumerate(table)
-    ]
+    cells = [[name, *cell] for name, profile in profiles.items() for cell in profile.cells()]
     sizes = [
         [name, block, size]
         for name, profile in profiles.items()

@@ -37,6 +37,16 @@ def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert np.array_equal(found["net"].latency_us[key], table)
 
 
+def test_a_table_of_some_batches_is_written_as_it_was_measured(tmp_path: Path) -> None:
+    rows = "".join(f"a,fast,1,0,{batch},{10.0 * batch}\n" for batch in (1, 2, 4, 8))
+    text = "model,gpu_class,vgpu_divisor,block,batch,latency_us\n" + rows
+    found, warnings = read_tables(folder(tmp_path, text.encode(), BOUNDARY.encode() + b"a,0,1\n"))
+    assert warnings == []
+    assert found["a"].latency_us["fast", 1].tolist() == [[10, 20, 40, 40, 80, 80, 80, 80]]
+    latency, _ = write_tables(tmp_path / "again", found)
+    assert latency.read_text() == text
+
+
 def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
     found, _ = read_tables(folder(tmp_path, TWO_BLOCKS.encode("utf-8-sig"), ONE_BOUNDARY.encode()))
     assert found["a"].blocks == 2
