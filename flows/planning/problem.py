@@ -212,12 +212,12 @@ def _fill_latency(
 def _forbid_oversize(
     table: NDArray[np.float64], profile: ModelProfile, memory_gib: float | None, divisor: int
 ) -> None:
-    if memory_gib is None or not profile.block_memory_bytes:
+    if memory_gib is None:
         return
     room = memory_gib * GIB / divisor
     for first in range(profile.blocks):
         for last in range(first + 1, profile.blocks + 1):
-            if sum(profile.block_memory_bytes[first:last]) > room:
+            if profile.stage_memory_bytes((first, last)) > room:
                 table[first, last, :] = np.inf
 
 

@@ -38,7 +38,9 @@ class ModelProfile:
         measured: the batches measured there, rising, where not all up to the largest were.
         boundary_bytes: bytes per sample that cross after block i, for i in 0 .. blocks - 2.
         boundaries: the tensors behind those bytes, where known.
-        block_memory_bytes: weights and workspace of each block, where known.
+        block_memory_bytes: weights of each block, where known; where `block_workspace_bytes` is not
+            known, with what it takes while it runs.
+        block_workspace_bytes: what each block takes while it runs, at its largest batch.
     """
 
     name: str
@@ -48,12 +50,13 @@ class ModelProfile:
     outputs: tuple[TensorSpec, ...] = ()
     boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
     block_memory_bytes: tuple[int, ...] = ()
+    block_workspace_bytes: tuple[int, ...] = ()
     measured: Mapping[tuple[str, int], tuple[int, ...]] = field(
         default_factory=dict[tuple[str, int], tuple[int, ...]]
     )
 
     def __post_init__(self) -> None:
-        for name in ("boundaries", "block_memory_bytes"):
+        for name in ("boundaries", "block_memory_bytes", "block_workspace_bytes"):
             known, expected = len(getattr(self, name)), self.blocks - (name == "boundaries")
             if known not in (0, expected):
                 raise InputError(f"profile of {self.name!r}", f"{known} {name} for {expected}")
@@ -91,6 +94,12 @@ class ModelProfile:
                 for batch in self.batches(gpu_class, divisor):
                     latency_us = float(table[block, batch - 1])
                     yield LatencyCell(gpu_class, divisor, block, batch, latency_us)
+
+    def stage_memory_bytes(self, blocks: tuple[int, int]) -> int:
+        """Memory of blocks [first, last): all their weights and the largest workspace; 0 if not known."""
+        first, last = blocks
+        workspace = max(self.block_workspace_bytes[first:last], default=0)
+        return sum(self.block_memory_bytes[first:last]) + workspace
 
     def stage_latency_us(
         self, gpu_class: str, vgpu_divisor: int, blocks: tuple[int, int]
