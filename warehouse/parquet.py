@@ -24,14 +24,15 @@ def write_columns(
     Args:
         path: where to.
         columns: numbers, or texts as objects, by name.
-        optional: columns of whole numbers in which `NOTHING` is to become NULL.
+        optional: columns of whole numbers in which `NOTHING`, and of texts in which an empty one is to
+            become NULL.
 
     Raises:
         InputError: the file cannot be written.
     """
     chosen = ", ".join(
-        f'nullif("{name}", {NOTHING}) AS "{name}"' if name in optional else f'"{name}"'
-        for name in columns
+        f'nullif("{name}", {_nothing(column)}) AS "{name}"' if name in optional else f'"{name}"'
+        for name, column in columns.items()
     )
     where = text_of(path)
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
@@ -43,3 +44,7 @@ def write_columns(
         except duckdb.IOException as error:
             reason = str(error).splitlines()[0]
             raise InputError(str(path), f"cannot be written: {reason}") from error
+
+
+def _nothing(column: NDArray[Any]) -> str:
+    return "''" if column.dtype == object else str(NOTHING)

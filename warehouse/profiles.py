@@ -29,6 +29,7 @@ class ModelRecord:
     outputs: tuple[TensorSpec, ...] = ()
     boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
     block_memory_bytes: tuple[int, ...] = ()
+    block_workspace_bytes: tuple[int, ...] = ()
     block_times_us: tuple[float, ...] = ()
 
     @property
@@ -79,6 +80,7 @@ def add_model(warehouse: Warehouse, record: ModelRecord, now: datetime) -> None:
         "blocks": record.blocks,
         "boundary_bytes": list(record.boundary_bytes),
         "block_memory_bytes": list(record.block_memory_bytes),
+        "block_workspace_bytes": list(record.block_workspace_bytes),
         "tensors": json.dumps(tensors),
         "block_times_us": list(record.block_times_us),
         "added_at": now,
@@ -116,6 +118,7 @@ def _model(row: Mapping[str, Any]) -> ModelRecord:
         outputs=tuple(map(TensorSpec.from_dict, tensors["outputs"])),
         boundaries=tuple(tuple(map(TensorSpec.from_dict, b)) for b in tensors["boundaries"]),
         block_memory_bytes=tuple(row["block_memory_bytes"]),
+        block_workspace_bytes=tuple(row["block_workspace_bytes"]),
         block_times_us=tuple(row["block_times_us"]),
     )
 
@@ -200,6 +203,7 @@ def read_profile(
         outputs=model.outputs,
         boundaries=model.boundaries,
         block_memory_bytes=model.block_memory_bytes,
+        block_workspace_bytes=model.block_workspace_bytes,
     )
 
 
@@ -224,15 +228,13 @@ def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now
     """Store a profile that was measured elsewhere; the same one twice is stored once."""
     cells = [
         CellRecord(
-            block=block,
-            gpu_class=gpu_class,
-            vgpu_divisor=divisor,
-            batch=batch + 1,
-            mean_us=float(table[block, batch]),
+            block=cell.block,
+            gpu_class=cell.gpu_class,
+            vgpu_divisor=cell.vgpu_divisor,
+            batch=cell.batch,
+            mean_us=cell.latency_us,
         )
-        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
-        for block in range(table.shape[0])
-        for batch in range(table.shape[1])
+        for cell in profile.cells()
     ]
     content = json.dumps([profile.name, profile.boundary_bytes, [repr(c) for c in cells]])
     key = "import-" + hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -247,6 +249,7 @@ def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now
         outputs=profile.outputs,
         boundaries=profile.boundaries,
         block_memory_bytes=profile.block_memory_bytes,
+        block_workspace_bytes=profile.block_workspace_bytes,
     )
     with warehouse.transaction():
         add_model(warehouse, record, now)

@@ -38,13 +38,6 @@ TimeLimit = Annotated[
     typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds for the integer programs."),
 ]
 
-Policy = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Dispatch policy: reservation is the paper's, reservation-ahead what gateways run.",
-    ),
-]
 PolicyOfAll = Annotated[
     str | None,
     typer.Option(

@@ -8,6 +8,9 @@ node's NIC, so no placement can exceed a NIC; spreading only keeps the load even
 belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs,
 unless there is a plan in force to stay close to.
 
+Pools whose shares differ, and that may sit on one GPU whatever their models, are placed by
+`place_shares`: first how GPUs are cut (`packing`), then which GPUs those are.
+
 Then few GPUs shall change hands. A GPU stays where it is when the same model keeps it at the same size; it
 need not even load anything when it also keeps the same blocks. Every group (model, size) first keeps GPUs
 it has, those with fitting blocks before others, then takes free ones, unused before released. Order is
@@ -18,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
+from flows.planning.packing import Part, pack
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.placement import PlacementRun
@@ -310,3 +314,80 @@ def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
         != (use.model, use.divisor, use.blocks)
         for gpu, use in after.items()
     )
+
+
+# Pools of any shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareToPlace:
+    """What is to be placed: `vgpus` vGPUs of one share; memory (GiB) of the process of one of them."""
+
+    gpu_class: str
+    share: int
+    vgpus: int
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedShares:
+    """Runs of every pool, in the order given; GPUs used, and the least any placement needs, by class."""
+
+    runs: tuple[tuple[PlacementRun, ...], ...]
+    gpus: Mapping[str, int]
+    least: Mapping[str, int]
+
+
+def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShares:
+    """Place pools whose shares may differ, in the fewest GPUs of every class.
+
+    GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs (across
+    nodes first); slots of a GPU are numbered from its largest part on.
+
+    Raises:
+        InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are named.
+    """
+    slots: list[list[PlacementRun]] = [[] for _ in pools]
+    gpus: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
+        owners = [
+            i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
+        ]
+        parts = [Part(share=pools[i].share, memory_gib=pools[i].memory_gib) for i in owners]
+        packing = pack(cluster.gpu_class(gpu_class), parts)
+        gpus[gpu_class], least[gpu_class] = len(packing.gpus), packing.least
+        there = cluster.gpus(gpu_class)
+        if len(packing.gpus) > there:
+            needed = f"{packing.least} GPUs or more"
+            if packing.least <= there:
+                needed = f"{len(packing.gpus)} GPUs as packed, {packing.least} at least"
+            raise InputError(f"class {gpu_class}", f"needs {needed}, the cluster has {there}")
+        strips = _strips(cluster, gpu_class)
+        for number, held in enumerate(packing.gpus):
+            node, _, index = _locate(strips, number)
+            for slot, part in enumerate(held):
+                slots[owners[part]].append(PlacementRun(node=node, gpu=index, slot=slot))
+    runs = tuple(tuple(_joined(own)) for own in slots)
+    return PlacedShares(runs=runs, gpus=gpus, least=least)
+
+
+def _joined(runs: list[PlacementRun]) -> list[PlacementRun]:
+    """Neighbouring slots of a GPU as one run, then equal runs of consecutive nodes."""
+    ordered = sorted(runs, key=lambda run: (run.gpu, run.node, run.slot))
+    on_gpus: list[PlacementRun] = []
+    for run in ordered:
+        last = on_gpus[-1] if on_gpus else None
+        if last and (last.node, last.gpu, last.slot + last.slots) == (run.node, run.gpu, run.slot):
+            on_gpus[-1] = replace(last, slots=last.slots + 1)
+        else:
+            on_gpus.append(run)
+    out: list[PlacementRun] = []
+    for run in sorted(on_gpus, key=lambda run: (run.gpu, run.slot, run.slots, run.node)):
+        last = out[-1] if out else None
+        same = last and (last.gpu, last.slot, last.slots) == (run.gpu, run.slot, run.slots)
+        if last and same and last.node + last.nodes == run.node:
+            out[-1] = replace(last, nodes=last.nodes + 1)
+        else:
+            out.append(run)
+    return out

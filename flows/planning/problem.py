@@ -201,23 +201,23 @@ def _usable_types(
 def _fill_latency(
     table: NDArray[np.float64], profile: ModelProfile, gpu_class: str, divisor: int
 ) -> None:
-    batches = profile.max_batch(gpu_class, divisor)
+    # Only what was measured is planned; a batch between two would take as long as the larger one.
+    sizes = np.asarray(profile.batches(gpu_class, divisor)) - 1
     for first in range(profile.blocks):
         for last in range(first + 1, profile.blocks + 1):
-            table[first, last, :batches] = profile.stage_latency_us(
-                gpu_class, divisor, (first, last)
-            )
+            latency_us = profile.stage_latency_us(gpu_class, divisor, (first, last))
+            table[first, last, sizes] = latency_us[sizes]
 
 
 def _forbid_oversize(
     table: NDArray[np.float64], profile: ModelProfile, memory_gib: float | None, divisor: int
 ) -> None:
-    if memory_gib is None or not profile.block_memory_bytes:
+    if memory_gib is None:
         return
     room = memory_gib * GIB / divisor
     for first in range(profile.blocks):
         for last in range(first + 1, profile.blocks + 1):
-            if sum(profile.block_memory_bytes[first:last]) > room:
+            if profile.stage_memory_bytes((first, last)) > room:
                 table[first, last, :] = np.inf
 
 

@@ -6,6 +6,7 @@ Not here, on purpose: anything imported from the planner's steps, so that a mist
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
@@ -326,12 +327,27 @@ def _placement(plan: Plan) -> Iterator[str]:
             cut.setdefault((slot.node, slot.gpu), []).append(pool)
     needed = {pool.name: _memory_bytes(plan, pool) for pool in plan.pools}
     for gpu, pools in cut.items():
-        if sum(pool.share for pool in pools) > WHOLE_GPU:
-            yield f"GPU {gpu}: its vGPUs take {sum(p.share for p in pools) / 3:.4g} % of it"
-        memory_gib = plan.cluster.gpu_class(pools[0].gpu_class).memory_gib
-        held = sum(needed[pool.name] for pool in pools)
-        if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
-            yield f"GPU {gpu}: {held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
+        held = math.fsum(needed[pool.name] for pool in pools)
+        yield from (f"GPU {gpu}: {text}" for text in _cut(plan, pools, held))
+
+
+def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
+    """What one GPU is cut into: shares, number, partition, bytes held; a pool stands once per vGPU."""
+    gpu_class = plan.cluster.gpu_class(pools[0].gpu_class)
+    if sum(pool.share for pool in pools) > WHOLE_GPU:
+        yield f"its vGPUs take {sum(p.share for p in pools) / 3:.4g} % of it"
+    default = max(gpu_class.vgpu_divisors, default=2)  # two parts where sizes are percents
+    most = gpu_class.max_vgpus_per_gpu or default
+    if len(pools) > most:
+        yield f"{len(pools)} vGPUs, {most} allowed"
+    percents = Counter(pool.share / 3 for pool in pools)
+    if gpu_class.partitions and not any(
+        percents <= Counter(map(float, cut)) for cut in gpu_class.partitions
+    ):
+        yield f"cut into {sorted(percents.elements())}, no such partition is listed"
+    memory_gib = gpu_class.memory_gib
+    if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
+        yield f"{held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
 
 
 def _memory_bytes(plan: Plan, pool: Pool) -> float:

@@ -55,6 +55,7 @@ def model(key: str = "k1", name: str = "m") -> ModelRecord:
         outputs=(IMAGE,),
         boundaries=((IMAGE,),),
         block_memory_bytes=(5, 6),
+        block_workspace_bytes=(7, 8),
         block_times_us=(1.5, 2.5),
     )
 
@@ -99,7 +100,7 @@ def test_a_profile_takes_the_newest_measurement_of_every_cell(store: Warehouse) 
     assert warnings == []
     assert profile.latency_us["L4", 1].tolist() == [[200.0, 400.0], [200.0, 400.0]]
     assert (profile.inputs, profile.boundaries) == ((IMAGE,), ((IMAGE,),))
-    assert profile.block_memory_bytes == (5, 6)
+    assert (profile.block_memory_bytes, profile.block_workspace_bytes) == ((5, 6), (7, 8))
 
 
 def test_cells_of_a_rebuilt_artifact_count_as_not_measured(store: Warehouse) -> None:

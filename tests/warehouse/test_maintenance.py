@@ -10,7 +10,14 @@ from warehouse.db import Warehouse, open_warehouse
 from warehouse.details import add_run_series, run_series
 from warehouse.maintenance import check, compact, export_parquet, prune, snapshot, table_sizes
 from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
-from warehouse.profiles import CellRecord, ModelRecord, add_cells, add_model, read_profile
+from warehouse.profiles import (
+    CellRecord,
+    ModelRecord,
+    add_cells,
+    add_model,
+    find_model,
+    read_profile,
+)
 from warehouse.runs import add_run
 from warehouse.schema import migrations
 
@@ -170,8 +177,14 @@ def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_pa
     connection.execute(
         "INSERT INTO vgpu_minutes VALUES ('i', 'p', 0, 'm', 0, 'L4', ?, 1, 60000000, 1)", [OLD]
     )
+    connection.execute(
+        "INSERT INTO models VALUES ('k', 'm', 's', NULL, 2, [3], [5, 6], ?, [], ?)",
+        ['{"inputs": [], "outputs": [], "boundaries": []}', OLD],
+    )
     connection.close()
     with open_warehouse(path) as warehouse:
+        kept = find_model(warehouse, "m")
+        assert (kept.block_memory_bytes, kept.block_workspace_bytes) == ((5, 6), ())
         assert warehouse.rows("SELECT gpus_busy FROM gpus_by_hour") == [{"gpus_busy": 1.0}]
         assert warehouse.rows("SELECT vgpu, pool, model, share FROM vgpu_minutes") == [
             {"vgpu": 0, "pool": None, "model": "m", "share": 300}

@@ -9,13 +9,13 @@ Not here: opening files (the callers do, `.gz` too), rates of a plan.
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.units import US_PER_S
+from triton_backend.contract.units import US_PER_MS, US_PER_S
 
 Instants = NDArray[np.int64]
 MOST_REQUESTS = 50_000_000  # of one model in one run: 4 GB of records
@@ -23,6 +23,7 @@ MOST_REQUESTS = 50_000_000  # of one model in one run: 4 GB of records
 ANY_MODEL = ""  # the series of a trace that names no model
 MOST = 1e12  # seconds since 1970, or microseconds: what is larger is no instant
 MOST_COUNT = 1e12
+MOST_SAMPLES = 1_000_000  # of one request
 Row = TypeVar("Row")
 
 
@@ -167,6 +168,78 @@ def parse_requests(
     }
 
 
+class StatedRequests(NamedTuple):
+    """Requests with instants of their own, in the order of a file.
+
+    Attributes:
+        arrival_us: [request] not sorted.
+        deadline_us: [request] from arrival on; -1 where the model's own budget holds.
+        samples: [request].
+        models: [request] `ANY_MODEL` where the trace names none.
+        entries: [request] empty where the trace names none.
+    """
+
+    arrival_us: Instants
+    deadline_us: Instants
+    samples: Instants
+    models: tuple[str, ...]
+    entries: tuple[str, ...]
+
+
+def parse_stated(
+    lines: Iterable[str],
+    *,
+    time_column: str = "arrival_s",
+    model_column: str | None = None,
+    names: Mapping[str, str] | None = None,
+) -> StatedRequests:
+    """One row per request, with its own deadline, samples and entry where those columns are there.
+
+    Args:
+        lines: CSV text with a header; optional columns are `deadline_ms` (from arrival on), `samples`
+            and `entry`, each with empty cells where it does not apply.
+        time_column: seconds from the start of the run, in any order.
+        model_column: which model a request is for; None = the column `model` where there is one.
+        names: trace's name to model's name; others are left out. None = as they stand.
+    """
+    reader = csv.DictReader(lines)
+    header = list(reader.fieldnames or [])
+    model_column = model_column or ("model" if "model" in header else None)
+    found: list[tuple[int, int, int, str, str]] = []
+    for number, row in enumerate(_named_rows(reader, [time_column, model_column]), start=2):
+        name = row[model_column] if model_column else ANY_MODEL
+        if names is not None and model_column:
+            if name not in names:
+                continue
+            name = names[name]
+        seconds = _number(row[time_column], number, time_column)
+        deadline_us, samples = -1, 1
+        if row.get("deadline_ms"):
+            deadline_ms = _number(row["deadline_ms"], number, "deadline_ms")
+            deadline_us = round(deadline_ms * US_PER_MS)
+            if deadline_us < 1:
+                raise InputError(
+                    f"trace line {number}", f"deadline_ms {deadline_ms} is not positive"
+                )
+        if row.get("samples"):
+            given = _number(row["samples"], number, "samples")
+            samples = int(given)
+            if samples != given or not 1 <= samples <= MOST_SAMPLES:
+                raise InputError(f"trace line {number}", f"samples {given:g} is no number of them")
+        at_us = round(seconds * US_PER_S)
+        if at_us < 0:
+            raise InputError(f"trace line {number}", f"{time_column} {seconds} is before the start")
+        found.append((at_us, deadline_us, samples, name, row.get("entry") or ""))
+    if not found:
+        raise InputError("trace", "no requests in it" + (" for these models" if names else ""))
+    numbers = np.asarray([row[:3] for row in found], dtype=np.int64)
+    return StatedRequests(
+        *(np.ascontiguousarray(numbers[:, k]) for k in range(3)),
+        models=tuple(row[3] for row in found),
+        entries=tuple(row[4] for row in found),
+    )
+
+
 def parse_counts(
     lines: Iterable[str], *, names: Mapping[str, str] | None = None
 ) -> dict[str, NDArray[np.float64]]:
@@ -215,7 +288,12 @@ def is_intervals(first_line: str) -> bool:
 
 
 def _rows(lines: Iterable[str], needed: list[str | None]) -> Iterable[dict[str, str]]:
-    reader = csv.DictReader(lines)
+    return _named_rows(csv.DictReader(lines), needed)
+
+
+def _named_rows(
+    reader: "csv.DictReader[str]", needed: list[str | None]
+) -> Iterable[dict[str, str]]:
     header = list(reader.fieldnames or [])
     for column in needed:
         if column is not None and column not in header:

@@ -4,8 +4,8 @@ Here: the latency table both planners and simulators read, and its checks.
 Not here: how cells were measured (`flows/profiling`) or stored (`warehouse`).
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +33,14 @@ class ModelProfile:
 
     Attributes:
         latency_us: per (GPU class, vGPU divisor) an array [blocks, largest batch] of float64
-            microseconds; row i is block i, column b - 1 is batch b. At least 1 µs each.
+            microseconds; row i is block i, column b - 1 is batch b. At least 1 µs each. A batch that was
+            not measured has the latency of the next larger one that was.
+        measured: the batches measured there, rising, where not all up to the largest were.
         boundary_bytes: bytes per sample that cross after block i, for i in 0 .. blocks - 2.
         boundaries: the tensors behind those bytes, where known.
-        block_memory_bytes: weights and workspace of each block, where known.
+        block_memory_bytes: weights of each block, where known; where `block_workspace_bytes` is not
+            known, with what it takes while it runs.
+        block_workspace_bytes: what each block takes while it runs, at its largest batch.
     """
 
     name: str
@@ -46,9 +50,13 @@ class ModelProfile:
     outputs: tuple[TensorSpec, ...] = ()
     boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
     block_memory_bytes: tuple[int, ...] = ()
+    block_workspace_bytes: tuple[int, ...] = ()
+    measured: Mapping[tuple[str, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[str, int], tuple[int, ...]]
+    )
 
     def __post_init__(self) -> None:
-        for name in ("boundaries", "block_memory_bytes"):
+        for name in ("boundaries", "block_memory_bytes", "block_workspace_bytes"):
             known, expected = len(getattr(self, name)), self.blocks - (name == "boundaries")
             if known not in (0, expected):
                 raise InputError(f"profile of {self.name!r}", f"{known} {name} for {expected}")
@@ -58,6 +66,11 @@ class ModelProfile:
                 raise InputError(where, f"{table.shape[0]} blocks, expected {self.blocks}")
             if not np.all(np.isfinite(table)) or np.any(table < MIN_LATENCY_US):
                 raise InputError(where, "a latency is missing or below 1 µs")
+            sizes = self.batches(gpu_class, divisor)
+            rising = list(sizes) == sorted(set(sizes)) and sizes[0] >= 1
+            if not rising or sizes[-1] != table.shape[1]:
+                reason = f"{list(sizes)} do not rise to the largest, {table.shape[1]}"
+                raise InputError(f"{where}, measured batches", reason)
 
     @property
     def blocks(self) -> int:
@@ -68,6 +81,25 @@ class ModelProfile:
         """Largest batch measured there; 0 when the pair was not measured."""
         table = self.latency_us.get((gpu_class, vgpu_divisor))
         return 0 if table is None else int(table.shape[1])
+
+    def batches(self, gpu_class: str, vgpu_divisor: int) -> tuple[int, ...]:
+        """Batches measured there, rising."""
+        largest = self.max_batch(gpu_class, vgpu_divisor)
+        return self.measured.get((gpu_class, vgpu_divisor), tuple(range(1, largest + 1)))
+
+    def cells(self) -> Iterator[LatencyCell]:
+        """Every measured cell: by class and divisor, then block, then batch."""
+        for (gpu_class, divisor), table in sorted(self.latency_us.items()):
+            for block in range(self.blocks):
+                for batch in self.batches(gpu_class, divisor):
+                    latency_us = float(table[block, batch - 1])
+                    yield LatencyCell(gpu_class, divisor, block, batch, latency_us)
+
+    def stage_memory_bytes(self, blocks: tuple[int, int]) -> int:
+        """Memory of blocks [first, last): all their weights and the largest workspace; 0 if not known."""
+        first, last = blocks
+        workspace = max(self.block_workspace_bytes[first:last], default=0)
+        return sum(self.block_memory_bytes[first:last]) + workspace
 
     def stage_latency_us(
         self, gpu_class: str, vgpu_divisor: int, blocks: tuple[int, int]
@@ -86,6 +118,8 @@ def profile_from_cells(
 ) -> tuple[ModelProfile, list[str]]:
     """Build a profile from cells; a class with gaps or bad cells is left out, never guessed.
 
+    Batches may be left out (1, 2, 4, 8), the same of every block; between two the larger one counts.
+
     Returns:
         the profile, and one warning per (class, divisor) left out or odd (latency falling with
         batch is kept and warned about).
@@ -103,6 +137,7 @@ def profile_from_cells(
         key = (cell.gpu_class, cell.vgpu_divisor)
         grouped.setdefault(key, {})[cell.block, cell.batch] = cell.latency_us
     tables: dict[tuple[str, int], NDArray[np.float64]] = {}
+    measured: dict[tuple[str, int], tuple[int, ...]] = {}
     warnings: list[str] = []
     for key, values in grouped.items():
         table, complaint = _table(values, blocks)
@@ -118,11 +153,16 @@ def profile_from_cells(
                 f" batch {batch}; kept"
             )
         tables[key] = table
+        sizes = tuple(sorted({batch for _, batch in values}))
+        if len(sizes) < table.shape[1]:
+            measured[key] = sizes
     if not tables:
         raise InputError(
             f"profile of {name!r}", "no usable cells" + "".join(f"; {w}" for w in warnings)
         )
-    profile = ModelProfile(name=name, boundary_bytes=boundary_bytes, latency_us=tables, **known)
+    profile = ModelProfile(
+        name=name, boundary_bytes=boundary_bytes, latency_us=tables, measured=measured, **known
+    )
     return profile, warnings
 
 
@@ -138,8 +178,10 @@ def _table(
         if batch < 1:
             return table, f"batch {batch} at block {block} is not positive"
         table[block, batch - 1] = max(latency_us, MIN_LATENCY_US)
-    gaps = np.argwhere(np.isnan(table))
+    sizes = sorted({batch for _, batch in values})
+    gaps = np.argwhere(np.isnan(table[:, np.asarray(sizes) - 1]))
     if len(gaps):
-        block, batch = int(gaps[0][0]), int(gaps[0][1]) + 1
+        block, batch = int(gaps[0][0]), sizes[int(gaps[0][1])]
         return table, f"{len(gaps)} cells missing, first at block {block}, batch {batch}"
-    return table, None
+    larger = np.searchsorted(sizes, np.arange(1, batches + 1))
+    return table[:, np.asarray(sizes)[larger] - 1], None

@@ -45,14 +45,15 @@ ADMISSION = np.dtype(
 )
 
 
-def new_admission(plan: Plan, policy: str | None = None) -> Records:
+def new_admission(plan: Plan, policy: str | None = None, *, late_too: bool = False) -> Records:
     """`ADMISSION` rows [queue], nothing offered yet.
 
-    Nothing is refused for models of late binding: their rule for heads keeps batches whole.
+    Nothing is refused for models of late binding, whose rule for heads keeps batches whole.
 
     Args:
         plan: what is served.
         policy: of all models; None: what the plan says of each.
+        late_too: refuse for models of late binding nevertheless.
     """
     policies = queue_policies(plan, policy)
     rows = [
@@ -60,7 +61,8 @@ def new_admission(plan: Plan, policy: str | None = None) -> Records:
             US_PER_S / max(capacity_rps(plan, model, pipelines), LEAST_RPS),
             min((p.latency_us for p in pipelines), default=0),
             MEMORY_SLOS * entry.budget_us,
-            policies[number].rules is None and max((p.batch for p in pipelines), default=1) > 1,
+            (late_too or policies[number].rules is None)
+            and max((p.batch for p in pipelines), default=1) > 1,
             0.0,
             0.0,
             0.0,

@@ -36,6 +36,8 @@ from triton_backend.scheduler.feedback import (
     worker_lost,
 )
 from triton_backend.scheduler.policies.late import (
+    MEASURED,
+    measure_rate,
     next_late_timer,
     settle_due_late,
     settle_freed,
@@ -199,7 +201,7 @@ def settle_after_deviation(tables: Tables) -> int:
 
 @kernel
 def _settle_early(tables: Tables) -> int:
-    for queue in range(len(tables.queues)):
+    for queue in range(_early_queues(tables)):
         if tables.topology.queues[queue]["late"] == 0 and settle(tables, queue) == NEEDS_ROOM:
             return NEEDS_ROOM
     return SETTLED
@@ -209,7 +211,7 @@ def _settle_early(tables: Tables) -> int:
 def settle_due(tables: Tables) -> int:
     """A timer fired: decide for the queues whose time has come, which wait no longer."""
     now = tables.counts[0]["now_us"]
-    for number in range(len(tables.queues)):
+    for number in range(_early_queues(tables)):
         queue = tables.queues[number]
         if queue["timer_us"] <= now:
             queue["expired"] = tables.requests[queue["first"]]["sequence"]
@@ -222,9 +224,18 @@ def settle_due(tables: Tables) -> int:
 def next_timer(tables: Tables) -> int:
     """Earliest timer of all queues, FAR where none is set."""
     earliest = next_late_timer(tables)
-    for queue in range(len(tables.queues)):
+    for queue in range(_early_queues(tables)):
         earliest = min(earliest, tables.queues[queue]["timer_us"])
     return earliest
+
+
+@inlined
+def _early_queues(tables: Tables) -> int:
+    """Queues to look through for those of early binding: all, or none where there are none.
+
+    Hundreds of models that are bound late would otherwise be looked through at every event.
+    """
+    return len(tables.queues) if tables.counts[0]["early"] > 0 else 0
 
 
 @inlined
@@ -234,6 +245,8 @@ def arrive(tables: Tables, queue: int, request_id: int, deadline_us: int, sample
     enqueue(tables, slot)
     if samples > tables.topology.queues[queue]["largest"]:
         drop(tables, slot, TOO_LARGE, FAR)
+    elif tables.topology.queues[queue]["target"] == MEASURED:
+        measure_rate(tables, queue, samples)
     return slot
 
 

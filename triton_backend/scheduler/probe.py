@@ -80,7 +80,8 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
 
     No vGPU can start before `floor`: the instant at which the input would have arrived over the
     fastest link, with the sender's uplink as reserved. So the search ends at the first vGPU that
-    starts then. The index says which blocks and vGPUs cannot start before the best so far:
+    starts then; those that could are looked at first, and only where none does all of them. The index
+    says which blocks and vGPUs cannot start before the best so far:
 
         first_vgpu                                      end_vgpu
           |  vGPU  0 .. 15  |  vGPU 16 .. 31  |  vGPU 32 .. 39  |
@@ -98,19 +99,20 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
     if least_move > 0 and uplink != NONE:
         leave = earliest_start(tables, uplink, at_us, least_move)
     floor = leave + least_move
-    offer["key_us"] = FAR
-    block = pool["first_block"]
-    first = pool["first_vgpu"]
-    end = pool["end_vgpu"]
-    while first < end and offer["key_us"] > floor:
-        if tables.block_from_us[block] < offer["key_us"]:
-            for vgpu in range(first, min(first + BLOCK, end)):
-                if tables.free_from_us[vgpu] < offer["key_us"]:
-                    _offer_vgpu(tables, offer, stage, vgpu, sender, samples, leave, rank_by)
-                    if offer["key_us"] <= floor:
-                        break
-        block += 1
-        first += BLOCK
+    for bound in (floor + 1, FAR):
+        offer["key_us"] = bound
+        block = pool["first_block"]
+        first = pool["first_vgpu"]
+        end = pool["end_vgpu"]
+        while first < end and offer["key_us"] > floor:
+            if tables.block_from_us[block] < offer["key_us"]:
+                for vgpu in range(first, min(first + BLOCK, end)):
+                    if tables.free_from_us[vgpu] < offer["key_us"]:
+                        _offer_vgpu(tables, offer, stage, vgpu, sender, samples, leave, rank_by)
+                        if offer["key_us"] <= floor:
+                            return True
+            block += 1
+            first += BLOCK
     return offer["key_us"] < FAR
 
 

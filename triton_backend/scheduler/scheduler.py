@@ -76,6 +76,7 @@ from triton_backend.scheduler.tables import (
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
     NO_LEAD,
+    LateRules,
     Lead,
     LinkPace,
     Topology,
@@ -106,6 +107,7 @@ class Scheduler:
         nic: "shared" or "isolated" links, see `topology`.
         count_io: reserve the transfers of the input and of the answer too.
         lead: how long before its start a batch of late binding is sent.
+        adjust: changes rules of late binding, for ablations.
     """
 
     def __init__(
@@ -116,8 +118,10 @@ class Scheduler:
         nic: str = "shared",
         count_io: bool = False,
         lead: Lead = NO_LEAD,
+        adjust: Callable[[LateRules], LateRules] = lambda rules: rules,
     ) -> None:
         self._nic = nic
+        self._adjust = adjust
         self._lead = lead
         self._count_io = count_io
         self._policy = policy
@@ -216,7 +220,7 @@ class Scheduler:
         return build_topology(
             plan,
             self._nic,
-            policies=queue_policies(plan, self._policy),
+            policies=queue_policies(plan, self._policy, self._adjust),
             lead=self._lead,
             count_io=self._count_io,
             link_paces=link_paces,

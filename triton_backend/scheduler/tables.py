@@ -23,6 +23,7 @@ from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import (
     NO_LEAD,
+    RATE_SHIFT,
     Lead,
     Topology,
     block_count,
@@ -106,6 +107,9 @@ QUEUE = np.dtype(
             "timer_us",  # FAR where none is set
             "expired",  # sequence of the head whose wait is over
             "served",  # number of the batch sent last; NONE before the first
+            "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
+            "gap",  # mean time between requests; 0 while it is not known
+            "size",  # mean samples of a request
         )
     ]
 )
@@ -132,6 +136,8 @@ CANDIDATE = np.dtype(
             "state",  # see `policies.late`
             "samples",
             "latest_us",  # the last instant at which it can be sent
+            "keep_us",  # the last instant until which it stays as it is, at most that
+            "target",  # samples that a batch shall have, where the rate is measured
             "key",  # what ready candidates of a pool are ranked by
             "place",  # in its pool's heap of ready ones
         )
@@ -164,6 +170,7 @@ COUNTS = np.dtype(
             "armed_timer_us",  # of the last `SetTimer`; FAR before the first and once it fired
             "paused",
             "timers",  # items in the heap of timers
+            "early",  # queues of early binding; those of late binding have the heap of timers
             "lead_us",  # of late binding: how long before its start a batch is sent,
             "lead_us_per_sample",  # and more for each of its samples
             "probes",
@@ -237,9 +244,12 @@ def new_tables(
     resources["first"] = resources["last"] = NONE
     queues = np.zeros(len(topology.queues), dtype=QUEUE)
     queues["first"] = queues["last"] = queues["expired"] = queues["served"] = NONE
+    queues["arrived_us"] = NONE
+    queues["gap"], queues["size"] = topology.queues["gap"], 1 << RATE_SHIFT
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
+    counts["early"] = (topology.queues["late"] == 0).sum()
     heaps = np.zeros(pipelines + len(topology.pools), dtype=HEAP)
     heaps["timer_place"] = NONE
     counts["free_batch"] = counts["free_request"] = NONE

@@ -22,11 +22,12 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Plan, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.contract.units import transfer_us
+from triton_backend.contract.units import US_PER_S, transfer_us
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined
 
 Nic = Literal["shared", "isolated"]
@@ -41,6 +42,9 @@ class LinkPace(NamedTuple):
 
 AS_PLANNED = LinkPace(100, 100)
 BLOCK = 16  # vGPUs per entry of a pool's index
+RATE_SHIFT = 24  # gaps between requests and their mean size are in 2^-24 µs and samples
+LONGEST_GAP_US = 1 << 26  # longer gaps count as this
+PARTS = 1024  # what pipelines get of their queue's requests, in these
 
 
 class LateRules(NamedTuple):
@@ -48,6 +52,7 @@ class LateRules(NamedTuple):
 
     Attributes:
         grows: whether batches may be larger than planned.
+        target: how large a batch shall be.
         timeout_us, timeout_share: how long after its head's arrival a candidate opens: a time, or a
             share of the budget where that is not 0.
     """
@@ -56,6 +61,7 @@ class LateRules(NamedTuple):
     heads: int
     rank: int
     grows: bool = True
+    target: int = 0
     timeout_us: int = 0
     timeout_share: float = 0.0
 
@@ -94,7 +100,10 @@ QUEUE_PLAN = np.dtype(
             "opens",
             "heads",
             "rank",
+            "target",
             "timeout_us",
+            "budget_us",
+            "gap",  # planned time between requests, in 2^-`RATE_SHIFT` µs; 0 where none is planned
         )
     ]
 )
@@ -110,6 +119,8 @@ PIPELINE = np.dtype(
             "stages",
             "pool",  # of its first stage
             "place",  # of its candidate among those of that pool
+            "part",  # of its queue's planned rate, in 1/`PARTS`
+            "efficient",  # the batch with the least latency per sample in its first stage
         )
     ]
 )
@@ -279,9 +290,11 @@ def build_topology(
     node_rates = _node_rates(plan, link_paces)
     rates = sorted({rate for both in node_rates for rate in both})
     rows = _pipeline_rows(plan, pipelines, policies)
+    rates_rps = np.asarray([known.pipeline.throughput_rps for known in pipelines])
+    _share_rates(rows, rates_rps)
     most, stages = int(rows["largest"].max(initial=0)), int(rows["stages"].sum())
     topology = Topology(
-        queues=_queue_rows(plan, rows, policies),
+        queues=_queue_rows(plan, rows, policies, rates_rps),
         pipelines=rows,
         stages=np.zeros(stages, dtype=STAGE),
         pools=np.zeros(len(plan.pools), dtype=POOL),
@@ -354,8 +367,22 @@ def _pipeline_rows(
     return rows
 
 
-def _queue_rows(plan: Plan, pipelines: Records, policies: Sequence[QueuePolicy]) -> Records:
-    """All of `QUEUE_PLAN`."""
+def _share_rates(rows: Records, rates_rps: NDArray[np.float64]) -> None:
+    """The part of its queue's planned rate that every pipeline has; equal ones where none is planned."""
+    for queue in np.unique(rows["queue"]):
+        own = np.flatnonzero(rows["queue"] == queue)
+        total = rates_rps[own].sum()
+        share = rates_rps[own] / total if total > 0 else np.full(len(own), 1 / len(own))
+        rows["part"][own] = np.maximum(1, np.rint(share * PARTS))
+
+
+def _queue_rows(
+    plan: Plan,
+    pipelines: Records,
+    policies: Sequence[QueuePolicy],
+    rates_rps: NDArray[np.float64],
+) -> Records:
+    """All of `QUEUE_PLAN`; `rates_rps` [pipeline] are the planned ones."""
     entries = [(m, entry) for m, model in enumerate(plan.models) for entry in model.queues]
     rows = np.zeros(len(entries), dtype=QUEUE_PLAN)
     for number, (row, (m, entry)) in enumerate(zip(rows, entries, strict=True)):
@@ -368,6 +395,10 @@ def _queue_rows(plan: Plan, pipelines: Records, policies: Sequence[QueuePolicy])
         if rules is not None:
             row["late"] = 1
             row["opens"], row["heads"], row["rank"] = rules.opens, rules.heads, rules.rank
+            row["target"], row["budget_us"] = rules.target, entry.budget_us
+            planned_rps = float(rates_rps[own].sum())
+            if planned_rps > 0:
+                row["gap"] = round(min(US_PER_S / planned_rps, LONGEST_GAP_US) * (1 << RATE_SHIFT))
             row["timeout_us"] = rules.timeout_us or round(rules.timeout_share * entry.budget_us)
     return rows
 
@@ -452,7 +483,7 @@ def _pipelines_of_pools(plan: Plan) -> list[tuple[tuple[tuple[int, int], ...], b
 
 
 def _bound(topology: Topology, lead: Lead) -> None:
-    """Derive `ahead_us`, `least_us` and `path_us` from latencies and transfers."""
+    """Derive `ahead_us`, `least_us`, `path_us` and `efficient` from latencies and transfers."""
     pools = topology.pools
     pools["ahead_us"] = pools["least_us"] = np.iinfo(np.int64).max
     for p, pipeline in enumerate(topology.pipelines):
@@ -474,3 +505,5 @@ def _bound(topology: Topology, lead: Lead) -> None:
             path += lead.fixed + lead.per_sample * np.arange(1, largest + 1)
             path = np.maximum.accumulate(path)
         topology.path_us[p, sizes] = path
+        took = topology.latency_us[first, sizes] / np.arange(1, largest + 1)
+        pipeline["efficient"] = 1 + int(np.argmin(took))

@@ -50,7 +50,6 @@ def launch(world: World, slot: int) -> None:
     request = batch["first"]
     while request != NONE:
         record = world.requests[tables.requests[request]["id"]]
-        record["dispatch_us"] = batch["dispatch_us"]
         record["batch_id"] = batch["number"]
         record["batch_samples"] = batch["samples"]
         request = tables.requests[request]["next"]

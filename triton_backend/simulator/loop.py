@@ -116,7 +116,7 @@ def _arrive(world: World) -> int:
     number = cursor["arrival"]
     request = world.requests[number]
     cursor["arrival"] += 1
-    queue = world.queues[request["model"]]
+    queue = world.queues[request["queue"]]
     if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
@@ -146,10 +146,13 @@ def _refuse(request: Record, reason: int) -> int:
 
 @inlined
 def _count(world: World, before: int) -> None:
-    """One more decision; how long it took, where there is room to note it."""
+    """One more decision; how long it took, where there is room to note it, and whether it sent a batch."""
     cursor = world.cursor[0]
     if cursor["decisions"] < len(world.ticks):
-        world.ticks[cursor["decisions"]] = cycles() - before
+        batches = world.tables.counts[0]["batches"]
+        sent = 1 if batches > cursor["batches"] else 0
+        world.ticks[cursor["decisions"]] = 2 * (cycles() - before) + sent
+        cursor["batches"] = batches
     cursor["decisions"] += 1
 
 

@@ -6,7 +6,7 @@ and the text of traces (`contract.arrivals`), which the load generator shares.
 
 import gzip
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from triton_backend.contract import arrivals
 from triton_backend.contract.arrivals import (
     ANY_MODEL,
+    StatedRequests,
     is_intervals,
     parse_counts,
     parse_intervals,
     parse_requests,
+    parse_stated,
 )
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.simulator.world import REQUEST_RECORD
@@ -64,7 +66,14 @@ class Counts:
     interval_us: int
 
 
-Arrivals = Gamma | Deterministic | Instant | Replay | Counts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Requests with instants of their own, whatever the rate, equal ones in the order stated."""
+
+    requests: StatedRequests
+
+
+Arrivals = Gamma | Deterministic | Instant | Replay | Counts | Stated
 POISSON = Gamma()
 
 
@@ -77,12 +86,18 @@ class TraceFormat:
         model_column: column that says which model a request is for.
         names: trace's name of a model or series to the plan's name.
         interval_us: length of a row where rows hold counts; None = one row per request.
+        as_is: one row per request, at the instants of the file.
     """
 
     time_column: str = "arrival_s"
     model_column: str | None = None
     names: Mapping[str, str] | None = None
     interval_us: int | None = None
+    as_is: bool = False
+
+    def __post_init__(self) -> None:
+        if self.as_is and self.interval_us is not None:
+            raise InputError("trace", "taken as it is, it has a row per request, not counts")
 
 
 def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
@@ -94,6 +109,14 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
     trace = trace or TraceFormat()
     lines = text_lines(path)
     try:
+        if trace.as_is:
+            stated = parse_stated(
+                lines,
+                time_column=trace.time_column,
+                model_column=trace.model_column,
+                names=trace.names,
+            )
+            return Stated(requests=stated)
         if lines and is_intervals(lines[0]):
             # the first gap lies between the first request, at 0, and the second
             gaps = np.concatenate([[0.0], parse_intervals(lines)])
@@ -145,24 +168,100 @@ class Offer:
 
 
 def offered_requests(plan: Plan, offer: Offer) -> Records:
-    """All requests of a run by arrival; equal instants in the order of the plan's models.
+    """All requests of a run by arrival; equal instants in the order of the plan's queues.
 
-    Every model draws from a generator of its own, so that leaving models out changes no other's.
+    Every queue draws from a generator of its own, so that leaving models out changes no other's. A
+    model's rate is shared among its entries as the plan's is.
+
+    Raises:
+        InputError: the arrivals do not fit the plan or its rates.
     """
+    if isinstance(offer.arrivals, Stated):
+        return _stated_requests(plan, offer, offer.arrivals.requests)
     parts: list[Records] = []
     for number, model in enumerate(plan.models):
-        rng = np.random.default_rng([offer.seed, number])
+        shares = _entry_shares(model)
         rate_rps = offer.rates_rps.get(model.name, 0.0)
-        times = instants(offer.arrivals, model.name, rate_rps, offer.duration_us, rng)
-        rows = np.zeros(len(times), dtype=REQUEST_RECORD)
-        rows["model"] = number
-        rows["samples"] = 1
-        rows["arrival_us"] = times
-        rows["deadline_us"] = times + model.slo_us
-        rows["dispatch_us"] = rows["batch_id"] = NONE
-        parts.append(rows)
+        for k, (entry, share) in enumerate(zip(model.queues, shares, strict=True)):
+            rng = np.random.default_rng([offer.seed, number, *([k + 1] if model.entries else [])])
+            if isinstance(offer.arrivals, Instant) and k and model.name in offer.arrivals.by_model:
+                raise InputError(
+                    f"model {model.name!r}", "instants do not say which entry they are for"
+                )
+            times = instants(offer.arrivals, model.name, rate_rps * share, offer.duration_us, rng)
+            rows = _new_requests(len(times))
+            rows["model"] = number
+            rows["queue"] = len(parts)
+            rows["samples"] = 1
+            rows["arrival_us"] = times
+            rows["deadline_us"] = times + entry.budget_us
+            parts.append(rows)
     merged = np.concatenate(parts)
     return merged[np.argsort(merged["arrival_us"], kind="stable")]
+
+
+def _new_requests(count: int) -> Records:
+    rows = np.zeros(count, dtype=REQUEST_RECORD)
+    rows["dispatch_us"] = rows["batch_id"] = NONE
+    return rows
+
+
+def _entry_shares(model: ModelPlan) -> list[float]:
+    """Share of a model's planned rate that each of its queues is planned for."""
+    names = [entry.name if model.entries else None for entry in model.queues]
+    planned = [sum(p.throughput_rps for p in model.pipelines if p.entry == name) for name in names]
+    if not sum(planned):
+        planned = [1.0] * len(planned)
+    return [rate / sum(planned) for rate in planned]
+
+
+def _stated_requests(plan: Plan, offer: Offer, stated: StatedRequests) -> Records:
+    """The requests that a file states within the duration, of the models that get load."""
+    queues: dict[tuple[str, str], tuple[int, int, int]] = {}  # model, queue, budget
+    for number, model in enumerate(plan.models):
+        for entry in model.queues:
+            place = (number, len(queues), entry.budget_us)
+            queues[model.name, entry.name if model.entries else ""] = place
+    found = {key: _queue_named(plan, key, queues) for key in dict.fromkeys(_names(stated))}
+    places = np.asarray([found[key] for key in _names(stated)], dtype=np.int64)
+    loaded = [n for n, model in enumerate(plan.models) if model.name in offer.rates_rps]
+    chosen = (stated.arrival_us < offer.duration_us) & np.isin(places[:, 0], loaded)
+    order = np.flatnonzero(chosen)
+    order = order[np.argsort(stated.arrival_us[order], kind="stable")]
+    rows = _new_requests(len(order))
+    deadline_us = np.where(stated.deadline_us < 0, places[:, 2], stated.deadline_us)
+    rows["model"] = places[order, 0]
+    rows["queue"] = places[order, 1]
+    rows["samples"] = stated.samples[order]
+    rows["arrival_us"] = stated.arrival_us[order]
+    rows["deadline_us"] = rows["arrival_us"] + deadline_us[order]
+    return rows
+
+
+def _names(stated: StatedRequests) -> Iterator[tuple[str, str]]:
+    """Model and entry that every request names."""
+    return zip(stated.models, stated.entries, strict=True)
+
+
+def _queue_named(
+    plan: Plan, key: tuple[str, str], queues: Mapping[tuple[str, str], tuple[int, int, int]]
+) -> tuple[int, int, int]:
+    """Model, queue and budget that a request is for; one model or entry need not be named."""
+    name, entry = key
+    if name == ANY_MODEL:
+        if len(plan.models) != 1:
+            listed = ", ".join(model.name for model in plan.models)
+            raise InputError("trace", f"a request names no model; the plan has {listed}")
+        name = plan.models[0].name
+    model = plan.model(name)
+    entries = [known.name for known in model.entries]
+    if not entry and len(entries) == 1:
+        entry = entries[0]
+    if (name, entry) not in queues:
+        listed = ", ".join(entries) or "none"
+        said = f"no entry {entry!r}" if entry else "a request names no entry"
+        raise InputError(f"trace, model {name!r}", f"{said}; it lists {listed}")
+    return queues[name, entry]
 
 
 def instants(
@@ -173,6 +272,8 @@ def instants(
     Raises:
         InputError: the trace has no series for the model, or cannot be offered at that rate.
     """
+    if isinstance(spec, Stated):
+        raise InputError("arrivals", "stated requests are of all models together")
     if isinstance(spec, Instant):
         return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))
     if rate_rps == 0:

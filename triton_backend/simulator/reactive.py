@@ -34,6 +34,7 @@ from triton_backend.simulator.results import (
     SimResult,
     class_seconds,
     model_results,
+    pool_results,
     utilisation,
 )
 from triton_backend.simulator.scenario import SimOptions
@@ -187,6 +188,7 @@ def simulate_reactive(
     state = pools.state[0]
     span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
     links = pools.busy_us[len(topology.vgpus) :]
+    queues = np.arange(len(topology.queues))
     return SimResult(
         plan=plan,
         policy=REACTIVE,
@@ -195,10 +197,16 @@ def simulate_reactive(
         requests=requests,
         uses=pools.uses[: int(state["uses"])],
         models=model_results(plan, requests),
+        entries={},
+        pools=pool_results(plan, requests, queues, pools.busy_us, span_us),
         utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),
         decisions=DecisionCost(
-            count=int(state["steps"]), mean_us=None, p99_us=None, probes_per_dispatch=None
+            count=int(state["steps"]),
+            mean_us=None,
+            p99_us=None,
+            dispatch_p99_us=None,
+            probes_per_dispatch=None,
         ),
         steps=int(state["steps"]),
         wall_seconds=wall_seconds,

@@ -3,6 +3,7 @@
 Conservation: of every model, offered = served + late + dropped.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,11 +16,14 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
-from triton_backend.scheduler.compiled import NONE, Records
+from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
+from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
-OPTIONAL = ("dispatch_us", "batch_id", "batch_samples")  # -1 where a request was in no batch
+# -1 where a request was in no batch, empty where its model lists no entries
+OPTIONAL = ("entry", "dispatch_us", "batch_id", "batch_samples")
+BAD_RATE = 0.01  # from here on GPUs are advised to be added, below to be taken away
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
 
 
@@ -51,18 +55,28 @@ class Goodput:
         return {"load_factor": self.load_factor, "rps": self.rps}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelResult:
-    """Outcome of one model's requests; latencies of answered requests, None where there is none."""
+class Quantiles(NamedTuple):
+    """Of times in ms; None where there is none."""
 
-    name: str
+    p50: float | None = None
+    p99: float | None = None
+
+    @classmethod
+    def of(cls, times_us: NDArray[np.int64]) -> "Quantiles":
+        """Of times in µs."""
+        if not len(times_us):
+            return cls()
+        return cls(*(us_to_ms(float(q)) for q in np.percentile(times_us, [50, 99])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of requests."""
+
     offered: int
     served: int
     late: int
     dropped: int
-    p50_ms: float | None
-    p99_ms: float | None
-    mean_batch: float | None
 
     @property
     def attainment(self) -> float:
@@ -77,18 +91,131 @@ class ModelResult:
             "late": self.late,
             "dropped": self.dropped,
             "attainment": self.attainment,
-            "latency_ms": {"p50": self.p50_ms, "p99": self.p99_ms},
+        }
+
+    @classmethod
+    def of(cls, rows: Records) -> "Outcome":
+        """Of `REQUEST_RECORD` rows."""
+        counts = np.bincount(rows["outcome"], minlength=DROPPED + 1).tolist()
+        return cls(
+            offered=len(rows), served=counts[SERVED], late=counts[LATE], dropped=counts[DROPPED]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResult:
+    """Outcome of one model's requests; times of answered requests.
+
+    Attributes:
+        queueing_ms: from arrival to the start of the first stage.
+        batches: how many batches of which size (in samples) were answered.
+    """
+
+    name: str
+    outcome: Outcome
+    latency_ms: Quantiles
+    queueing_ms: Quantiles
+    batches: dict[int, int]
+
+    @property
+    def offered(self) -> int:
+        """Requests."""
+        return self.outcome.offered
+
+    @property
+    def served(self) -> int:
+        """Answered in time."""
+        return self.outcome.served
+
+    @property
+    def late(self) -> int:
+        """Answered late."""
+        return self.outcome.late
+
+    @property
+    def dropped(self) -> int:
+        """Given up."""
+        return self.outcome.dropped
+
+    @property
+    def attainment(self) -> float:
+        """Served in time / offered; 1 where nothing was offered."""
+        return self.outcome.attainment
+
+    @property
+    def mean_batch(self) -> float | None:
+        """Samples per batch; None where there was none."""
+        total = sum(self.batches.values())
+        return sum(size * count for size, count in self.batches.items()) / total if total else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return self.outcome.to_dict() | {
+            "latency_ms": self.latency_ms._asdict(),
+            "queueing_ms": self.queueing_ms._asdict(),
             "mean_batch": self.mean_batch,
+            "batches": {str(size): count for size, count in self.batches.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResult:
+    """How busy a pool's vGPUs were, and what that advises (Symphony, section 3.5).
+
+    Attributes:
+        gpus: that its vGPUs are, in whole GPUs and parts.
+        busy_by_vgpu: busy time / time, of every vGPU in order.
+        offered, bad: requests of all entries that have a stage on the pool; dropped or late ones.
+    """
+
+    gpus: float
+    busy_by_vgpu: tuple[float, ...]
+    offered: int
+    bad: int
+
+    @property
+    def idle_fraction(self) -> float:
+        """Idle time / time, of all vGPUs."""
+        return 1.0 - sum(self.busy_by_vgpu) / len(self.busy_by_vgpu)
+
+    @property
+    def bad_rate(self) -> float:
+        """Requests dropped or late / requests offered."""
+        return self.bad / self.offered if self.offered else 0.0
+
+    @property
+    def advice_gpus(self) -> int:
+        """GPUs to add (positive) or to take away: N r / (1 - r) rounded up, or N f rounded down.
+
+        Where nothing at all was served, r / (1 - r) is taken as if one request had been.
+        """
+        if self.bad_rate > BAD_RATE:
+            return math.ceil(self.gpus * self.bad / max(self.offered - self.bad, 1))
+        return -math.floor(self.gpus * self.idle_fraction)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return {
+            "vgpus": len(self.busy_by_vgpu),
+            "idle_fraction": self.idle_fraction,
+            "busy_by_vgpu": list(self.busy_by_vgpu),
+            "bad_rate": self.bad_rate,
+            "advice_gpus": self.advice_gpus,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """Calls into the scheduler that can lead to a decision; times where a clock was handed in."""
+    """Calls into the scheduler that can lead to a decision; times where a clock was handed in.
+
+    Attributes:
+        dispatch_p99_us: of those calls that sent a batch.
+    """
 
     count: int
     mean_us: float | None
     p99_us: float | None
+    dispatch_p99_us: float | None
     probes_per_dispatch: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,6 +224,7 @@ class DecisionCost:
             "count": self.count,
             "mean_us": self.mean_us,
             "p99_us": self.p99_us,
+            "dispatch_p99_us": self.dispatch_p99_us,
             "probes_per_dispatch": self.probes_per_dispatch,
         }
 
@@ -108,6 +236,8 @@ class SimResult:
     Attributes:
         requests: `world.REQUEST_RECORD` rows by arrival.
         uses: `world.USE_RECORD` rows: which vGPU ran which batch when, by end.
+        entries: by model, of those that list any, and by name.
+        pools: by name, of the plan in force at the end, since it took over.
         utilisation: busy time of a class's GPUs / time of all GPUs of that class in the cluster.
         link_utilisation: busy time / time, per link that carried anything.
         steps: events that happened.
@@ -123,6 +253,8 @@ class SimResult:
     requests: Records
     uses: Records
     models: tuple[ModelResult, ...]
+    entries: dict[str, dict[str, Outcome]]
+    pools: dict[str, PoolResult]
     utilisation: dict[str, float]
     link_utilisation: tuple[float, ...]
     decisions: DecisionCost
@@ -146,6 +278,12 @@ class SimResult:
             "offered_rps": len(self.requests) / self.duration_s,
             "attainment": self.attainment,
             "models": {model.name: model.to_dict() for model in self.models},
+            "entries": {
+                # no batch takes riders yet
+                model: {name: o.to_dict() | {"ride_fill": None} for name, o in entries.items()}
+                for model, entries in self.entries.items()
+            },
+            "pools": {name: pool.to_dict() for name, pool in self.pools.items()},
             "utilisation": self.utilisation,
             "decisions": self.decisions.to_dict(),
             "wall_seconds": self.wall_seconds,
@@ -164,26 +302,65 @@ def model_results(plan: Plan, requests: Records) -> tuple[ModelResult, ...]:
 
 
 def _model_result(name: str, rows: Records) -> ModelResult:
-    outcome = rows["outcome"]
-    answered = rows[(outcome == SERVED) | (outcome == LATE)]
+    answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
     batched = rows[rows["batch_id"] != NONE]
-    p50 = p99 = mean_batch = None
-    if len(answered):
-        latency_us = answered["finish_us"] - answered["arrival_us"]
-        p50, p99 = (us_to_ms(float(q)) for q in np.percentile(latency_us, [50, 99]))
-    if len(batched):
-        _, first = np.unique(batched["batch_id"], return_index=True)
-        mean_batch = float(batched["batch_samples"][first].mean())
+    _, first = np.unique(batched["batch_id"], return_index=True)
+    sizes, counts = np.unique(batched["batch_samples"][first], return_counts=True)
     return ModelResult(
         name=name,
-        offered=len(rows),
-        served=int((outcome == SERVED).sum()),
-        late=int((outcome == LATE).sum()),
-        dropped=int((outcome == DROPPED).sum()),
-        p50_ms=p50,
-        p99_ms=p99,
-        mean_batch=mean_batch,
+        outcome=Outcome.of(rows),
+        latency_ms=Quantiles.of(answered["finish_us"] - answered["arrival_us"]),
+        queueing_ms=Quantiles.of(answered["dispatch_us"] - answered["arrival_us"]),
+        batches=dict(zip(sizes.tolist(), counts.tolist(), strict=True)),
     )
+
+
+def entry_results(plan: Plan, requests: Records) -> dict[str, dict[str, Outcome]]:
+    """Outcomes per entry of every model that lists entries."""
+    return {
+        model.name: {
+            entry.name: Outcome.of(requests[requests["queue"] == queue])
+            for entry, queue in zip(model.entries, queues, strict=True)
+        }
+        for model, queues in zip(plan.models, plan.queues(), strict=True)
+        if model.entries
+    }
+
+
+def pool_results(
+    plan: Plan, requests: Records, queues: Integers, busy_us: Integers, span_us: int
+) -> dict[str, PoolResult]:
+    """Figures per pool.
+
+    Args:
+        plan: in force for all of the span.
+        requests: that came in it.
+        queues: [queue of the requests] its number in the plan, NONE where it has none.
+        busy_us: [resource] time in use, vGPUs first.
+        span_us: length of the span.
+    """
+    users: dict[str, set[int]] = {pool.name: set() for pool in plan.pools}
+    for row in pipelines_by_queue(plan):
+        for stage in row.pipeline.stages:
+            users[stage.pool].add(row.queue)
+    count = sum(len(model.queues) for model in plan.models)
+    queue = queues[requests["queue"]]
+    bad = np.isin(requests["outcome"], (LATE, DROPPED))
+    offered_of = np.bincount(queue[queue != NONE], minlength=count)
+    bad_of = np.bincount(queue[bad & (queue != NONE)], minlength=count)
+    found: dict[str, PoolResult] = {}
+    first = 0
+    for pool in plan.pools:
+        own = sorted(users[pool.name])
+        busy = busy_us[first : first + pool.vgpus] / span_us
+        found[pool.name] = PoolResult(
+            gpus=pool.vgpus * pool.share / WHOLE_GPU,
+            busy_by_vgpu=tuple(busy.tolist()),
+            offered=int(offered_of[own].sum()),
+            bad=int(bad_of[own].sum()),
+        )
+        first += pool.vgpus
+    return found
 
 
 def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
@@ -227,18 +404,28 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
     """One row per request, by arrival.
 
     Returns:
-        `request` (its number), `model`, `samples`, `arrival_us`, `deadline_us`, `dispatch_us`,
-        `finish_us` (of the answer, or of the drop), `batch_id`, `batch_samples`, `outcome` (served,
+        `request` (its number), `model`, `entry` (empty where its model lists none), `samples`,
+        `arrival_us`, `deadline_us`, `dispatch_us` (its first stage began), `finish_us` (of the answer, or of
+        the drop), `batch_id`, `batch_samples`, `outcome` (served,
         late, dropped) and `reason` (of a drop, else empty). Instants count from the run's start.
     """
     rows = result.requests
     names = np.asarray([model.name for model in result.plan.models], dtype=object)
+    entries = np.asarray(
+        [
+            entry.name if model.entries else ""
+            for model in result.plan.models
+            for entry in model.queues
+        ],
+        dtype=object,
+    )
     outcomes = np.asarray(["", *(_OUTCOMES[k] for k in sorted(_OUTCOMES))], dtype=object)
     reasons = np.asarray([reason.text for reason in DropReason], dtype=object)
     dropped = rows["outcome"] == DROPPED
     columns: dict[str, NDArray[Any]] = {
         "request": np.arange(len(rows)),
         "model": names[rows["model"]],
+        "entry": entries[rows["queue"]],
         "samples": rows["samples"],
         "arrival_us": rows["arrival_us"],
         "deadline_us": rows["deadline_us"],

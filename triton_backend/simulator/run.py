@@ -32,8 +32,10 @@ from triton_backend.simulator.results import (
     DecisionCost,
     SimResult,
     class_seconds,
+    entry_results,
     guest_seconds,
     model_results,
+    pool_results,
     utilisation,
 )
 from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
@@ -109,7 +111,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    world = world._replace(queues=_first_queues(plan))
+    world = world._replace(queues=np.arange(len(world.tables.queues)))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
     schedule_failures(world, plan, options.failures)
     world.cursor[0]["stop_us"] = FAR
@@ -136,10 +138,12 @@ def _tables(plan: Plan, options: SimOptions) -> Tables:
 
 
 def _topology(plan: Plan, options: SimOptions) -> Topology:
+    policies = queue_policies(plan, options.policy, options.adjusted)
+    options.check_policies(policies)
     return build_topology(
         plan,
         options.nic,
-        policies=queue_policies(plan, options.policy, options.adjusted),
+        policies=policies,
         lead=_lead(options),
         count_io=options.count_io,
     )
@@ -149,13 +153,10 @@ def _lead(options: SimOptions) -> Lead:
     return Lead(options.lead_us, options.lead_us_per_sample)
 
 
-def _first_queues(plan: Plan) -> Integers:
-    """[model] number of its first queue."""
-    return np.array([queues.start for queues in plan.queues()], dtype=np.int64)
-
-
 def _admission(plan: Plan, options: SimOptions) -> Records:
-    return new_admission(plan) if options.admission else no_admission()
+    if not options.admission:
+        return no_admission()
+    return new_admission(plan, options.policy, late_too=True)
 
 
 def _warm_up(world: World) -> None:
@@ -220,13 +221,12 @@ def _taken_over(
     """The world under a new plan; `offered` is the one whose models number the requests."""
     tables, now_us = done.tables, int(done.tables.counts[0]["now_us"])
     queues = matching_queues(offered, plan)
-    first = [queues[queue] for queue in _first_queues(offered).tolist()]
     was_lost = done.resources[np.flatnonzero(world.tables.resources["lost"])]
     world = with_tables(
         world,
         tables,
         _admission(plan, options),
-        np.asarray([NONE if queue is None else queue for queue in first], dtype=np.int64),
+        np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         done.resources,
     )
     world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
@@ -260,6 +260,7 @@ def _result(
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
     topology = world.tables.topology
     links = world.busy_us[len(topology.vgpus) : resource_count(topology)]
+    since_us = end.changes[-1].swap_us if end.changes else 0
     return SimResult(
         plan=plan,
         policy=options.policy_of(plan),
@@ -268,6 +269,14 @@ def _result(
         requests=world.requests,
         uses=world.uses[: int(cursor["uses"])],
         models=model_results(plan, world.requests),
+        entries=entry_results(plan, world.requests),
+        pools=pool_results(
+            end.plans[-1],
+            world.requests[world.requests["arrival_us"] >= since_us],
+            world.queues,
+            world.busy_us,
+            span_us - since_us,
+        ),
         utilisation=utilisation(plan.cluster, _seconds(end), span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),
         decisions=decision_cost(world, cycle_us),
@@ -281,11 +290,14 @@ def decision_cost(world: World, cycle_us: float) -> DecisionCost:
     """How many decisions there were and what they took; `cycle_us` is 0 where nobody timed."""
     counts = world.tables.counts[0]
     batches, decisions = int(counts["batches"]), int(world.cursor[0]["decisions"])
-    spans_us = world.ticks[:decisions] * cycle_us
+    ticks = world.ticks[:decisions]
+    spans_us = (ticks >> 1) * cycle_us
+    sending_us = spans_us[ticks % 2 == 1]
     timed = cycle_us > 0 and len(spans_us) > 0
     return DecisionCost(
         count=decisions,
         mean_us=float(spans_us.mean()) if timed else None,
         p99_us=float(np.percentile(spans_us, 99)) if timed else None,
+        dispatch_p99_us=float(np.percentile(sending_us, 99)) if timed and len(sending_us) else None,
         probes_per_dispatch=float(counts["probes"]) / batches if batches else None,
     )

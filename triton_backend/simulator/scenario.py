@@ -1,18 +1,28 @@
 """What to simulate, and the rates that follow from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import ms_to_us
-from triton_backend.scheduler.policies.late import BY_HEAD, BY_WINDOW, LEAST_DEADLINE, LEAST_LATEST
+from triton_backend.scheduler.policies.late import (
+    BY_HEAD,
+    BY_WINDOW,
+    LEAST_DEADLINE,
+    LEAST_LATEST,
+    LEAST_WASTE,
+    MEASURED,
+    PLANNED,
+)
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
-from triton_backend.scheduler.topology import LateRules
+from triton_backend.scheduler.topology import LateRules, QueuePolicy
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, Arrivals
 
 HEADS = {"window": BY_WINDOW, "head": BY_HEAD}
-RANKS = {"latest": LEAST_LATEST, "deadline": LEAST_DEADLINE}
+RANKS = {"latest": LEAST_LATEST, "deadline": LEAST_DEADLINE, "efficiency": LEAST_WASTE}
+TARGETS = {"planned": PLANNED, "measured": MEASURED}
 SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 
@@ -41,7 +51,8 @@ class SimOptions:
     Attributes:
         policy: name of the dispatch policy of all models, one of `SIMULATED`; None: what the plan
             says of each.
-        heads, rank: rules of late binding in place of the policy's own (`HEADS`, `RANKS`).
+        heads, rank, target: rules of late binding in place of the policy's own (`HEADS`, `RANKS`,
+            `TARGETS`).
         batch_timeout_ms, batch_timeout_share: of `timeout`: a time, or a share of each SLO.
         lead_us, lead_us_per_sample: how long before its start a late batch is sent.
         arrivals: the process, or a trace.
@@ -61,6 +72,7 @@ class SimOptions:
     policy: str | None = None
     heads: str | None = None
     rank: str | None = None
+    target: str | None = None
     batch_timeout_ms: float | None = None
     batch_timeout_share: float | None = None
     lead_us: int = 0
@@ -85,7 +97,12 @@ class SimOptions:
         instants = [change.at_s for change in self.changes]
         if instants != sorted(instants):
             raise InputError("changes of plan", f"their instants {instants} are not in order")
-        for name, known in (("policy", SIMULATED), ("heads", HEADS), ("rank", RANKS)):
+        for name, known in (
+            ("policy", SIMULATED),
+            ("heads", HEADS),
+            ("rank", RANKS),
+            ("target", TARGETS),
+        ):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise InputError(name, f"{value!r} is none of {', '.join(known)}")
@@ -115,7 +132,19 @@ class SimOptions:
 
     def policy_of(self, plan: Plan) -> str:
         """The policies that run, as results name them."""
-        return self.policy or ", ".join(dict.fromkeys(model.policy for model in plan.models))
+        return self.policy or policies_of(plan)
+
+    def check_policies(self, policies: Sequence[QueuePolicy]) -> None:
+        """Rules of late binding are given only where they change something.
+
+        Raises:
+            InputError: one is given, and no model is bound late.
+        """
+        names = ("heads", "rank", "target", "batch_timeout_ms", "batch_timeout_share")
+        given = [name for name in names if getattr(self, name) is not None]
+        given += [name for name in ("lead_us", "lead_us_per_sample") if getattr(self, name)]
+        if given and all(policy.rules is None for policy in policies):
+            raise InputError(given[0], "is of late binding, and no model of the plan is bound late")
 
     def adjusted(self, rules: LateRules) -> LateRules:
         """Rules of late binding with those of this simulation in their place."""
@@ -123,11 +152,18 @@ class SimOptions:
             rules = rules._replace(heads=HEADS[self.heads])
         if self.rank is not None:
             rules = rules._replace(rank=RANKS[self.rank])
+        if self.target is not None:
+            rules = rules._replace(target=TARGETS[self.target])
         if self.batch_timeout_ms is not None:
             rules = rules._replace(timeout_us=ms_to_us(self.batch_timeout_ms), timeout_share=0.0)
         if self.batch_timeout_share is not None:
             rules = rules._replace(timeout_us=0, timeout_share=self.batch_timeout_share)
         return rules
+
+
+def policies_of(plan: Plan) -> str:
+    """The policies that a plan states, each once."""
+    return ", ".join(dict.fromkeys(model.policy for model in plan.models))
 
 
 def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:

@@ -65,6 +65,11 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     world.running[hop["vgpu"]] = slot
     run["phase"] = RUNNING
     run["since_us"] = now_us
+    if run["stage"] == 0:
+        request = world.tables.batches[slot]["first"]
+        while request != NONE:
+            world.requests[world.tables.requests[request]["id"]]["dispatch_us"] = now_us
+            request = world.tables.requests[request]["next"]
     push(world, now_us + latency, STAGE_DONE, slot, run["number"])
 
 

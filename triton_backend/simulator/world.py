@@ -25,10 +25,11 @@ MOVING = 4
 REQUEST_RECORD = np.dtype(
     [
         ("model", np.int32),
+        ("queue", np.int32),  # of the plan that the run began with, numbered as `topology` does
         ("samples", np.int32),
         ("arrival_us", np.int64),
         ("deadline_us", np.int64),
-        ("dispatch_us", np.int64),  # NONE where it never was
+        ("dispatch_us", np.int64),  # its batch's first stage began; NONE where it never did
         ("finish_us", np.int64),  # answer, or instant of the drop
         ("batch_id", np.int64),  # NONE where it has none
         ("batch_samples", np.int32),
@@ -83,6 +84,7 @@ CURSOR = np.dtype(
             "again",  # decide before anything else: room was made
             "stop_us",
             "decisions",
+            "batches",  # sent when the last decision was timed
             "steps",
             "draining",  # stop as soon as nothing is in flight
         )
@@ -106,9 +108,10 @@ class World(NamedTuple):
         busy_us: [resource] time in use so far.
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.NOISE_ONE`.
-        queues: [offered model] its first queue in the plan in force, NONE where it has none.
+        queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
         admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
-        ticks: [decision] CPU cycles of single decisions, as many as are to be timed.
+        ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
+            as are to be timed.
         cursor: [1] all that there is one of.
     """
 

@@ -41,7 +41,7 @@ def import_tables(
 
 @command("profiles export", "poolpipe profiles export tables/")
 def export_tables(
-    folder: Annotated[Path, typer.Argument(help="Where the two files are written.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
     *,
     model: shared_options.Models = None,
     as_json: AsJson = False,

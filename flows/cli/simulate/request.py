@@ -36,6 +36,7 @@ class OfferedLoad:
         time_column, model_column: of a trace with a row per request.
         interval_s: of a trace with a row of counts per interval.
         names: names in the trace, and the plan's.
+        as_is: the trace's instants are kept, whatever the rate.
     """
 
     arrivals: str = "poisson"
@@ -44,6 +45,7 @@ class OfferedLoad:
     model_column: str | None = None
     interval_s: float | None = None
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    as_is: bool = False
 
     def read(self) -> "Arrivals":
         """The process, or what the file holds.
@@ -66,12 +68,15 @@ class OfferedLoad:
             "deterministic": Deterministic(),
         }
         if self.arrivals in processes:
+            if self.as_is:
+                raise InputError("--trace-as-is", f"needs a trace, {self.arrivals} is a process")
             return processes[self.arrivals]
         trace = TraceFormat(
             time_column=self.time_column,
             model_column=self.model_column,
             names=self.names or None,
             interval_us=None if self.interval_s is None else s_to_us(self.interval_s),
+            as_is=self.as_is,
         )
         return read_arrivals(Path(self.arrivals), trace)
 

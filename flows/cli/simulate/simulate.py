@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import shared_options
-from flows.cli.console import print_json, progress, show, table
+from flows.cli.console import note, print_json, progress, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import (
     WAREHOUSE,
@@ -32,7 +32,45 @@ def simulate(
     plan: PlanArgument = None,
     *,
     plan_option: PlanOption = None,
-    policy: shared_options.Policy = "reservation",
+    policy: shared_options.PolicyOfAll = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="window|head",
+            help="Late binding: drop heads for the sake of whole batches, or only what is too late.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="planned|measured",
+            help="Late binding: whole batches are planned ones, or what fills at the measured rate.",
+        ),
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="latest|deadline|efficiency",
+            help="Late binding: which of the queues that want a free vGPU gets it.",
+        ),
+    ] = None,
+    batch_timeout_ms: Annotated[
+        float | None,
+        typer.Option(metavar="X", min=0.0, help="Policy timeout: how long a batch stays open."),
+    ] = None,
+    batch_timeout_share: Annotated[
+        float | None,
+        typer.Option(metavar="X", min=0.0, help="The same, as a share of each model's SLO."),
+    ] = None,
+    lead_us: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Late binding: a batch is sent so long before its start."
+        ),
+    ] = 0,
+    lead_us_per_sample: Annotated[
+        int, typer.Option(metavar="N", min=0, help="And so much more for each of its samples.")
+    ] = 0,
     arrivals: shared_options.ArrivalsFrom = "poisson",
     shape: shared_options.Shape = 0.3,
     load_factor: shared_options.LoadFactor = None,
@@ -78,6 +116,13 @@ def simulate(
     trace_model: shared_options.TraceModel = None,
     trace_interval: shared_options.TraceInterval = None,
     trace_names: shared_options.TraceNames = None,
+    trace_as_is: Annotated[
+        bool,
+        typer.Option(
+            "--trace-as-is",
+            help="Requests at the instants of the trace, with its columns deadline_ms, samples, entry.",
+        ),
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write one row per request into this Parquet file."),
@@ -87,7 +132,8 @@ def simulate(
 ) -> None:
     """Run a plan against load, in virtual time.
 
-    The scheduler is the one that serves.
+    The scheduler is the one that serves. Of events at one instant, ends come first, then timers, then
+    arrivals one by one, in the order of the trace.
     """
     from flows.cli.project import keep_run, the_plan
     from flows.cli.simulate.request import (
@@ -98,14 +144,22 @@ def simulate(
     )
     from flows.planning.stored_plans import find_plan
     from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
     from triton_backend.simulator.results import OPTIONAL, request_columns
-    from triton_backend.simulator.scenario import PlanChange, SimOptions
+    from triton_backend.simulator.scenario import PlanChange, SimOptions, policies_of
     from warehouse.parquet import write_columns
 
     work = workspace(warehouse)
     request = SimulationRequest(
         options=SimOptions(
             policy=policy,
+            heads=heads,
+            target=target,
+            rank=rank,
+            batch_timeout_ms=batch_timeout_ms,
+            batch_timeout_share=batch_timeout_share,
+            lead_us=lead_us,
+            lead_us_per_sample=lead_us_per_sample,
             load_factor=1.0 if load_factor is None else load_factor,
             rate_rps=rate,
             reference=None if reference_plan is None else find_plan(work, reference_plan),
@@ -129,9 +183,17 @@ def simulate(
             model_column=trace_model,
             interval_s=trace_interval,
             names=pairs("--map", trace_names),
+            as_is=trace_as_is,
         ),
     )
+    if trace_as_is:
+        scaled = (load_factor, "--load-factor"), (rate, "--rate"), (find_goodput, "--find-goodput")
+        for value, option in scaled:
+            if value is not None:
+                raise InputError(option, "scales arrivals, which --trace-as-is keeps as they are")
     found = the_plan(plan, plan_option, warehouse)
+    if policy is not None and policy != (stated := policies_of(found)):
+        note(f"policy {policy} in place of the plan's {stated}")
     with progress("simulating"):
         result = request.run(found, find_goodput)
         if records is not None:
@@ -156,8 +218,8 @@ def _print(result: "SimResult") -> None:
             model.late,
             model.dropped,
             words.percent(model.attainment, 2),
-            words.milliseconds(model.p50_ms),
-            words.milliseconds(model.p99_ms),
+            words.milliseconds(model.latency_ms.p50),
+            words.milliseconds(model.latency_ms.p99),
             model.mean_batch,
         )
         for model in result.models

@@ -158,7 +158,7 @@ def _print(found: "Finished") -> None:
             words.percent(simulated[name].attainment, 2),
             words.milliseconds(row.p50_ms),
             words.milliseconds(row.p99_ms),
-            words.milliseconds(simulated[name].p99_ms),
+            words.milliseconds(simulated[name].latency_ms.p99),
             words.milliseconds(us_to_ms(outcome.plan.model(name).slo_us)),
             words.rate(outcome.plan.model(name).throughput_rps),
         )

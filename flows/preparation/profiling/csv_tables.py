@@ -1,4 +1,8 @@
-"""Profile tables as CSV files: `block_latency_us.csv` and `boundary_bytes.csv`, in and out.
+"""Profile tables as CSV files, in and out.
+
+    block_latency_us.csv   latency of every block per class, vGPU divisor and batch
+    boundary_bytes.csv     bytes per sample that cross after every block but the last; may have no row
+    block_memory.csv       where known: weights of every block, and its workspace (GiB)
 
 Pure files to and from core types; the warehouse's import and the benchmarks share it.
 Not here: measuring cells, and storing them.
@@ -11,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flows.files import write_text
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST
@@ -22,16 +24,20 @@ from triton_backend.simulator.offered import text_lines
 
 LATENCY_FILE = "block_latency_us.csv"
 BOUNDARY_FILE = "boundary_bytes.csv"
+MEMORY_FILE = "block_memory.csv"
+GIB = 1 << 30
 MAX_BLOCKS = 1_000
 MAX_BATCH = 4_096
 
 
 @dataclass(slots=True)
 class _Raw:
-    """What the two files say of one model."""
+    """What the files say of one model."""
 
     cells: list[LatencyCell] = field(default_factory=list[LatencyCell])
     bytes_after: dict[int, int] = field(default_factory=dict[int, int])
+    memory: dict[int, int] = field(default_factory=dict[int, int])
+    workspace: dict[int, int] = field(default_factory=dict[int, int])
 
 
 def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
@@ -53,25 +59,30 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
             latency_us=_number(row["latency_us"]),
         )
         raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
-    for where, row in _rows(folder / BOUNDARY_FILE, {"model", "after_block", "bytes_per_sample"}):
+    columns = {"model", "after_block", "bytes_per_sample"}
+    for where, row in _rows(folder / BOUNDARY_FILE, columns, may_be_empty=True):
         entry = raw.setdefault(_name(where, row, "model"), _Raw())
         block = _whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
         entry.bytes_after[block] = _whole(where, row, "bytes_per_sample", (0, LARGEST))
+    if (folder / MEMORY_FILE).exists():
+        for where, row in _rows(folder / MEMORY_FILE, {"model", "block", "memory_gib"}):
+            entry = raw.setdefault(_name(where, row, "model"), _Raw())
+            block = _whole(where, row, "block", (0, MAX_BLOCKS - 1))
+            entry.memory[block] = _bytes(where, row, "memory_gib")
+            if row.get("workspace_gib"):
+                entry.workspace[block] = _bytes(where, row, "workspace_gib")
     return _profiles(folder, raw)
 
 
-def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Path, Path]:
-    """Write the two files for these profiles, as `read_tables` reads them; returns their paths.
+def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Path, ...]:
+    """Write the files for these profiles, as `read_tables` reads them; returns their paths.
+
+    That of memory is written where it is known of a model.
 
     Raises:
         InputError: the folder cannot be written.
     """
-    cells = [
-        [name, gpu_class, divisor, block, batch + 1, float(value)]
-        for name, profile in profiles.items()
-        for (gpu_class, divisor), table in sorted(profile.latency_us.items())
-        for (block, batch), value in np.ndenumerate(table)
-    ]
+    cells = [[name, *cell] for name, profile in profiles.items() for cell in profile.cells()]
     sizes = [
         [name, block, size]
         for name, profile in profiles.items()
@@ -84,7 +95,21 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
     write_text(latency, _csv(["model", *LatencyCell._fields], cells))
     write_text(boundary, _csv(["model", "after_block", "bytes_per_sample"], sizes))
-    return latency, boundary
+    memory = [
+        [name, block, weights / GIB, *_workspace_gib(profile, block)]
+        for name, profile in profiles.items()
+        for block, weights in enumerate(profile.block_memory_bytes)
+    ]
+    if not memory:
+        return latency, boundary
+    head = ["model", "block", "memory_gib", "workspace_gib"]
+    write_text(folder / MEMORY_FILE, _csv(head, memory))
+    return latency, boundary, folder / MEMORY_FILE
+
+
+def _workspace_gib(profile: ModelProfile, block: int) -> list[float | None]:
+    """One cell, empty where it is not known."""
+    return [profile.block_workspace_bytes[block] / GIB if profile.block_workspace_bytes else None]
 
 
 def _csv(head: list[str], rows: list[list[Any]]) -> str:
@@ -101,7 +126,7 @@ def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelPro
     for name, entry in raw.items():
         blocks = max((cell.block for cell in entry.cells), default=-1) + 1
         if not blocks:
-            warnings.append(f"{name} left out: boundaries but no latencies")
+            warnings.append(f"{name} left out: boundaries or memory but no latencies")
             continue
         missing = [i for i in range(blocks - 1) if i not in entry.bytes_after]
         if missing:
@@ -109,12 +134,36 @@ def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelPro
                 f"{folder / BOUNDARY_FILE}, model {name!r}", f"no bytes after block {missing[0]}"
             )
         sizes = tuple(entry.bytes_after[i] for i in range(blocks - 1))
-        profiles[name], complaints = profile_from_cells(name, entry.cells, sizes)
+        profiles[name], complaints = profile_from_cells(
+            name,
+            entry.cells,
+            sizes,
+            block_memory_bytes=_of_blocks(folder, name, entry.memory, blocks),
+            block_workspace_bytes=_of_blocks(folder, name, entry.workspace, blocks),
+        )
         warnings.extend(complaints)
     return profiles, warnings
 
 
-def _rows(path: Path, columns: set[str]) -> list[tuple[str, dict[str, Any]]]:
+def _of_blocks(folder: Path, name: str, known: Mapping[int, int], blocks: int) -> tuple[int, ...]:
+    """Bytes of every block; none where nothing is known."""
+    if known and set(known) != set(range(blocks)):
+        odd = min(set(known) ^ set(range(blocks)))
+        reason = f"has no row of block {odd}" if odd < blocks else f"there is no block {odd}"
+        raise InputError(f"{folder / MEMORY_FILE}, model {name!r}", reason)
+    return tuple(known[block] for block in sorted(known))
+
+
+def _bytes(where: str, row: Mapping[str, str], column: str) -> int:
+    given = _number(row[column])
+    if not 0 <= given <= LARGEST / GIB:
+        raise InputError(f"{where}, {column}", f"{row[column] or ''!r} is no number of GiB")
+    return round(given * GIB)
+
+
+def _rows(
+    path: Path, columns: set[str], *, may_be_empty: bool = False
+) -> list[tuple[str, dict[str, Any]]]:
     """Each row with where it stands, for messages."""
     reader = csv.DictReader(text_lines(path))
     absent = columns - set(reader.fieldnames or ())
@@ -124,7 +173,7 @@ def _rows(path: Path, columns: set[str]) -> list[tuple[str, dict[str, Any]]]:
         rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}", f"not CSV: {error}") from error
-    if not rows:
+    if not rows and not may_be_empty:
         raise InputError(str(path), "has no row")
     return rows
 

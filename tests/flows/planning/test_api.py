@@ -9,6 +9,7 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile, profile_from_cells
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
 
@@ -124,3 +125,18 @@ def test_a_model_too_slow_in_any_form_is_named_with_its_best_latency() -> None:
     asked = workload(ModelDemand(name="net", slo_us=2_000, weight=1.0))
     with pytest.raises(InfeasibleError, match=r"'net': no pipeline of at most 2 stages.*3\.000 ms"):
         make_plan({"net": profile()}, cluster(), asked)
+
+
+def test_only_measured_batches_are_planned() -> None:
+    def planned_batches(known: ModelProfile) -> set[int]:
+        plan = make_plan({"net": known}, cluster(), workload())
+        assert verify_plan(plan, {"net": known}) == []
+        return {pipeline.batch for pipeline in plan.models[0].pipelines}
+
+    whole = profile()
+    assert 1 in planned_batches(whole)
+    fewer = [cell for cell in whole.cells() if cell.batch in {2, 4}]
+    some, warnings = profile_from_cells("net", fewer, whole.boundary_bytes)
+    assert warnings == []
+    assert some.batches("fast", 1) == (2, 4)
+    assert planned_batches(some) <= {2, 4}

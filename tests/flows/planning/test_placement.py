@@ -1,14 +1,23 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.certificate import change_of
-from flows.planning.placement import PoolToPlace, moved, place, uses_of
+from flows.planning.placement import (
+    PoolToPlace,
+    ShareToPlace,
+    moved,
+    place,
+    place_shares,
+    uses_of,
+)
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.transition import transition
 from triton_backend.contract.workload import ModelDemand
 
@@ -127,3 +136,45 @@ def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
     assert moved(known, uses_of(close, close.cluster)) <= moved(
         known, uses_of(fresh, fresh.cluster)
     )
+
+
+CUT = Cluster(
+    name="cut",
+    gpu_classes=(
+        GpuClass(name="G", vgpu_divisors=(), vgpu_percents=(20, 40, 60, 80), memory_gib=10.0),
+    ),
+    nodes=(NodeGroup(count=2, gpu_class="G", gpus=2, nic_gbps=10),),
+)
+
+
+def share(percent: int, vgpus: int, memory_gib: float = 0.0) -> ShareToPlace:
+    return ShareToPlace(gpu_class="G", share=3 * percent, vgpus=vgpus, memory_gib=memory_gib)
+
+
+def test_unequal_shares_fill_gpus_and_spread_over_nodes() -> None:
+    placed = place_shares(CUT, [share(20, 2), share(80, 2), share(60, 1), share(40, 1)])
+    assert (placed.gpus, placed.least) == ({"G": 3}, {"G": 3})
+    held: dict[tuple[int, int], int] = {}
+    slots: set[tuple[int, int, int]] = set()
+    for runs, percent in zip(placed.runs, (20, 80, 60, 40), strict=True):
+        for slot in (slot for run in runs for slot in run.expand()):
+            slots.add(slot)
+            held[slot.node, slot.gpu] = held.get((slot.node, slot.gpu), 0) + percent
+    assert len(slots) == 6
+    assert held == {(0, 0): 100, (1, 0): 100, (0, 1): 100}
+
+
+def test_memory_of_several_processes_bounds_a_gpu() -> None:
+    assert place_shares(CUT, [share(40, 4, memory_gib=4.9)]).gpus == {"G": 2}
+    assert place_shares(CUT, [share(40, 4, memory_gib=5.1)]).gpus == {"G": 4}
+
+
+def test_many_equal_cuts_are_ranges() -> None:
+    large = replace(CUT, nodes=(NodeGroup(count=100, gpu_class="G", gpus=2, nic_gbps=1),))
+    placed = place_shares(large, [share(60, 200), share(40, 200)])
+    assert [len(runs) for runs in placed.runs] == [2, 2]
+
+
+def test_too_few_gpus_are_told_with_the_numbers() -> None:
+    with pytest.raises(InputError, match="class G: needs 5 GPUs or more, the cluster has 4"):
+        place_shares(CUT, [share(60, 5)])

@@ -6,8 +6,11 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.cluster import GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.placement import PlacementRun
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand
 
@@ -137,3 +140,48 @@ def test_the_uplink_of_the_last_but_one_stage_limits_its_rate() -> None:
     assert [plan.pool_of(s).gpu_class for s in pipeline.stages] == ["fast", "slow"]
     assert pipeline.throughput_rps == pytest.approx(uplink_gbps * 1e9 / (8 * size))
     assert verify_plan(plan, {"net": parted}) == []
+
+
+def cut_plan() -> Plan:
+    """Two models on a GPU cut into 20 and 80 percent."""
+    models = [
+        hand_model(
+            f"m{slot}",
+            hand_pipeline(
+                hand_stage(
+                    (0, 1), "G", PlacementRun(node=0, gpu=0, slot=slot), (1_000,), vgpu_divisor=2
+                ),
+                batch=1,
+            ),
+            slo_us=10_000,
+        )
+        for slot in (0, 1)
+    ]
+    plan = hand_plan(*models, nodes=[NodeGroup(count=1, gpu_class="G", gpus=1, nic_gbps=10.0)])
+    kind = GpuClass(name="G", vgpu_divisors=(), vgpu_percents=(20, 80), partitions=((20, 80),))
+    return replace(
+        plan,
+        cluster=replace(plan.cluster, gpu_classes=(kind,)),
+        pools=tuple(
+            replace(pool, share=3 * percent)
+            for pool, percent in zip(plan.pools, (20, 80), strict=True)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, ""),
+        ({"max_vgpus_per_gpu": 1}, "GPU (0, 0): 2 vGPUs, 1 allowed"),
+        (
+            {"vgpu_percents": (20, 50, 80), "partitions": ((50, 50),)},
+            "GPU (0, 0): cut into [20.0, 80.0], no such partition is listed",
+        ),
+    ],
+)
+def test_how_a_gpu_is_cut_is_derived_again(changed: dict[str, Any], text: str) -> None:
+    plan = cut_plan()
+    kind = replace(plan.cluster.gpu_classes[0], **changed)
+    object.__setattr__(plan.cluster, "gpu_classes", (kind,))  # behind the back of the form's checks
+    assert [found for found in verify_plan(plan) if found.startswith("GPU")] == [text] * bool(text)

@@ -170,6 +170,10 @@ def test_intervals_are_told_from_tables_by_the_first_line() -> None:
         (lambda: arrivals.parse_requests(["arrival_s", "1e300"]), "line 2: arrival_s '1e300'"),
         (lambda: arrivals.parse_requests([]), "it has none at all"),
         (lambda: arrivals.parse_intervals(["5", "-1"]), "0 or more"),
+        (lambda: arrivals.parse_stated(["arrival_s", "-1"]), "line 2: arrival_s -1.0 is before"),
+        (lambda: arrivals.parse_stated(["arrival_s,samples", "1,1.5"]), "samples 1.5 is no number"),
+        (lambda: arrivals.parse_stated(["arrival_s,deadline_ms", "1,0"]), "0.0 is not positive"),
+        (lambda: arrivals.parse_stated(["arrival_s,model"], model_column="m"), "no column 'm'"),
     ],
 )
 def test_faults_are_named(call: Callable[[], object], reason: str) -> None:

@@ -28,10 +28,31 @@ def test_a_stage_takes_the_sum_of_its_blocks() -> None:
 
 
 def test_a_class_with_gaps_is_left_out_and_said_so() -> None:
-    usable, broken = cells("A", (1, 2)), cells("B", (1, 2))[1:]
-    profile, warnings = profile_from_cells("m", usable + broken, ())
+    usable, broken = cells("A", (1, 2), (1, 2)), cells("B", (1, 2), (1, 2))[1:]
+    profile, warnings = profile_from_cells("m", usable + broken, (9,))
     assert set(profile.latency_us) == {("A", 1)}
     assert "B, vGPU 1/1 left out: 1 cells missing" in warnings[0]
+
+
+def test_a_batch_that_was_not_measured_takes_as_long_as_the_next_larger_one() -> None:
+    measured = [
+        LatencyCell("A", 1, block, batch, 10.0 * batch) for block in (0, 1) for batch in (1, 2, 5)
+    ]
+    profile, warnings = profile_from_cells("m", measured, (9,))
+    assert warnings == []
+    assert profile.stage_latency_us("A", 1, (0, 2)).tolist() == [20, 40, 100, 100, 100]
+    assert profile.batches("A", 1) == (1, 2, 5)
+    assert list(profile.cells()) == measured
+
+
+def test_measured_batches_rise_to_the_largest() -> None:
+    with pytest.raises(InputError, match=r"\[2, 1\] do not rise to the largest, 2"):
+        ModelProfile(
+            name="m",
+            boundary_bytes=(),
+            latency_us={("A", 1): np.ones((1, 2))},
+            measured={("A", 1): (2, 1)},
+        )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf")])

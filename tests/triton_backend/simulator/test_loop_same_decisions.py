@@ -108,7 +108,7 @@ def simulated(world: World, at_us: int) -> tuple[World, set[Outcome]]:
     for slot in np.flatnonzero(np.isin(world.runs["number"], list(dispatched))).tolist():
         run = world.runs[slot]
         members = np.flatnonzero(world.requests["batch_id"] == run["number"]).tolist()
-        if world.requests[members[0]]["dispatch_us"] == at_us:
+        if world.tables.batches[slot]["dispatch_us"] == at_us:
             hops = world.hops[slot, : int(run["stages"])][["vgpu", "start_us", "end_us"]]
             decided.add(("dispatch", int(run["number"]), tuple(members), *hops.tolist()))
     return world, decided

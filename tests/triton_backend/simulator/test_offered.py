@@ -1,12 +1,14 @@
 """What is offered: processes, trace files, merging."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.fakes.plans import Own, make_plan
+from tests.triton_backend.simulator.test_results import with_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.simulator.offered import (
     Arrivals,
@@ -16,6 +18,8 @@ from triton_backend.simulator.offered import (
     Instant,
     Offer,
     Replay,
+    Stated,
+    StatedRequests,
     TraceFormat,
     instants,
     offered_requests,
@@ -54,6 +58,60 @@ def test_requests_of_all_models_are_merged_by_arrival() -> None:
     assert rows["arrival_us"].tolist() == [10, 10, 20, 30]
     assert rows["model"].tolist() == [0, 1, 1, 0]
     assert rows["deadline_us"].tolist() == [510, 510, 520, 530]
+
+
+def test_entries_share_their_models_rate_as_planned_and_have_budgets_of_their_own() -> None:
+    offer = Offer(rates_rps={"m": 7_500.0}, duration_us=10 * SECOND)
+    rows = offered_requests(with_entries(), offer)
+    counts = np.bincount(rows["queue"])
+    assert counts.tolist() == pytest.approx([50_000, 25_000], rel=0.05)
+    budgets = rows["deadline_us"] - rows["arrival_us"]
+    assert set(budgets[rows["queue"] == 1].tolist()) == {7_000}
+
+
+def test_stated_requests_keep_the_order_of_the_file_at_one_instant(tmp_path: Path) -> None:
+    rows = "0.5,m1,,\n0.5,m0,2.5,3\n0.1,m0,,\n2.0,m0,,\n"
+    (tmp_path / "trace.csv").write_text("arrival_s,model,deadline_ms,samples\n" + rows)
+    stated = read_arrivals(tmp_path / "trace.csv", TraceFormat(as_is=True))
+    plan = make_plan([[Own(latency_us=(10,))]], [[Own(latency_us=(10,))]], slo_us=500)
+    offer = Offer(arrivals=stated, rates_rps={"m0": 1.0, "m1": 1.0}, duration_us=SECOND)
+    found = offered_requests(plan, offer)
+    assert found[["arrival_us", "model", "samples"]].tolist() == [
+        (100_000, 0, 1),
+        (500_000, 1, 1),
+        (500_000, 0, 3),
+    ]
+    assert (found["deadline_us"] - found["arrival_us"]).tolist() == [500, 500, 2_500]
+    alone = offered_requests(plan, replace(offer, rates_rps={"m1": 1.0}))
+    assert alone["model"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("arrival_s\n1\n", "a request names no model; the plan has m0, m1"),
+        ("arrival_s,model\n1,m2\n", "no model 'm2'"),
+        ("arrival_s,model,entry\n1,m0,cut\n", "no entry 'cut'; it lists none"),
+    ],
+)
+def test_stated_requests_are_of_the_plan(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    stated = read_arrivals(tmp_path / "trace.csv", TraceFormat(as_is=True))
+    plan = make_plan([[Own(latency_us=(10,))]], [[Own(latency_us=(10,))]], slo_us=500)
+    with pytest.raises(InputError, match=reason):
+        offered_requests(plan, Offer(arrivals=stated))
+
+
+def test_a_request_of_a_model_with_entries_names_one() -> None:
+    stated = StatedRequests(
+        arrival_us=np.zeros(1, dtype=np.int64),
+        deadline_us=np.full(1, -1),
+        samples=np.ones(1, dtype=np.int64),
+        models=("m",),
+        entries=("",),
+    )
+    with pytest.raises(InputError, match="a request names no entry; it lists whole, cut"):
+        offered_requests(with_entries(), Offer(arrivals=Stated(requests=stated)))
 
 
 def test_a_trace_of_requests_is_read_also_compressed(tmp_path: Path) -> None:

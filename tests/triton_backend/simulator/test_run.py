@@ -246,6 +246,8 @@ def test_the_plain_form_has_the_documented_fields() -> None:
         "offered_rps",
         "attainment",
         "models",
+        "entries",
+        "pools",
         "utilisation",
         "decisions",
         "wall_seconds",
@@ -257,7 +259,9 @@ def test_the_plain_form_has_the_documented_fields() -> None:
         "dropped",
         "attainment",
         "latency_ms",
+        "queueing_ms",
         "mean_batch",
+        "batches",
     }
 
 

@@ -1,5 +1,7 @@
 """The door of the gateway, simulated: the same requests are refused, and goodput under overload holds."""
 
+from dataclasses import replace
+
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.serving.gateway.admission import Admission
@@ -37,6 +39,12 @@ def test_the_door_keeps_batches_large_under_overload() -> None:
     without, with_door = (overloaded(admission=on).models[0] for on in (False, True))
     assert with_door.served > without.served
     assert (with_door.late, with_door.offered) == (0, without.offered)
+
+
+def test_late_binding_has_a_door_where_it_is_asked_for() -> None:
+    options = SimOptions(policy="deferred", load_factor=3.0, duration_s=5)
+    assert not any(refused(simulate(batching_plan(), options)))
+    assert any(refused(simulate(batching_plan(), replace(options, admission=True))))
 
 
 def test_without_the_option_nothing_is_refused() -> None:

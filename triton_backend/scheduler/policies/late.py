@@ -23,12 +23,18 @@ Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpu
 
 Heads `window`: a head goes that would make every batch after it smaller than the target; else one
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
+Target `planned`: the planned batch. `measured`: the largest b that fills as it must at the rate r
+that requests come with, L(b) + b / r <= budget (Symphony, equations 1 and 2); see `measure_rate`.
+Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple of the least that
+the pipeline can do with.
 Ties: the lower pipeline number, that is model, entry, place in the model.
 
 Windows depend on the queue alone, never on vGPUs, so a grant makes no other candidate stale. A
-candidate that nobody touches stays true until `latest`. So an event costs a few heap steps:
+candidate that nobody touches stays true until `keep`: the last instant at which its batch still
+ends in time and the rule for heads keeps its head (the target only shrinks until somebody comes, so
+no head goes before). So an event costs a few heap steps:
 
-    timers       one heap over candidates (opens, retry, latest + 1) and pools (a vGPU gets free)
+    timers       one heap over candidates (opens, retry, keep + 1) and pools (a vGPU gets free)
     ready        one heap per pool, of the candidates that may be sent and begin on it
 
 State of a candidate: ABSENT, WAITING (for `opens`), READY (in its pool's heap), BLOCKED (a later
@@ -39,7 +45,13 @@ from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.queues import drop, make_batch, prefix
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
-from triton_backend.scheduler.topology import LateRules, pipelines_of
+from triton_backend.scheduler.topology import (
+    LONGEST_GAP_US,
+    PARTS,
+    RATE_SHIFT,
+    LateRules,
+    pipelines_of,
+)
 
 # When a candidate opens.
 AT_FRONTRUN = 0
@@ -55,6 +67,15 @@ BY_HEAD = 1
 LEAST_LATEST = 0
 LEAST_DEADLINE = 1
 LEAST_RECENT = 2
+LEAST_WASTE = 3
+
+# How large a batch shall be, for whose sake the window drops heads.
+PLANNED = 0
+MEASURED = 1
+
+MEMORY_REQUESTS = 200  # the measured rate is a mean over so many requests,
+MEMORY_BUDGETS = 5  # or over so many budgets of the entry where that is longer
+WASTE_SHIFT = 20
 
 POLICIES = {
     "deferred": LateRules(opens=AT_FRONTRUN, heads=BY_WINDOW, rank=LEAST_LATEST),
@@ -116,9 +137,7 @@ def settle_due_late(tables: Tables) -> int:
         if item >= pipelines:
             _disarm(tables, item)
             tables.heaps[item - pipelines]["touched"] = 1
-        elif (
-            tables.candidates[item]["state"] == READY or tables.candidates[item]["latest_us"] < now
-        ):
+        elif tables.candidates[item]["state"] == READY or tables.candidates[item]["keep_us"] < now:
             if _gather(tables, tables.topology.pipelines[item]["queue"]) == NEEDS_ROOM:
                 return NEEDS_ROOM
         else:
@@ -142,21 +161,18 @@ def next_late_timer(tables: Tables) -> int:
 
 @kernel
 def _gather(tables: Tables, queue: int) -> int:
-    """Drop heads that no pipeline keeps and form the candidate of every pipeline anew."""
-    topology = tables.topology
+    """Form the candidate of every pipeline anew, dropping heads that none of them keeps."""
     row = tables.queues[queue]
-    while row["first"] != NONE:
-        kept = False
-        for pipeline in pipelines_of(topology, queue):
-            kept = kept or _keeps_head(tables, queue, pipeline)
+    while True:
+        kept = row["first"] == NONE
+        for pipeline in pipelines_of(tables.topology, queue):
+            if _form(tables, queue, pipeline):
+                kept = True
         if kept:
-            break
+            return SETTLED
         if tables.counts[0]["out"] == len(tables.out):
             return NEEDS_ROOM
         drop(tables, row["first"], DEADLINE, _best_finish(tables, queue))
-    for pipeline in pipelines_of(topology, queue):
-        _form(tables, queue, pipeline)
-    return SETTLED
 
 
 @kernel
@@ -172,57 +188,75 @@ def _best_finish(tables: Tables, queue: int) -> int:
 
 
 @kernel
-def _keeps_head(tables: Tables, queue: int, pipeline: int) -> bool:
-    """Whether a pipeline would still send the head of a queue, by the rule for heads."""
+def _least_batch(tables: Tables, queue: int, pipeline: int) -> int:
+    """Samples that a batch with the head must be able to hold now, by the rule for heads.
+
+    The target is looked for in the queue only where all of the queue would not do. So the answer may
+    be more than the rule asks for, but not where that decides whether the head is kept.
+    """
     topology = tables.topology
     head = tables.requests[tables.queues[queue]["first"]]
-    samples = head["samples"]
-    if samples > topology.pipelines[pipeline]["largest"]:
-        return False
+    least = head["samples"]
     if topology.queues[queue]["heads"] == BY_WINDOW:
-        samples = max(samples, _target(tables, queue, pipeline))
-    return tables.counts[0]["now_us"] + topology.path_us[pipeline, samples] <= head["deadline_us"]
+        goal = topology.pipelines[pipeline]["batch"]
+        if topology.queues[queue]["target"] == MEASURED:
+            goal = tables.candidates[pipeline]["target"]
+        most = max(least, min(goal, tables.queues[queue]["samples"]))
+        if tables.counts[0]["now_us"] + topology.path_us[pipeline, most] <= head["deadline_us"]:
+            return most
+        least = max(least, _tail(tables, queue, pipeline, goal))
+    return least
 
 
 @kernel
-def _target(tables: Tables, queue: int, pipeline: int) -> int:
-    """Samples that a batch shall have: the planned, or what the end of the queue can still make up.
+def _tail(tables: Tables, queue: int, pipeline: int, goal: int) -> int:
+    """Samples that the end of a queue can still make up, up to a goal.
 
     The run to the end of the queue is as long as its first request allows. Deadlines grow along the
     queue, so a longer run fits wherever a shorter one does not: the walk ends at the first that fails.
     """
     topology = tables.topology
     now = tables.counts[0]["now_us"]
-    planned = topology.pipelines[pipeline]["batch"]
     largest = topology.pipelines[pipeline]["largest"]
     samples = 0
     slot = tables.queues[queue]["last"]
-    while slot != NONE and samples < planned:
+    while slot != NONE and samples < goal:
         request = tables.requests[slot]
         more = min(samples + request["samples"], largest)
         if now + topology.path_us[pipeline, more] > request["deadline_us"]:
             break
         samples = more
         slot = request["previous"]
-    return min(samples, planned)
+    return min(samples, goal)
 
 
 @kernel
-def _form(tables: Tables, queue: int, pipeline: int) -> None:
-    """Form the candidate of a pipeline: the longest run of whole requests that ends in time."""
+def _form(tables: Tables, queue: int, pipeline: int) -> bool:
+    """Form the candidate of a pipeline: the longest run of whole requests that ends in time.
+
+    False where the queue has a head and the rule for heads does not keep it here.
+    """
     topology = tables.topology
     row = tables.queues[queue]
     candidate = tables.candidates[pipeline]
     if candidate["state"] == READY:
         _leave_ready(tables, pipeline)
-    if row["first"] == NONE or not _keeps_head(tables, queue, pipeline):
-        candidate["state"] = ABSENT
-        _disarm(tables, pipeline)
-        return
+    if row["first"] == NONE:
+        _withdraw(tables, pipeline)
+        return True
     now = tables.counts[0]["now_us"]
     head = tables.requests[row["first"]]
-    least = head["samples"]
-    most = min(topology.pipelines[pipeline]["largest"], row["samples"])
+    largest = topology.pipelines[pipeline]["largest"]
+    if head["samples"] > largest:
+        _withdraw(tables, pipeline)
+        return False
+    needed = _least_batch(tables, queue, pipeline)
+    keep = head["deadline_us"] - topology.path_us[pipeline, needed]
+    if keep < now:
+        _withdraw(tables, pipeline)
+        return False
+    least = min(needed, row["samples"])
+    most = min(largest, row["samples"])
     while least < most:
         middle = (least + most + 1) // 2
         if now + topology.path_us[pipeline, middle] <= head["deadline_us"]:
@@ -233,19 +267,86 @@ def _form(tables: Tables, queue: int, pipeline: int) -> None:
     latest = head["deadline_us"] - topology.path_us[pipeline, samples]
     candidate["samples"] = samples
     candidate["latest_us"] = latest
-    candidate["key"] = latest
-    if topology.queues[queue]["rank"] == LEAST_DEADLINE:
-        candidate["key"] = head["deadline_us"]
-    elif topology.queues[queue]["rank"] == LEAST_RECENT:
-        candidate["key"] = row["served"]
+    candidate["keep_us"] = min(keep, latest)
+    candidate["key"] = _key(tables, queue, pipeline)
     opens = now
-    if row["samples"] == samples and samples < topology.pipelines[pipeline]["largest"]:
+    if row["samples"] == samples and samples < largest:
         opens = _opens(tables, queue, pipeline)
     if opens > now:
         candidate["state"] = WAITING
         _arm(tables, pipeline, opens)
     else:
         _make_ready(tables, pipeline)
+    return True
+
+
+@inlined
+def _withdraw(tables: Tables, pipeline: int) -> None:
+    """A pipeline has no candidate; it is in no heap of ready ones."""
+    tables.candidates[pipeline]["state"] = ABSENT
+    _disarm(tables, pipeline)
+
+
+@inlined
+def _key(tables: Tables, queue: int, pipeline: int) -> int:
+    """What a candidate is ranked by, the least first."""
+    topology = tables.topology
+    candidate = tables.candidates[pipeline]
+    rank = topology.queues[queue]["rank"]
+    key = candidate["latest_us"]
+    if rank == LEAST_DEADLINE:
+        key = tables.requests[tables.queues[queue]["first"]]["deadline_us"]
+    elif rank == LEAST_RECENT:
+        key = tables.queues[queue]["served"]
+    elif rank == LEAST_WASTE:
+        row = topology.pipelines[pipeline]["first_stage"]
+        best = topology.pipelines[pipeline]["efficient"]
+        took = topology.latency_us[row, candidate["samples"]] * best
+        key = (took << WASTE_SHIFT) // (topology.latency_us[row, best] * candidate["samples"])
+    return key
+
+
+@kernel
+def measure_rate(tables: Tables, queue: int, samples: int) -> None:
+    """A request came: correct the mean gap and size of requests, and the targets that follow.
+
+    Both are exponential means, each request with weight 1 / max(`MEMORY_REQUESTS`, requests in
+    `MEMORY_BUDGETS` budgets); they start at the planned rate and at one sample.
+    """
+    topology = tables.topology
+    row = tables.queues[queue]
+    now = tables.counts[0]["now_us"]
+    if row["arrived_us"] != NONE:
+        gap = min(now - row["arrived_us"], LONGEST_GAP_US) << RATE_SHIFT
+        if row["gap"] == 0:
+            row["gap"] = gap
+        memory = (MEMORY_BUDGETS * topology.queues[queue]["budget_us"]) << RATE_SHIFT
+        weight = max(MEMORY_REQUESTS, memory // max(row["gap"], 1))
+        row["gap"] += (gap - row["gap"]) // weight
+        row["size"] += ((samples << RATE_SHIFT) - row["size"]) // weight
+    row["arrived_us"] = now
+    for pipeline in pipelines_of(topology, queue):
+        largest = topology.pipelines[pipeline]["largest"]
+        target = max(1, tables.candidates[pipeline]["target"])
+        while target < largest and _fills(tables, queue, pipeline, target + 1):
+            target += 1
+        while target > 1 and not _fills(tables, queue, pipeline, target):
+            target -= 1
+        tables.candidates[pipeline]["target"] = target
+
+
+@inlined
+def _fills(tables: Tables, queue: int, pipeline: int, samples: int) -> bool:
+    """Whether a batch of so many samples gathers and ends within the budget, at the measured rate."""
+    topology = tables.topology
+    row = tables.queues[queue]
+    left = topology.queues[queue]["budget_us"] - topology.path_us[pipeline, samples]
+    if row["gap"] == 0 or left < 0:
+        return False
+    # gap / (size x part of the queue's requests), with the size in 1/`PARTS` too
+    per_sample = row["gap"] * PARTS // (row["size"] * PARTS >> RATE_SHIFT)
+    own = per_sample // topology.pipelines[pipeline]["part"]  # a multiple of 1/`PARTS` of it
+    return own <= (left << RATE_SHIFT) // (samples * PARTS)
 
 
 @inlined
@@ -271,7 +372,7 @@ def _make_ready(tables: Tables, pipeline: int) -> None:
     _join_ready(tables, pipeline)
     tables.candidates[pipeline]["state"] = READY
     tables.heaps[tables.topology.pipelines[pipeline]["pool"]]["touched"] = 1
-    _arm(tables, pipeline, tables.candidates[pipeline]["latest_us"] + 1)
+    _arm(tables, pipeline, tables.candidates[pipeline]["keep_us"] + 1)
 
 
 # Matching
@@ -298,7 +399,7 @@ def _match(tables: Tables, pool: int) -> int:
             return NEEDS_ROOM
         pipeline = tables.heaps[topology.pools[pool]["first_candidate"]]["ready"]
         queue = topology.pipelines[pipeline]["queue"]
-        if tables.candidates[pipeline]["latest_us"] < now:
+        if tables.candidates[pipeline]["keep_us"] < now:
             if _gather(tables, queue) == NEEDS_ROOM:
                 return NEEDS_ROOM
             continue
@@ -343,7 +444,7 @@ def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
         samples = prefix(tables, queue, samples - 1) if samples > 1 else 0
     _leave_ready(tables, pipeline)
     candidate["state"] = BLOCKED
-    _arm(tables, pipeline, max(now + 1, min(again, candidate["latest_us"] + 1)))
+    _arm(tables, pipeline, max(now + 1, min(again, candidate["keep_us"] + 1)))
     return False
 
 
@@ -355,11 +456,14 @@ def _lead_us(tables: Tables, samples: int) -> int:
 
 @inlined
 def _pool_free_from(tables: Tables, pool: int) -> int:
-    """No vGPU of the pool can start before; FAR where all are lost."""
+    """No vGPU of the pool can start before, or an instant that has passed; FAR where all are lost."""
     row = tables.topology.pools[pool]
+    now = tables.counts[0]["now_us"]
     soonest = FAR
     for block in range(row["first_block"], row["end_block"]):
         soonest = min(soonest, tables.block_from_us[block])
+        if soonest <= now:
+            break
     return soonest
 
 

@@ -19,10 +19,15 @@ pytestmark = pytest.mark.usefixtures("planned")
 
 def test_simulate_json_has_every_promised_field(poolpipe: Command) -> None:
     found = poolpipe(*SIMULATE, "--load-factor", "0.5", "--seed", "3", "--json").document
-    assert (found["policy"], found["seed"], found["duration_s"]) == ("reservation", 3, 2)
+    assert (found["policy"], found["seed"], found["duration_s"]) == ("reservation-ahead", 3, 2)
     net = found["models"]["net"]
     assert net["offered"] == net["served"] + net["late"] + net["dropped"] > 0
-    assert net.keys() >= {"attainment", "latency_ms", "mean_batch"}
+    assert net.keys() >= {"attainment", "latency_ms", "mean_batch", "batches", "queueing_ms"}
+    assert 0 <= net["queueing_ms"]["p50"] <= net["latency_ms"]["p50"]
+    for pool in found["pools"].values():
+        assert len(pool["busy_by_vgpu"]) == pool["vgpus"]
+        assert pool.keys() >= {"idle_fraction", "bad_rate", "advice_gpus"}
+    assert found["entries"] == {}
     assert found["utilisation"].keys() == {"fast", "slow"}
     assert found["decisions"]["count"] > 0
     assert found["wall_seconds"] > 0
@@ -49,6 +54,46 @@ def test_a_table_is_shown_without_json(poolpipe: Command) -> None:
     assert "all together" in ran.out
 
 
+def test_another_policy_than_the_plans_is_noted(poolpipe: Command) -> None:
+    told = poolpipe(*SIMULATE, "--policy", "reservation", "--json")
+    assert told.document["policy"] == "reservation"
+    assert told.err == "note: policy reservation in place of the plan's reservation-ahead\n"
+    assert poolpipe(*SIMULATE, "--policy", "reservation-ahead", "--json").err == ""
+
+
+def test_late_binding_takes_its_rules_from_the_command_line(poolpipe: Command) -> None:
+    rules = ("--heads", "head", "--target", "measured", "--rank", "efficiency", "--lead-us", "50")
+    more = ("--lead-us-per-sample", "5")
+    ran = poolpipe(*SIMULATE, "--policy", "deferred", *rules, *more, "--json").document
+    assert (ran["policy"], ran["models"]["net"]["served"] > 0) == ("deferred", True)
+    share = poolpipe(*SIMULATE, "--policy", "timeout", "--batch-timeout-share", "0.1", "--json")
+    time = poolpipe(*SIMULATE, "--policy", "timeout", "--batch-timeout-ms", "1.5", "--json")
+    assert share.code == time.code == 0
+
+
+def test_a_trace_is_taken_as_it_is(poolpipe: Command) -> None:
+    rows = ("0.5,net,900,1", "0.25,net,,2", "0.25,net,0.001,1", "1.75,other,,", "3.0,net,,")
+    Path("trace.csv").write_text("arrival_s,name,deadline_ms,samples\n" + "\n".join(rows))
+    asked = (
+        "--arrivals",
+        "trace.csv",
+        "--trace-as-is",
+        "--trace-model",
+        "name",
+        "--map",
+        "net=net",
+    )
+    poolpipe(*SIMULATE, *asked, "--records", "r.parquet", "--json")
+    columns = "model, entry, samples, arrival_us, deadline_us - arrival_us, outcome"
+    told = duckdb.sql(f"SELECT {columns} FROM 'r.parquet' ORDER BY request").fetchall()
+    slo_us = json.loads(Path("plan.json").read_text())["models"][0]["slo_us"]
+    assert told == [
+        ("net", None, 2, 250_000, slo_us, "served"),
+        ("net", None, 1, 250_000, 1, "dropped"),
+        ("net", None, 1, 500_000, 900_000, "served"),
+    ]
+
+
 def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
     rows = "".join(f"{i / 50},code\n" for i in range(100))
     with gzip.open("trace.csv.gz", "wt") as file:
@@ -72,6 +117,12 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--nic", "none"), "'none' is none of"),
         (("--model", "other"), "no model 'other'; it has net"),
         (("--arrivals", "none.csv"), "none.csv: no such file"),
+        (("--trace-as-is",), "--trace-as-is: needs a trace, poisson is a process"),
+        (("--trace-as-is", "--rate", "3"), "--rate: scales arrivals, which"),
+        (("--heads", "tail"), "'tail' is none of window, head"),
+        (("--target", "most"), "'most' is none of planned, measured"),
+        (("--rank", "luck"), "'luck' is none of latest, deadline, efficiency"),
+        (("--heads", "head"), "heads: is of late binding, and no model of the plan is bound late"),
         (("--arrivals", "plan.json"), "no column 'arrival_s'"),
         (("--reference-plan", "none.json"), "none.json: no such file"),
         (("--map", "code"), "is not NAME=VALUE"),

@@ -8,6 +8,7 @@ import pytest
 from flows.preparation.profiling.csv_tables import (
     BOUNDARY_FILE,
     LATENCY_FILE,
+    MEMORY_FILE,
     read_tables,
     write_tables,
 )
@@ -35,6 +36,44 @@ def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found["net"].latency_us.keys() == written.latency_us.keys()
     for key, table in written.latency_us.items():
         assert np.array_equal(found["net"].latency_us[key], table)
+
+
+def test_a_table_of_some_batches_is_written_as_it_was_measured(tmp_path: Path) -> None:
+    rows = "".join(f"a,fast,1,0,{batch},{10.0 * batch}\n" for batch in (1, 2, 4, 8))
+    text = "model,gpu_class,vgpu_divisor,block,batch,latency_us\n" + rows
+    found, warnings = read_tables(folder(tmp_path, text.encode(), BOUNDARY.encode()))
+    assert warnings == []
+    assert found["a"].latency_us["fast", 1].tolist() == [[10, 20, 40, 40, 80, 80, 80, 80]]
+    latency, _ = write_tables(tmp_path / "again", found)
+    assert latency.read_text() == text
+
+
+def test_weights_and_workspace_are_read_and_written(tmp_path: Path) -> None:
+    at = folder(tmp_path, TWO_BLOCKS.encode(), ONE_BOUNDARY.encode())
+    text = "model,block,memory_gib,workspace_gib\na,0,0.5,0.25\na,1,1.5,0.125\n"
+    (at / MEMORY_FILE).write_text(text)
+    found, warnings = read_tables(at)
+    assert warnings == []
+    assert found["a"].block_memory_bytes == (2**29, 3 * 2**29)
+    assert found["a"].block_workspace_bytes == (2**28, 2**27)
+    assert found["a"].stage_memory_bytes((0, 2)) == 2**31 + 2**28
+    assert write_tables(tmp_path / "again", found)[2].read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("a,0,1,", "has no row of block 1"),
+        ("a,0,1,\na,1,1,\na,2,1,", "there is no block 2"),
+        ("a,0,x,", "line 2, memory_gib: 'x' is no number of GiB"),
+        ("a,0,1,-1", "line 2, workspace_gib: '-1' is no number of GiB"),
+    ],
+)
+def test_memory_that_cannot_be_used_is_named(tmp_path: Path, row: str, complaint: str) -> None:
+    at = folder(tmp_path, TWO_BLOCKS.encode(), ONE_BOUNDARY.encode())
+    (at / MEMORY_FILE).write_text(f"model,block,memory_gib,workspace_gib\n{row}\n")
+    with pytest.raises(InputError, match=complaint):
+        read_tables(at)
 
 
 def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:

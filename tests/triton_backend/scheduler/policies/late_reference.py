@@ -1,13 +1,16 @@
 """Late binding from its definition: everything is worked out anew at every instant.
 
-No heaps, no arrays and nothing of the product: lists of requests, a table of latencies per model, one
-pool of equal vGPUs that all models share. For tests that compare batches one by one.
+No heaps, no timers, no arrays and nothing of the product: lists of requests, a table of latencies per
+model, one pool of equal vGPUs that all models share, and a decision at every single instant. For tests
+that compare batches one by one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 NEVER = 10**15
+ONE = 1 << 24  # mean gaps and sizes are whole multiples of 1 / ONE
 
 
 @dataclass
@@ -20,12 +23,47 @@ class Request:
 
 @dataclass
 class Model:
-    """`latency[n - 1]` of n samples; batches up to `planned` are asked for, up to all of it formed."""
+    """`latency[n - 1]` of n samples; batches up to `planned` are asked for, up to all of it formed.
+
+    `budget` and the request before, the mean gap and size of requests (in 1 / ONE) make the measured
+    target.
+    """
 
     latency: Sequence[int]
     planned: int
+    budget: int = 0
     line: list[Request] = field(default_factory=list)
     served: int = -1
+    before: int | None = None
+    gap: int = 0
+    size: int = ONE
+
+    def came(self, now: int, samples: int) -> None:
+        """Means of gaps and sizes, each request with weight 1 / max(200, requests in 5 budgets)."""
+        if self.before is not None:
+            gap = (now - self.before) * ONE
+            self.gap = self.gap or gap
+            weight = max(200, 5 * self.budget * ONE // max(self.gap, 1))
+            self.gap += (gap - self.gap) // weight
+            self.size += (samples * ONE - self.size) // weight
+        self.before = now
+
+    def measured(self) -> int:
+        """The largest batch that fills and ends within the budget at the rate of samples; least 1."""
+        if self.gap == 0:
+            return 1
+        per_sample = Fraction(self.gap, self.size)
+        fitting = (
+            size
+            for size in range(1, len(self.latency) + 1)
+            if self.longest(size) + size * per_sample <= self.budget
+        )
+        return max(fitting, default=1)
+
+    def waste(self, samples: int) -> Fraction:
+        """Time per sample of such a batch, as a multiple of the least there is."""
+        took = [Fraction(own, size) for size, own in enumerate(self.latency, 1)]
+        return took[samples - 1] / min(took)
 
     def longest(self, samples: int) -> int:
         """Latency made monotone: a smaller batch never takes longer."""
@@ -36,7 +74,8 @@ class Model:
 class Rules:
     opens: str  # frontrun, now, timeout, latest
     heads: str  # window, head
-    rank: str  # latest, recent
+    rank: str  # latest, deadline, efficiency, recent
+    target: str = "planned"  # or measured
     timeout: int = 0
 
 
@@ -59,39 +98,30 @@ class Reference:
         self.drops: list[tuple[int, int]] = []
 
     def run(self, arrivals: Sequence[tuple[int, int, int, int]]) -> None:
-        """Arrivals (instant, model, deadline, samples) in order; ends when nothing is left to do."""
+        """Arrivals (instant, model, deadline, samples) in order; ends when nobody waits any more."""
         waiting = list(enumerate(arrivals))
-        now = -1
-        while True:
-            instants = [a[0] for _, a in waiting[:1]]
-            instants += [at for at in self.free if at > now]
-            for model in self.models:
-                chosen = self.candidate(model, max(now, 0)) if model.line else None
-                if chosen:
-                    instants += [at for at in chosen[1:3] if at > now]
-                    instants.append(chosen[2] + 1)
-            instants = [at for at in instants if at > now]
-            if not instants:
-                return
-            now = min(instants)
+        now = 0
+        while waiting or any(model.line for model in self.models):
             self.decide(now)
             while waiting and waiting[0][1][0] == now:
                 number, (_, model, deadline, samples) = waiting.pop(0)
                 line = self.models[model].line
                 line.append(Request(number, now, deadline, samples))
                 line.sort(key=lambda r: (r.deadline, r.number))
+                self.models[model].came(now, samples)
                 self.decide(now)
+            now += 1
 
     def decide(self, now: int) -> None:
         while True:
-            ready: list[tuple[int, int, list[Request]]] = []
+            ready: list[tuple[Fraction, int, list[Request]]] = []
             for m, model in enumerate(self.models):
                 while model.line and not self.keeps(model, now):
                     self.drops.append((now, model.line.pop(0).number))
                 if model.line:
                     members, opens, latest = self.candidate(model, now) or ([], NEVER, NEVER)
                     if opens <= now:
-                        ready.append((self.key(model, latest), m, members))
+                        ready.append((self.key(model, members, latest), m, members))
             idle = [v for v, at in enumerate(self.free) if at <= now]
             if not ready or not idle:
                 return
@@ -103,8 +133,14 @@ class Reference:
             self.batches.append(Batch(now, m, tuple(r.number for r in members), idle[0]))
             model.served = len(self.batches)
 
-    def key(self, model: Model, latest: int) -> int:
-        return latest if self.rules.rank == "latest" else model.served
+    def key(self, model: Model, members: Sequence[Request], latest: int) -> Fraction:
+        keys = {
+            "latest": Fraction(latest),
+            "deadline": Fraction(members[0].deadline),
+            "efficiency": model.waste(sum(r.samples for r in members)),
+            "recent": Fraction(model.served),
+        }
+        return keys[self.rules.rank]
 
     def keeps(self, model: Model, now: int) -> bool:
         """Whether the head stays, by the rule for heads."""
@@ -119,7 +155,8 @@ class Reference:
                 if now + model.longest(size) > model.line[first].deadline:
                     break
                 tail = size
-            needed = max(needed, min(tail, model.planned))
+            goal = model.planned if self.rules.target == "planned" else model.measured()
+            needed = max(needed, min(tail, goal))
         return now + model.longest(needed) <= head.deadline
 
     def candidate(self, model: Model, now: int) -> tuple[list[Request], int, int] | None:

@@ -26,6 +26,12 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.placement import PlacementRun
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.late import (
+    BY_HEAD,
+    LEAST_DEADLINE,
+    LEAST_WASTE,
+    MEASURED,
+)
 from triton_backend.scheduler.scheduler import Scheduler
 
 RULES = {
@@ -34,6 +40,24 @@ RULES = {
     "latest": Rules("latest", "window", "latest"),
     "turns": Rules("now", "head", "recent"),
 }
+# The same with other rules in their place, as ablations have them.
+ABLATIONS: dict[str, tuple[str, dict[str, int], Rules]] = {
+    "deadline": ("deferred", {"rank": LEAST_DEADLINE}, Rules("frontrun", "window", "deadline")),
+    "efficiency": ("eager", {"rank": LEAST_WASTE}, Rules("now", "window", "efficiency")),
+    "heads": ("deferred", {"heads": BY_HEAD}, Rules("frontrun", "head", "latest")),
+    "measured": (
+        "deferred",
+        {"target": MEASURED},
+        Rules("frontrun", "window", "latest", "measured"),
+    ),
+    "measured and eager": (
+        "eager",
+        {"target": MEASURED},
+        Rules("now", "window", "latest", "measured"),
+    ),
+    "time-out": ("timeout", {"timeout_us": 4}, Rules("timeout", "window", "latest", timeout=4)),
+}
+EVERY = ABLATIONS | {name: (name, {}, rules) for name, rules in RULES.items()}
 FLAT = (10, 10, 10, 10)
 RISING = (10, 12, 14, 16)
 
@@ -44,6 +68,8 @@ def shared(
     *,
     policy: str,
     planned: Sequence[int] | None = None,
+    slo_us: int = 1_000,
+    rate_rps: float = 0.0,
 ) -> Plan:
     """Models of one stage each on one pool of so many vGPUs."""
     place = PlacementRun(node=0, gpu=0, slot=0, gpus=vgpus)
@@ -55,9 +81,9 @@ def shared(
                     (0, 1), "GPU", place, table, batch=None if planned is None else planned[number]
                 ),
                 batch=len(table) if planned is None else planned[number],
-                rate_rps=0.0,
+                rate_rps=rate_rps,
             ),
-            slo_us=1_000,
+            slo_us=slo_us,
             policy=policy,
         )
         for number, table in enumerate(tables)
@@ -69,8 +95,8 @@ def shared(
 class Life:
     """A scheduler whose batches end exactly as reserved; ends, then the timer, then arrivals."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.scheduler = Scheduler(plan)
+    def __init__(self, plan: Plan, **rules: int) -> None:
+        self.scheduler = Scheduler(plan, adjust=lambda stated: stated._replace(**rules))
         self.batches: list[Batch] = []
         self.drops: list[tuple[int, int]] = []
         self.ends: list[tuple[int, int, int]] = []
@@ -115,8 +141,8 @@ class Life:
         )
 
 
-def run(plan: Plan, arrivals: Sequence[tuple[int, int, int, int]]) -> Life:
-    life = Life(plan)
+def run(plan: Plan, arrivals: Sequence[tuple[int, int, int, int]], **rules: int) -> Life:
+    life = Life(plan, **rules)
     for number, (at, model, deadline, samples) in enumerate(arrivals):
         life.arrive(number, at, model, deadline, samples)
     life.until(float("inf"))
@@ -189,6 +215,36 @@ def test_a_head_that_makes_batches_small_is_dropped_for_the_sake_of_the_target()
 def test_requests_of_several_samples_are_never_split() -> None:
     life = run(shared([RISING], 1, policy="eager"), [(0, 0, 90, 4), (1, 0, 80, 3), (2, 0, 81, 2)])
     assert [b.requests for b in life.batches] == [(0,), (1,), (2,)]
+
+
+def test_a_head_goes_when_it_holds_back_a_request_of_several_samples_that_it_cannot_take_along() -> (
+    None
+):
+    # From 14 on neither the three samples behind the head nor all four could be sent with it in time.
+    arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 27, 1), (12, 0, 60, 3)]
+    life = run(shared([RISING], 1, policy="deferred"), arrivals)
+    assert life.drops == [(14, 4)]
+    assert life.batches[1] == Batch(60 - 16 + 1, 0, (5,), 0)
+
+
+def test_the_measured_target_is_what_fills_within_the_budget() -> None:
+    # A request every 10 µs: L(4) + 4 x 10 = 56 and L(1) + 10 = 20.
+    arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 28, 1), *[(2, 0, 60, 1)] * 4]
+    for slo_us, dropped in ((56, [4]), (20, [])):
+        plan = shared(
+            [RISING], 1, policy="deferred", planned=[1], slo_us=slo_us, rate_rps=100_000.0
+        )
+        measured = run(plan, arrivals, target=MEASURED)
+        assert [number for _, number in measured.drops] == dropped
+        assert run(plan, arrivals).drops == []  # the planned batch is one
+
+
+def test_by_efficiency_the_queue_that_wastes_least_time_goes_first() -> None:
+    # One sample of model 0 takes 1.8 times what it does in a pair; of model 1 pairs gain nothing.
+    plan = shared([(10, 11), (10, 20)], 1, policy="eager")
+    arrivals = [(0, 0, 99, 1), (1, 0, 50, 1), (2, 1, 99, 1)]
+    assert [b.model for b in run(plan, arrivals).batches] == [0, 0, 1]
+    assert [b.model for b in run(plan, arrivals, rank=LEAST_WASTE).batches] == [0, 1, 0]
 
 
 def test_a_cancelled_head_changes_the_window() -> None:
@@ -276,25 +332,30 @@ def cases(
     for _ in range(draw(st.integers(1, 14))):
         at += draw(st.integers(0, 6))
         model = draw(st.integers(0, len(tables) - 1))
-        arrivals.append((at, model, at + draw(st.integers(3, 50)), 1))
+        samples = draw(st.integers(1, planned[model]))
+        arrivals.append((at, model, at + draw(st.integers(3, 50)), samples))
     return tables, planned, draw(st.integers(1, 3)), arrivals
 
 
-@pytest.mark.parametrize("policy", list(RULES))
-@settings(max_examples=40, deadline=None)
-@given(case=cases())
+@pytest.mark.parametrize("name", list(EVERY))
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), slo_us=st.integers(10, 60))
 def test_every_batch_is_that_of_the_definition(
-    policy: str,
+    name: str,
     case: tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]],
+    slo_us: int,
 ) -> None:
     tables, planned, vgpus, arrivals = case
+    policy, adjusted, rules = EVERY[name]
     sizes = planned if policy == "turns" else [len(table) for table in tables]
     models = [
-        Model(table[:size], goal) for table, size, goal in zip(tables, sizes, planned, strict=True)
+        Model(table[:size], goal, budget=slo_us)
+        for table, size, goal in zip(tables, sizes, planned, strict=True)
     ]
-    reference = Reference(models, vgpus, RULES[policy])
+    reference = Reference(models, vgpus, rules)
     reference.run(arrivals)
-    life = run(shared(tables, vgpus, policy=policy, planned=planned), arrivals)
+    plan = shared(tables, vgpus, policy=policy, planned=planned, slo_us=slo_us)
+    life = run(plan, arrivals, **adjusted)
     assert life.batches == reference.batches
     assert sorted(life.drops) == sorted(reference.drops)
     done = deque(number for batch in life.batches for number in batch.requests)

@@ -1,0 +1,189 @@
+"""Parts of a GPU class packed into the fewest GPUs, whatever their sizes: exact where that is small.
+
+Sets: kinds of parts k (equal share and memory), cuts p of one GPU (how many parts of each kind; only
+those to which no part can be added). Variables: n_p, GPUs cut so, whole.
+
+    minimise    sum_p n_p
+    demand_k    sum_p count_kp n_p >= parts wanted of kind k
+
+A cut fits where its shares are a GPU at most, it has `max_vgpus_per_gpu` parts at most, lies in one of the
+class's `partitions` (where those are listed), and its memory fits the GPU's. GPUs of a cut may stay partly
+empty. With more than `MOST_CUTS` cuts the parts are packed one by one, the largest first; then the bound
+is what shares, numbers and memory demand at least.
+
+Here: how many GPUs are cut how. Not here: which GPUs those are (`placement`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+from triton_backend.contract.cluster import GpuClass
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, share_text
+
+MOST_CUTS = 5_000
+MOST_NODES = 20_000  # of the search tree of the integer program
+ROUNDING = 1e-6
+
+Cut = tuple[int, ...]  # parts of each kind on one GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A vGPU to be packed: its share in 300ths, and the memory of its process."""
+
+    share: int
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How GPUs are cut: which parts (by number) each of them holds, largest first.
+
+    `least` GPUs are needed by any packing.
+    """
+
+    gpus: tuple[tuple[int, ...], ...]
+    least: int
+
+
+def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
+    """Pack parts into the fewest GPUs.
+
+    Raises:
+        InputError: a part does not fit even a GPU of its own.
+    """
+    kinds = sorted(set(parts), key=lambda part: (-part.share, -part.memory_gib))
+    for kind in kinds:
+        if not _fits(gpu_class, [kind]):
+            reason = (
+                f"a vGPU of {share_text(kind.share)} with {kind.memory_gib:.3f} GiB fits no GPU"
+            )
+            raise InputError(f"class {gpu_class.name}", reason)
+    wanted = [sum(part == kind for part in parts) for kind in kinds]
+    greedy = _one_by_one(gpu_class, kinds, wanted)
+    least = _least(gpu_class, kinds, wanted)
+    if len(greedy) > least:
+        cuts = _cuts(gpu_class, kinds, wanted)
+        if cuts is not None:
+            greedy, least = _by_program(cuts, wanted, greedy, least)
+    left = {kind: [i for i, part in enumerate(parts) if part == kind] for kind in kinds}
+    return Packing(
+        gpus=tuple(
+            tuple(
+                left[kind].pop(0)
+                for kind, count in zip(kinds, cut, strict=True)
+                for _ in range(min(count, len(left[kind])))
+            )
+            for cut in greedy
+        ),
+        least=least,
+    )
+
+
+def _fits(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
+    """Whether one GPU can hold all of these."""
+    if len(parts) > gpu_class.most_vgpus or sum(part.share for part in parts) > WHOLE_GPU:
+        return False
+    room_gib = gpu_class.memory_gib
+    held_gib = sum(part.memory_gib for part in parts)
+    if room_gib is not None and held_gib > room_gib * (1 + ROUNDING):
+        return False
+    if not gpu_class.partitions:
+        return True
+    return any(_within([p.share for p in parts], cut) for cut in gpu_class.partitions)
+
+
+def _within(shares: Sequence[int], percents: Sequence[int]) -> bool:
+    free = [percent * PER_PERCENT for percent in percents]
+    for share in shares:
+        if share not in free:
+            return False
+        free.remove(share)
+    return True
+
+
+def _one_by_one(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut]:
+    """First fit, the largest parts first."""
+    gpus: list[list[int]] = []
+    for number, count in enumerate(wanted):
+        at = 0
+        for _ in range(count):
+            while at < len(gpus):
+                if _fits(gpu_class, [kinds[k] for k in (*gpus[at], number)]):
+                    break
+                at += 1
+            if at == len(gpus):
+                gpus.append([])
+            gpus[at].append(number)
+    return [tuple(held.count(k) for k in range(len(kinds))) for held in gpus]
+
+
+def _least(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> int:
+    """GPUs that shares, the number of parts, and memory need; parts of more than half a GPU alone."""
+    pairs = list(zip(kinds, wanted, strict=True))
+    bounds = [
+        -(-sum(kind.share * count for kind, count in pairs) // WHOLE_GPU),
+        -(-sum(wanted) // gpu_class.most_vgpus),
+        sum(count for kind, count in pairs if 2 * kind.share > WHOLE_GPU),
+    ]
+    if gpu_class.memory_gib is not None:
+        held = sum(kind.memory_gib * count for kind, count in pairs) / gpu_class.memory_gib
+        bounds.append(int(np.ceil(held * (1 - ROUNDING) - ROUNDING)))
+    return max(bounds)
+
+
+def _cuts(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut] | None:
+    """Every cut to which no part can be added; None where there are too many."""
+    found: list[Cut] = []
+    counts = [0] * len(kinds)
+    looked_at = 0
+
+    def held(extra: int | None = None) -> list[Part]:
+        more = [] if extra is None else [kinds[extra]]
+        return [
+            kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)
+        ] + more
+
+    def extend(first: int) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at > MOST_CUTS:
+            return False
+        if not any(counts[k] < wanted[k] and _fits(gpu_class, held(k)) for k in range(len(kinds))):
+            found.append(tuple(counts))
+        for k in range(first, len(kinds)):
+            if counts[k] < wanted[k] and _fits(gpu_class, held(k)):
+                counts[k] += 1
+                inside = extend(k)
+                counts[k] -= 1
+                if not inside:
+                    return False
+        return True
+
+    return found if extend(0) else None
+
+
+def _by_program(
+    cuts: Sequence[Cut], wanted: Sequence[int], known: list[Cut], least: int
+) -> tuple[list[Cut], int]:
+    """The integer program over cuts: the better of its packing and the one known, and its bound."""
+    counts = np.asarray(cuts, dtype=np.float64)
+    builder = ProgramBuilder()
+    gpus = builder.variables("gpus", len(cuts), upper=len(known), cost=-1.0, whole=True)
+    demand = builder.rows("demand", len(wanted), upper=-np.asarray(wanted, dtype=np.float64))
+    cut, kind = np.nonzero(counts)
+    builder.entries(demand[kind], gpus[cut], -counts[cut, kind])
+    answer = solve_integer(builder.build(), Limits(relative_gap=0.0, nodes=MOST_NODES))
+    bound = int(np.ceil(-answer.bound - ROUNDING)) if np.isfinite(answer.bound) else 0
+    least = min(max(least, bound), len(known))
+    if answer.values is None:
+        return known, least
+    used = np.rint(answer.values).astype(int)
+    if used.sum() >= len(known):
+        return known, least
+    return [cuts[k] for k in range(len(cuts)) for _ in range(used[k])], least
