@@ -35,7 +35,8 @@ from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
     FIRST_WORKER_PORT,
-    front_ports,
+    GenerationNames,
+    first_names,
     render_control,
     render_front,
     render_generation,
@@ -317,8 +318,8 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     _clear(folder)
     _copy_artifacts(folder, options.serve.artifacts, artifacts)
     by_container = _settings(plan, containers, options)
-    ports = front_ports(plan, by_container[GATEWAY])
-    stage_models = _write_repositories(folder, plan, containers, options, ports)
+    generation = first_names(plan, by_container[GATEWAY])
+    stage_models = _write_repositories(folder, plan, containers, options, generation)
     names = tuple(by_container)
     for name, settings in by_container.items():
         settings.write(folder / "nodes" / name / SETTINGS_NAME)
@@ -500,12 +501,12 @@ def _write_repositories(
     plan: Plan,
     containers: tuple[NodeContainer, ...],
     options: ContainerOptions,
-    ports: Mapping[str, int],
+    names: GenerationNames,
 ) -> tuple[str, ...]:
     """Write `nodes/*/{repository,generations}`; returns the names of the stage models."""
     settings = options.serve_folder / SETTINGS_NAME
     gateway = folder / "nodes" / GATEWAY
-    render_generation(gateway, plan, FIRST_GENERATION, nodes=(), ports=ports)
+    render_generation(gateway, plan, FIRST_GENERATION, nodes=(), names=names)
     render_control(gateway, FIRST_GENERATION, settings)
     for model in plan.models:
         render_front(gateway, model, FIRST_GENERATION, settings)
@@ -513,7 +514,7 @@ def _write_repositories(
     for container in containers:
         place = folder / "nodes" / container.name
         render_generation(
-            place, plan, FIRST_GENERATION, nodes=(container.node,), ports=ports, settings=settings
+            place, plan, FIRST_GENERATION, nodes=(container.node,), names=names, settings=settings
         )
         stage_models += [
             _stage_model(folder, place, plan, here, here.artifact)

@@ -80,7 +80,8 @@ class Replay:
         self._lost = False
         plan = plan_of(self._folder, header)
         if self._core is not None and header["rollout"]:
-            self._tell(PlanChanged(now_us=header["now_us"], plan=plan))
+            inherited = tuple((old, new) for old, new in header.get("inherited", ()))
+            self._tell(PlanChanged(now_us=header["now_us"], plan=plan, inherited=inherited))
         else:
             self._core = Scheduler(plan, policy=header["policy"], nic=header["nic"])
 

@@ -9,15 +9,18 @@ Every template variable is explained in `model_repo_templates/README.md`.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jinja2
 
 import model_repo_templates
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
@@ -26,11 +29,94 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, Se
 CONTROL_MODEL = "poolpipe_control"
 FIRST_GENERATION = 1
 FRONT_PORTS_NAME = "front_ports.json"
+WORKERS_NAME = "workers.json"
 # TCP ports above `base_port`, used where there are several hosts: the scheduler has the first, then
 # come the fronts', then two for every worker.
 MOST_FRONTS = 900
 FIRST_WORKER_PORT = 1000
 LAST_PORT = 65_535
+
+
+class WorkerOrigin(NamedTuple):
+    """Where the names of a worker come from: the generation that it was started for.
+
+    A worker goes on under the next plan where its content stays; its sockets, slots and TCP port keep
+    the names of the generation and the vGPU number that it began with.
+    """
+
+    generation: int
+    vgpu: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The workers of a generation.
+
+    Attributes:
+        former: the generation before, whose node models still own those that go on until they are
+            unloaded; None for the first.
+        origins: by vGPU number.
+    """
+
+    former: int | None
+    origins: tuple[WorkerOrigin, ...]
+
+    @classmethod
+    def first(cls, plan: Plan, generation: int, base_port: int) -> Self:
+        """All of them started for this generation."""
+        ports = _free_ports(base_port, ())
+        origins = (WorkerOrigin(generation, v.index, next(ports)) for v in plan.vgpus())
+        return cls(former=None, origins=tuple(origins))
+
+    def following(self, before: Plan, after: Plan, generations: tuple[int, int], port: int) -> Self:
+        """Those of the plan after, of which some go on.
+
+        Args:
+            before: the plan of these workers.
+            after: the next one; of both all tensors are named.
+            generations: of both.
+            port: the system's base port.
+        """
+        stays = {new: old for old, new in inherited_vgpus(before, after, may_load=False)}
+        ports = _free_ports(port, [origin.port for origin in self.origins])
+        origins = (
+            self.origins[stays[v.index]]
+            if v.index in stays
+            else WorkerOrigin(generations[1], v.index, next(ports))
+            for v in after.vgpus()
+        )
+        return replace(self, former=generations[0], origins=tuple(origins))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in the file."""
+        return {"former": self.former, "workers": [list(origin) for origin in self.origins]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        origins = tuple(WorkerOrigin(*map(int, origin)) for origin in data["workers"])
+        former = data["former"]
+        return cls(former=None if former is None else int(former), origins=origins)
+
+
+class GenerationNames(NamedTuple):
+    """What of a generation keeps its name when the plan changes: ports of fronts, and workers."""
+
+    ports: Mapping[str, int]
+    workers: Workers
+
+
+def first_names(plan: Plan, settings: ServeSettings) -> GenerationNames:
+    """Of the first generation of a system."""
+    workers = Workers.first(plan, FIRST_GENERATION, settings.base_port)
+    return GenerationNames(front_ports(plan, settings), workers)
+
+
+def _free_ports(base_port: int, taken: Iterable[int]) -> Iterator[int]:
+    """TCP ports of workers that nobody has yet."""
+    others = set(taken)
+    return (port for port in count(base_port + FIRST_WORKER_PORT) if port not in others)
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
@@ -56,8 +142,8 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
         check_name(model.name)
     settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
-    ports = front_ports(plan, settings)
-    plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, ports=ports)
+    names = first_names(plan, settings)
+    plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, names=names)
     render_control(folder, FIRST_GENERATION)
     for model in plan.models:
         render_front(folder, model, FIRST_GENERATION)
@@ -87,8 +173,8 @@ def render_host(
         where = f"no node of plan {plan.plan_id} runs there: {dict(gateway.hosts)}"
         raise InputError(f"host {host!r}", where)
     settings = _begin(gateway.for_host(folder, artifacts))
-    ports = front_ports(plan, settings)
-    render_generation(folder, plan, FIRST_GENERATION, nodes=nodes, ports=ports)
+    names = first_names(plan, settings)
+    render_generation(folder, plan, FIRST_GENERATION, nodes=nodes, names=names)
     return [node_model(node, FIRST_GENERATION) for node in nodes]
 
 
@@ -98,17 +184,17 @@ def render_generation(
     generation: int,
     *,
     nodes: Iterable[str],
-    ports: Mapping[str, int],
+    names: GenerationNames,
     settings: Path | None = None,
 ) -> Plan:
-    """Plan file, ports of the fronts, and node models of a generation.
+    """Plan file, ports of the fronts, origins of the workers, and node models of a generation.
 
     Args:
         folder: the serve folder.
         plan: of the generation.
         generation: its number.
         nodes: those of the plan's nodes that run on this host.
-        ports: of the fronts, as `front_ports` gave them.
+        names: ports of the fronts, as `front_ports` gave them, and where the workers' come from.
         settings: the settings file, where it is not the folder's own (inside a container, say).
 
     Returns:
@@ -122,7 +208,8 @@ def render_generation(
     place = folder / "generations" / str(generation)
     place.mkdir(parents=True, exist_ok=True)
     write_whole(place / "plan.json", json.dumps(plan.to_dict()) + "\n")
-    write_whole(place / FRONT_PORTS_NAME, json.dumps(dict(ports)) + "\n")
+    write_whole(place / FRONT_PORTS_NAME, json.dumps(dict(names.ports)) + "\n")
+    write_whole(place / WORKERS_NAME, json.dumps(names.workers.to_dict()) + "\n")
     for node in nodes:
         name = node_model(node, generation)
         _model(folder, "node", name, settings, generation=generation, node=node)
@@ -147,6 +234,7 @@ def front_ports(
     first = settings.base_port + 1
     free = iter(sorted({*range(first, first + MOST_FRONTS)} - {*kept.values()}))
     ports = {model.name: kept.get(model.name) or next(free, 0) for model in plan.models}
+    # Of two plans that live side by side.
     last = settings.base_port + FIRST_WORKER_PORT + 2 * len(plan.vgpus()) - 1
     if 0 in ports.values():
         raise InputError(f"plan {plan.plan_id}", f"more than {MOST_FRONTS} models")
@@ -166,6 +254,19 @@ def read_front_ports(folder: Path, generation: int) -> dict[str, int]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(str(path), f"not the ports of fronts: {error}") from error
+
+
+def read_workers(folder: Path, generation: int) -> Workers:
+    """The origins of a generation's workers.
+
+    Raises:
+        InputError: they are not there.
+    """
+    path = folder / "generations" / str(generation) / WORKERS_NAME
+    try:
+        return Workers.from_dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(str(path), f"not the origins of workers: {error!r}") from error
 
 
 def _check_node_models(plan: Plan) -> None:

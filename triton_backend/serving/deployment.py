@@ -30,7 +30,12 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.stage_tensors import request_tensors, stage_inputs, stage_outputs
 from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.serve_folder.names import short_name
-from triton_backend.serve_folder.repository import FIRST_WORKER_PORT, read_front_ports
+from triton_backend.serve_folder.repository import (
+    WorkerOrigin,
+    Workers,
+    read_front_ports,
+    read_workers,
+)
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
 
@@ -49,6 +54,7 @@ class Deployment:
     generation: int
     plan: Plan
     front_ports: Mapping[str, int] = field(default_factory=dict[str, int])
+    workers: Workers | None = None
 
     @classmethod
     def read(cls, settings: ServeSettings, generation: int) -> Self:
@@ -63,7 +69,8 @@ class Deployment:
         except (OSError, ValueError) as error:
             raise InputError(str(path), f"not a plan: {error}") from error
         plan = check_complete(Plan.from_dict(data), str(path))
-        return cls(settings, generation, plan, read_front_ports(settings.folder, generation))
+        ports = read_front_ports(settings.folder, generation)
+        return cls(settings, generation, plan, ports, read_workers(settings.folder, generation))
 
     @cached_property
     def tag(self) -> int:
@@ -88,19 +95,9 @@ class Deployment:
         )
 
     @cached_property
-    def _layouts(self) -> dict[StageRow, SlotLayout]:
-        """Of every stage; slots of one pool are as large as its largest stage needs them."""
-        layouts = {
-            row: SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
-            for row in self._rows.values()
-        }
-        return {
-            row: replace(
-                layout,
-                least_bytes=max(layouts[r].slot_bytes for r in self._rows_of_pools[row.pool]),
-            )
-            for row, layout in layouts.items()
-        }
+    def _layouts(self) -> dict[tuple[StageRow, int], SlotLayout]:
+        """Made once each, because slots are known by the identity of their layout."""
+        return {}
 
     # Stages: a row is a stage of a pipeline of a model, and the pool that holds it
 
@@ -157,9 +154,16 @@ class Deployment:
             (n for p, n in pairs if entry is None or p.entry in {None, entry.name}), default=1
         )
 
-    def layout_of(self, row: StageRow) -> SlotLayout:
-        """How a batch of a stage lies in a slot of its worker."""
-        return self._layouts[row]
+    def layout_of(self, row: StageRow, vgpu: int) -> SlotLayout:
+        """How a batch of a stage lies in a slot of a worker."""
+        known = self._layouts.get((row, vgpu))
+        if known is None:
+            known = replace(self._own_layout(row), least_bytes=self.slot_bytes(vgpu))
+            self._layouts[row, vgpu] = known
+        return known
+
+    def _own_layout(self, row: StageRow) -> SlotLayout:
+        return SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
 
     # vGPUs
 
@@ -180,12 +184,48 @@ class Deployment:
         """Numbers of the vGPUs on a node."""
         return tuple(v.index for v in self.vgpus if self.node_name_of(v.index) == node)
 
+    # Workers: their names are those of the generation that they were started for
+
+    @cached_property
+    def origins(self) -> tuple[WorkerOrigin, ...]:
+        """Of every worker."""
+        workers = self.workers or Workers.first(self.plan, self.generation, self.settings.base_port)
+        return workers.origins
+
+    @cached_property
+    def _origin_deployments(self) -> dict[int, "Deployment"]:
+        return {self.generation: self}
+
+    def origin_of(self, vgpu: int) -> tuple["Deployment", int]:
+        """The generation that a worker was started for, and its vGPU's number there."""
+        generation, number, _ = self.origins[vgpu]
+        known = self._origin_deployments.get(generation)
+        if known is None:
+            known = self._origin_deployments[generation] = Deployment.read(
+                self.settings, generation
+            )
+        return known, number
+
+    def number_of(self, origin: WorkerOrigin) -> int | None:
+        """The vGPU number of a worker here; None where it has none."""
+        return self.origins.index(origin) if origin in self.origins else None
+
+    def slot_bytes(self, vgpu: int) -> int:
+        """Size of a worker's slots: as large as its largest stage needs them."""
+        origin, number = self.origin_of(vgpu)
+        if origin is not self:
+            return origin.slot_bytes(number)
+        return max(self._own_layout(row).slot_bytes for row in self.rows_of(vgpu))
+
     def worker_layout(self, vgpu: int) -> SlotLayout:
         """How a batch of a worker's first stage lies; slots are of one size for all its stages."""
-        return self.layout_of(self.rows_of(vgpu)[0])
+        return self.layout_of(self.rows_of(vgpu)[0], vgpu)
 
     def worker_slots(self, vgpu: int) -> int:
         """Slots of a worker: as many batches of one as can be reserved within the longest SLO."""
+        origin, number = self.origin_of(vgpu)
+        if origin is not self:
+            return origin.worker_slots(number)
         rows = self.rows_of(vgpu)
         slo_us = max(self.model_of(row).slo_us for row in rows)
         least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
@@ -193,18 +233,20 @@ class Deployment:
 
     def worker_segment(self, vgpu: int) -> str:
         """Name of a worker's segment."""
-        return f"{self.settings.segment_prefix}g{self.generation}-w{vgpu}"
+        generation, number, _ = self.origins[vgpu]
+        return f"{self.settings.segment_prefix}g{generation}-w{number}"
 
     def worker_address(self, vgpu: int, *, same_host: bool) -> str:
         """Where a worker takes batches."""
         if same_host:
-            return f"unix:{self.settings.socket_folder}/g{self.generation}-w{vgpu}"
+            generation, number, _ = self.origins[vgpu]
+            return f"unix:{self.settings.socket_folder}/g{generation}-w{number}"
         host = self.settings.hosts.get(self.node_name_of(vgpu), self.settings.gateway_host)
         return f"tcp:{host}:{self.worker_port(vgpu)}"
 
     def worker_port(self, vgpu: int) -> int:
-        """TCP port of a worker; two generations live side by side."""
-        return self.settings.base_port + FIRST_WORKER_PORT + 2 * vgpu + self.generation % 2
+        """TCP port of a worker."""
+        return self.origins[vgpu].port
 
     def front_layout(self, model: ModelPlan) -> SlotLayout:
         """How an answer lies in a slot of a front."""

@@ -34,6 +34,12 @@ def rollout(
         float, typer.Option(metavar="N", min=0.01, max=1.0, help="Attainment under which it goes.")
     ] = 0.95,
     reason: Annotated[str, typer.Option(help="Why, for the history.")] = "requested",
+    flush: Annotated[
+        bool,
+        typer.Option(
+            "--flush", help="Let all batches in flight end first; nothing starts until then."
+        ),
+    ] = False,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
@@ -74,7 +80,10 @@ def rollout(
         return
 
     asked = RolloutOptions(
-        bake_seconds=bake_seconds, attainment_target=attainment_target, reason=reason
+        bake_seconds=bake_seconds,
+        attainment_target=attainment_target,
+        reason=reason,
+        flush=flush,
     )
     work, report = workspace(warehouse), say(quiet=as_json)
     if rollback:

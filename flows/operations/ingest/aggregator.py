@@ -53,13 +53,20 @@ class OpenRequest(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch that was dispatched: numbers of its model and pipeline, vGPUs of its path, samples."""
+    """A batch that was dispatched, under the plan of that instant; it may end under a later one.
+
+    Attributes:
+        vgpus: numbers along its path; `facts` says of each what that plan does.
+        profiled_us: what every stage should take by its profile.
+    """
 
     request_ids: list[int]
-    model: int
-    pipeline: int
-    vgpus: list[int]
+    plan_id: str
+    model: str
     samples: int
+    vgpus: list[int]
+    facts: list[VGpuFacts]
+    profiled_us: list[int]
 
 
 PlanFinder = Callable[[Header], Plan | None]
@@ -95,15 +102,12 @@ class EventAggregator:
         elif kind == "Arrival":
             self._arrival(item, self.plan)
         elif kind == "Dispatch":
-            self.batches[item["batch_id"]] = Batch(
-                item["request_ids"],
-                item["model"],
-                item["pipeline"],
-                [hop["vgpu"] for hop in item["hops"]],
-                item["samples"],
+            path = [hop["vgpu"] for hop in item["hops"]]
+            self.batches[item["batch_id"]] = self.batch(
+                item["request_ids"], item["model"], item["pipeline"], path, item["samples"]
             )
         elif kind == "StageDone":
-            self._stage_done(item, self.plan)
+            self._stage_done(item)
         elif kind == "Drop":
             self._drop(item)
         elif kind == "Refused":
@@ -111,12 +115,30 @@ class EventAggregator:
         elif kind == "Abort":
             self.batches.pop(item["batch_id"], None)
 
+    def batch(
+        self, request_ids: list[int], model: int, pipeline: int, vgpus: list[int], samples: int
+    ) -> Batch:
+        """A batch that is dispatched under the plan in force."""
+        assert self.plan is not None
+        planned = self.plan.models[model]
+        tables = [stage.latency_us_by_batch for stage in planned.pipelines[pipeline].stages]
+        return Batch(
+            request_ids,
+            self._header.plan_id,
+            planned.name,
+            samples,
+            vgpus,
+            [self.facts[vgpu] for vgpu in vgpus],
+            [table[min(samples, len(table)) - 1] for table in tables],
+        )
+
     def _plan(self, item: Mapping[str, Any]) -> None:
         # One anchor for a whole life: a wall clock that is set back must not say minutes anew.
         anchor = self.header or Header("", 0, item["now_us"], item["wall_us"])
         self.instance = self.instance or _instance(anchor.wall_us)
         self.now_us = item["now_us"]
-        self.batches.clear()  # their ids begin anew; nothing is in flight
+        if not item["rollout"]:
+            self.batches.clear()  # their ids begin anew
         self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
 
     def use(self, header: Header) -> None:
@@ -142,26 +164,24 @@ class EventAggregator:
         self._arrival({**item, "request_id": REFUSED}, plan)
         self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
-    def _stage_done(self, item: Mapping[str, Any], plan: Plan) -> None:
+    def _stage_done(self, item: Mapping[str, Any]) -> None:
         batch = self.batches.get(item["batch_id"])
         if batch is None:
             return
         self.now_us = item["now_us"]
-        model = plan.models[batch.model]
-        plan_id, minute = self._header.plan_id, self._minute(item["end_us"])
+        minute = self._minute(item["end_us"])
         busy_us = item["end_us"] - item["start_us"]
         if busy_us > 0:  # no time at all: the gateway says so of a batch that failed
             stage = item["stage"]
-            key = (plan_id, batch.vgpus[stage], model.name, stage, minute)
-            table = model.pipelines[batch.pipeline].stages[stage].latency_us_by_batch
-            use = self.minutes.vgpu(key, self.facts)
+            key = (batch.plan_id, batch.vgpus[stage], batch.model, stage, minute)
+            use = self.minutes.vgpu(key, batch.facts[stage])
             use.batches += 1
             use.busy_us += busy_us
-            use.profiled_us += table[min(batch.samples, len(table)) - 1]
+            use.profiled_us += batch.profiled_us[stage]
         if item["stage"] == len(batch.vgpus) - 1:
             del self.batches[item["batch_id"]]
             self._end(batch.request_ids, item["end_us"], failed=busy_us <= 0)
-            counts = self.minutes.model((plan_id, model.name, minute))
+            counts = self.minutes.model((batch.plan_id, batch.model, minute))
             counts.batches += 1
             counts.samples += batch.samples
 

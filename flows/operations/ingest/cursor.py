@@ -18,7 +18,9 @@ from flows.operations.ingest.aggregator import (
 from flows.operations.ingest.minute_stats import Minutes, ModelCounts, VGpuCounts, VGpuFacts
 from triton_backend.contract.shares import WHOLE_GPU
 
-FORMAT = 2  # 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model
+# 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model; 2 knew a batch's
+# model, pipeline and path by their numbers in the plan.
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,11 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
     if document.get("format") != FORMAT:
         document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
-    aggregator.batches = {key: Batch(*batch) for key, batch in document["batches"]}
+    batches = [(key, Batch(*batch)) for key, batch in document["batches"]]
+    aggregator.batches = {
+        key: batch._replace(facts=[VGpuFacts(*one) for one in batch.facts])
+        for key, batch in batches
+    }
     aggregator.minutes = Minutes(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
@@ -77,7 +83,19 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
 
 
 def _upgraded(document: dict[str, Any], aggregator: EventAggregator) -> dict[str, Any]:
-    """A cursor of format 1: its plan shares no pool, so a vGPU tells model, pipeline and stage."""
+    """A cursor of an earlier format."""
+    if document.get("format") is None:
+        document = _second_format(document, aggregator)
+    known = document["batches"] if aggregator.plan is not None else []
+    batches = [
+        (key, aggregator.batch(ids, model, pipeline, path, samples))
+        for key, (ids, model, pipeline, path, samples) in known
+    ]
+    return document | {"batches": batches}
+
+
+def _second_format(document: dict[str, Any], aggregator: EventAggregator) -> dict[str, Any]:
+    """One of format 1: its plan shares no pool, so a vGPU tells model, pipeline and stage."""
     batches: list[Any] = []
     vgpus: list[Any] = []
     if aggregator.plan is not None:
@@ -85,7 +103,7 @@ def _upgraded(document: dict[str, Any], aggregator: EventAggregator) -> dict[str
         numbers = [vgpu.pool for vgpu in aggregator.plan.vgpus()]
         for key, (request_ids, path, samples) in document["batches"]:
             row = rows[numbers[path[0]]]
-            batches.append((key, Batch(request_ids, row.model, row.pipeline, path, samples)))
+            batches.append((key, (request_ids, row.model, row.pipeline, path, samples)))
     for (plan_id, vgpu, minute), (model, stage, gpu_class, divisor, _), counts in document["vgpus"]:
         facts = VGpuFacts(None, gpu_class, WHOLE_GPU // divisor)
         vgpus.append(((plan_id, vgpu, model, stage, minute), facts, counts))

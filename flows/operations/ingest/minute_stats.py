@@ -4,7 +4,6 @@ Rows are totals of a minute so far, never differences, so that saying one again 
 what is counted and how it is stored. Not here: which line of a log counts where (`aggregator`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -77,11 +76,11 @@ class Minutes:
             counts = self.models[key] = ModelCounts()
         return counts
 
-    def vgpu(self, key: VGpuKey, facts: Sequence[VGpuFacts]) -> VGpuCounts:
-        """A vGPU's counts with a stage, likewise; `facts` by number of vGPU."""
+    def vgpu(self, key: VGpuKey, facts: VGpuFacts) -> VGpuCounts:
+        """A vGPU's counts with a stage, likewise."""
         counts = self.vgpus.get(key)
         if counts is None:
-            counts = self.vgpus[key] = VGpuCounts(facts[key[1]])
+            counts = self.vgpus[key] = VGpuCounts(facts)
         return counts
 
     def drop(self, key: DropKey) -> None:

@@ -3,10 +3,11 @@
 1. *render*: the next generation's plan and node models are written beside the old ones, on every host.
 2. *preload*: each host's Triton loads its node models (their workers start), fronts of added models too.
 3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
-4. *flush*: nothing more is dispatched; requests wait; what is in flight ends (at most one SLO).
-5. *swap*: the scheduler goes on under the new plan.
+4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests wait;
+   what is in flight ends (at most one SLO).
+5. *swap*: the scheduler goes on under the new plan; what is in flight ends under the old one.
 6. *settle*: configurations on disk name the new generation, for the next restart.
-7. *unload*: old node models and fronts of removed models go.
+7. *unload*: once nothing is in flight on them, old node models and fronts of removed models go.
 
 Whatever fails before the swap is undone: the old plan goes on. Each step is reported to a callback with
 its duration, so that a flow can record where a rollout stands. A change whose process died is finished
@@ -17,7 +18,7 @@ after it the new one, and what belongs to another generation goes. Doing it twic
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -32,10 +33,12 @@ from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
+    GenerationNames,
     front_ports,
     node_generation,
     node_model,
     read_front_ports,
+    read_workers,
     remove_model,
     render_control,
     render_front,
@@ -78,7 +81,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """A change that succeeded; `downtime_seconds` is the time in which nothing was dispatched."""
+    """A change that succeeded; `downtime_seconds` is how long a flush kept anything from dispatch."""
 
     plan_id: str
     generation: int
@@ -86,7 +89,9 @@ class PlanChange:
 
     @property
     def downtime_seconds(self) -> float:
-        """From the request to flush until the swap was done."""
+        """From the request to flush until the swap was done; 0 where nothing was flushed."""
+        if all(step.step is not Step.FLUSH for step in self.steps):
+            return 0.0
         return sum(s.seconds for s in self.steps if s.step in {Step.FLUSH, Step.SWAP})
 
     @property
@@ -102,7 +107,7 @@ class _Change:
     old_generation: int
     new: Plan
     generation: int
-    ports: Mapping[str, int]
+    names: GenerationNames
     hosts: OtherHosts
 
     @property
@@ -138,6 +143,7 @@ def change_plan(
     on_step: Callable[[StepDone], None] = lambda _: None,
     *,
     ready_seconds: float = READY_SECONDS,
+    flush: bool = False,
 ) -> PlanChange:
     """Bring another plan into force on the system served from `folder`.
 
@@ -146,6 +152,7 @@ def change_plan(
         plan: what is served from then on.
         on_step: called with each step when it has ended.
         ready_seconds: how long the new workers may take to come up.
+        flush: let all that is in flight end first, and dispatch nothing until then.
 
     Raises:
         InputError: nothing is served there, or the plan cannot follow the one being served.
@@ -171,7 +178,8 @@ def change_plan(
         run(Step.RENDER, _render)
         run(Step.PRELOAD, _preload)
         run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
-        run(Step.FLUSH, _flush)
+        if flush:
+            run(Step.FLUSH, _flush)
         run(Step.SWAP, _swap)
     except BaseException:
         run(Step.ABORT, _abort)
@@ -198,7 +206,12 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
     settings = ServeSettings.read(state.folder / SETTINGS_NAME)
     ports = front_ports(new, settings, read_front_ports(state.folder, old_generation))
-    return _Change(state, old, old_generation, new, max(used) + 1, ports, hosts)
+    generation = max(used) + 1
+    workers = read_workers(state.folder, old_generation).following(
+        old, new, (old_generation, generation), settings.base_port
+    )
+    names = GenerationNames(ports, workers)
+    return _Change(state, old, old_generation, new, generation, names, hosts)
 
 
 def _check_tensors(model: ModelPlan, new: Plan) -> None:
@@ -214,12 +227,12 @@ def _check_tensors(model: ModelPlan, new: Plan) -> None:
 
 
 def _render(change: _Change) -> None:
-    nodes, ports = change.nodes(change.new), change.ports
-    render_generation(change.folder, change.new, change.generation, nodes=nodes, ports=ports)
+    nodes = change.nodes(change.new)
+    render_generation(change.folder, change.new, change.generation, nodes=nodes, names=change.names)
     for model in change.added():
         render_front(change.folder, model, change.generation)
     change.hosts.put_generation(
-        change.old, change.old_generation, change.new, change.generation, ports
+        change.old, change.old_generation, change.new, change.generation, change.names
     )
 
 
@@ -269,10 +282,21 @@ def _settle(change: _Change) -> None:
 
 
 def _unload(change: _Change) -> None:
+    _drain(change)
     for name in [*change.old_nodes(), *change.removed()]:
         change.state.unload(name)
         remove_model(change.folder, name)
     change.hosts.leave(change.old, change.old_generation, (change.new, change.generation))
+
+
+def _drain(change: _Change) -> None:
+    """Wait until nothing is in flight under the old plan, or should not be any more."""
+    slowest_us = max(model.slo_us for model in change.old.models)
+    watch = Stopwatch()
+    while change.state.control("status")["guests"]:
+        if watch.seconds() > FLUSH_SLOS * slowest_us / US_PER_S:
+            return  # their workers hang: the scheduler gives those batches up
+        time.sleep(FLUSH_POLL_SECONDS)
 
 
 def _abort(change: _Change) -> None:

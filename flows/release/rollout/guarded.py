@@ -55,6 +55,7 @@ class RolloutOptions:
             back.
         latency_factor: and if a model's mean latency exceeds so many times its SLO.
         reason: why, for the history.
+        flush: let all that is in flight end before the change (PPipe's migration).
     """
 
     bake_seconds: float = 30.0
@@ -62,6 +63,7 @@ class RolloutOptions:
     attainment_target: float = 0.95
     latency_factor: float = 1.0
     reason: str = "requested"
+    flush: bool = False
 
     def __post_init__(self) -> None:
         if self.bake_seconds < 0 or not self.poll_seconds > 0:
@@ -103,7 +105,7 @@ def roll_out(
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
-        failure = _change_plan(work, warehouse, rollout, plan, say)
+        failure = _change_plan(work, warehouse, rollout, plan, say, flush=options.flush)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
@@ -205,7 +207,13 @@ def record_step(
 
 
 def _change_plan(
-    work: Workspace, warehouse: Warehouse, rollout: Rollout, plan: Plan, say: Say
+    work: Workspace,
+    warehouse: Warehouse,
+    rollout: Rollout,
+    plan: Plan,
+    say: Say,
+    *,
+    flush: bool = False,
 ) -> PoolPipeError | None:
     """Every step recorded when it has ended; what it failed with, if it did."""
 
@@ -215,7 +223,7 @@ def _change_plan(
         record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
     try:
-        change_plan(work.state.serve, plan, record)
+        change_plan(work.state.serve, plan, record, flush=flush)
     except PoolPipeError as error:
         return error
     return None

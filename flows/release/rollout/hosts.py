@@ -18,7 +18,12 @@ from flows.release.server.running import ServerError, ServerState
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
-from triton_backend.serve_folder.repository import node_generation, node_model, used_nodes
+from triton_backend.serve_folder.repository import (
+    GenerationNames,
+    node_generation,
+    node_model,
+    used_nodes,
+)
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 
 PIECE_BYTES = 1 << 20
@@ -124,7 +129,7 @@ class OtherHosts:
         old_generation: int,
         new: Plan,
         generation: int,
-        ports: Mapping[str, int],
+        names: GenerationNames,
     ) -> None:
         """Send what hosts lack, and write the new generation's files on all that have a part in it.
 
@@ -144,7 +149,8 @@ class OtherHosts:
                     "generation": generation,
                     "plan": new.to_dict(),
                     "nodes": nodes,
-                    "front_ports": dict(ports),
+                    "front_ports": dict(names.ports),
+                    "workers": names.workers.to_dict(),
                 },
             )
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
+from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.repository import (
+    GenerationNames,
+    first_names,
     front_ports,
-    read_front_ports,
     render_generation,
     render_settings,
     used_nodes,
@@ -22,9 +24,8 @@ from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
-from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
-from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.process import StageWorker, health_row
 from triton_backend.serving.worker.stage import open_runtimes
 
 WAIT_SECONDS = 20.0
@@ -38,9 +39,20 @@ def deploy(
     if generation == 1:
         render_settings(folder, plan, options or ServeOptions())
     settings = ServeSettings.read(folder / "settings.json")
-    former = read_front_ports(folder, generation - 1) if generation > 1 else None
-    ports = front_ports(plan, settings, former)
-    render_generation(folder, plan, generation, nodes=used_nodes(plan), ports=ports)
+    names = first_names(plan, settings)
+    if generation > 1:
+        before = Deployment.read(settings, generation - 1)
+        assert before.workers is not None
+        names = GenerationNames(
+            front_ports(plan, settings, before.front_ports),
+            before.workers.following(
+                before.plan,
+                complete_tensors(plan),
+                (generation - 1, generation),
+                settings.base_port,
+            ),
+        )
+    render_generation(folder, plan, generation, nodes=used_nodes(plan), names=names)
     return Deployment.read(settings, generation)
 
 
@@ -83,9 +95,9 @@ class LocalSystem:
         wait_for(lambda: self.status()["workers"]["up"] == len(self.deployment.vgpus))
 
     def start_worker(self, deployment: Deployment, vgpu: int) -> StageWorker:
-        board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
         runtimes = open_runtimes(deployment, vgpu, self.clock)
-        worker = StageWorker(deployment, vgpu, runtimes, board, self.clock)
+        health = health_row(deployment, vgpu)
+        worker = StageWorker(deployment, vgpu, runtimes, health, self.clock)
         self.run_worker(worker, deployment.generation, vgpu)
         return worker
 

@@ -41,7 +41,14 @@ def test_hosts_decide_between_shared_memory_and_tcp(deployment: Deployment) -> N
 def test_two_generations_share_no_name_address_or_tag(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    other = deploy(tmp_path, deployment.plan, generation=2)
+    others = two_stage()
+    (pipeline,) = others.model.pipelines
+    stages = tuple(
+        replace(stage, latency_us_by_batch=(3_000, 4_000, 5_000, 6_000))
+        for stage in pipeline.stages
+    )
+    others = others.replaced(pipelines=(replace(pipeline, stages=stages),))
+    other = deploy(tmp_path, plan(others), generation=2)
     for same_host in (True, False):
         assert other.worker_address(1, same_host=same_host) != deployment.worker_address(
             1, same_host=same_host
@@ -49,6 +56,19 @@ def test_two_generations_share_no_name_address_or_tag(
     assert other.worker_segment(1) != deployment.worker_segment(1)
     assert other.front_segment("pair") != deployment.front_segment("pair")
     assert other.tag != deployment.tag
+
+
+def test_a_worker_that_goes_on_keeps_its_names(deployment: Deployment, tmp_path: Path) -> None:
+    other = deploy(tmp_path, replace(deployment.plan, plan_id="next"), generation=2)
+    assert other.origins == deployment.origins
+    for vgpu in range(3):
+        assert other.worker_segment(vgpu) == deployment.worker_segment(vgpu)
+        for same_host in (True, False):
+            assert other.worker_address(vgpu, same_host=same_host) == deployment.worker_address(
+                vgpu, same_host=same_host
+            )
+    assert other.tag != deployment.tag
+    assert other.front_segment("pair") != deployment.front_segment("pair")
 
 
 def test_limits_follow_from_the_plan(deployment: Deployment, tmp_path: Path) -> None:

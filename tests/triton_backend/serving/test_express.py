@@ -236,7 +236,7 @@ def test_a_stage_that_fails_is_told_to_the_client(
     def fail(*_: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(worker._stages._stages[0, 0, 0], "run", fail)
+    monkeypatch.setattr(worker._stages._stages[system.deployment.tag, 0, 0, 0], "run", fail)
     answer = system.ask("affine", {"x": numbers(0)}, PATIENT_US)()
     assert isinstance(answer, Refusal)
     assert "out of order" in answer.message

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
@@ -147,27 +147,74 @@ def test_a_lost_worker_costs_no_answer_while_the_pool_has_another(fresh: LocalSy
     wait_for(lambda: fresh.status()["workers"]["up"] == 3)
 
 
-def test_requests_wait_out_a_rollout_and_are_served_by_the_new_plan(fresh: LocalSystem) -> None:
+def test_requests_wait_out_a_flush_and_are_served_by_the_new_plan(fresh: LocalSystem) -> None:
     next_plan = replace(fresh.deployment.plan, plan_id="next")
-    new = deploy(fresh.settings.folder, next_plan, generation=2)
+    deploy(fresh.settings.folder, next_plan, generation=2)
     with pytest.raises(InputError, match="nothing is prepared"):
         fresh.control("swap", plan_id="next")
-    for vgpu in range(3):
-        fresh.start_worker(new, vgpu)
     fresh.control("prepare", plan_id="next", generation=2)
     wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
-    with pytest.raises(InputError, match="not flushed"):
-        fresh.control("swap", plan_id="next")
     fresh.control("flush")
     waiting = fresh.ask("pair", picture(4), PATIENT_US)
     wait_for(lambda: fresh.status()["state"] == "flushed")
     fresh.control("swap", plan_id="next")
     assert not isinstance(waiting(), Refusal)
-    for vgpu in range(3):
-        fresh.stop_worker(1, vgpu)
-    assert not isinstance(fresh.ask("pair", picture(4), PATIENT_US)(), Refusal)
     assert fresh.status()["plan_id"] == "next"
     assert fresh.control("swap", plan_id="next")["state"] == "serving"
+
+
+def answered(asked: list[Callable[[], Answer]]) -> list[bool]:
+    return [not isinstance(result(), Refusal) for result in asked]
+
+
+def test_a_plan_changes_with_work_in_flight_and_workers_that_go_on(fresh: LocalSystem) -> None:
+    """Of three workers two go on under other numbers; the third gets larger batches and is new."""
+    pair = fresh.deployment.plan
+    first, last = (pool for pool in pair.pools)
+    assert [first.vgpus, last.vgpus] == [1, 2]
+    (pipeline,) = pair.models[0].pipelines
+    head, tail = pipeline.stages
+    slower = replace(head, latency_us_by_batch=(4_000, 5_000, 6_000, 7_000), latency_us=7_000)
+    other = replace(pair.models[0], pipelines=(replace(pipeline, stages=(slower, tail)),))
+    new = deploy(
+        fresh.settings.folder, replace(pair, plan_id="next", models=(other,)), generation=2
+    )
+    assert [origin.generation for origin in new.origins] == [2, 1, 1]
+    fresh.start_worker(new, 0)
+    fresh.control("prepare", plan_id="next", generation=2)
+    wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+    asked = [fresh.ask("pair", picture(4), PATIENT_US) for _ in range(5)]
+    wait_for(lambda: fresh.status()["in_flight"] > 0)
+    state = fresh.control("swap", plan_id="next")
+    assert (state["state"], state["generation"]) == ("serving", 2)
+    asked += [fresh.ask("pair", picture(4), PATIENT_US) for _ in range(5)]
+    assert all(answered(asked))
+    wait_for(lambda: fresh.status()["in_flight"] == fresh.status()["guests"] == 0)
+    fresh.stop_worker(1, 0)
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
+    counters = fresh.status()["counters"]
+    assert (counters["workers_lost"], counters["batches_failed"]) == (0, 0)
+    # A worker that goes on is lost for the plan in force, and comes back for it.
+    fresh.stop_worker(1, 1)
+    wait_for(lambda: fresh.status()["workers"]["up"] == 2)
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US)]))
+    fresh.start_worker(new, 1)
+    wait_for(lambda: fresh.status()["workers"]["up"] == 3)
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
+
+
+def test_the_same_plan_again_starts_no_worker(fresh: LocalSystem) -> None:
+    for generation in range(2, 6):
+        following = replace(fresh.deployment.plan, plan_id=f"plan-{generation}")
+        deploy(fresh.settings.folder, following, generation=generation)
+        asked = [fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]
+        fresh.control("prepare", plan_id=following.plan_id, generation=generation)
+        wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+        fresh.control("swap", plan_id=following.plan_id)
+        asked += [fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]
+        assert all(answered(asked))
+    assert fresh.status()["generation"] == 5
+    assert fresh.status()["counters"]["workers_lost"] == 0
 
 
 def test_an_aborted_rollout_leaves_the_old_plan_serving(fresh: LocalSystem) -> None:

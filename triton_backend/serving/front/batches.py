@@ -58,6 +58,7 @@ class Generation:
     Attributes:
         model: its number in the plan.
         waiting: dispatches that found no slot free.
+        superseded_us: since when another generation is served; None while this one is, or may be.
         express: the express batch of every express slot in use.
     """
 
@@ -72,6 +73,7 @@ class Generation:
             pipeline.stages[-1].latency_us for pipeline in plan.pipelines
         )
         self.waiting: deque[tuple[Header, DispatchBody]] = deque()
+        self.superseded_us: int | None = None
         self.express: dict[int, Batch] = {}
         self.answers = Segment.create(
             deployment.front_segment(plan.name), layout, express.stop + usual
@@ -245,10 +247,18 @@ class FrontBatches:
         """Write express requests under this generation from now on."""
         self._current = self._generations.get(deployment.tag)
 
-    def retire_before(self, current: int) -> None:
-        """Remove the slots of older generations once nothing of them is in flight."""
+    def retire_before(self, current: int, now_us: int) -> None:
+        """Remove the slots of older generations once nothing of them is in flight, nor to be dispatched.
+
+        What was decided before the plan changed may be dispatched a little later.
+        """
         for tag, generation in list(self._generations.items()):
-            if generation.deployment.generation < current and not generation.in_use:
+            if generation.deployment.generation >= current:
+                continue
+            if generation.superseded_us is None:
+                generation.superseded_us = now_us
+            over = now_us - generation.superseded_us > generation.hold_us
+            if over and not generation.in_use and not generation.waiting:
                 generation.remove()
                 del self._generations[tag]
 
@@ -297,7 +307,7 @@ class FrontBatches:
             return
         deployment = generation.deployment
         receives = deployment.row_of(generation.model, body.pipeline, 0)
-        written = channel.segment.laid_out(deployment.layout_of(receives))
+        written = channel.segment.laid_out(deployment.layout_of(receives, body.hops[0].vgpu))
         try:
             _write(requests, written.views(place, samples))
         except Exception as error:  # noqa: BLE001  # one request that does not fit must not end all others

@@ -225,7 +225,7 @@ class FrontService:
         if self._scheduler is None:
             self._connect()
         self._batches.look(now_us)
-        self._batches.retire_before(self._current.generation)
+        self._batches.retire_before(self._current.generation, now_us)
 
     def _connect(self) -> None:
         connection = self._loop.connect(self._settings.scheduler_address())

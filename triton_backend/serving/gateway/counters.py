@@ -2,10 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from triton_backend.contract.plan import Plan, StagePlace, StageRow
-from triton_backend.serving.deployment import Deployment
 
 
 class StageLabels(NamedTuple):
@@ -29,12 +28,16 @@ def stage_labels(plan: Plan) -> dict[StageRow, StageLabels]:
 
 
 @dataclass(slots=True)
-class _StageUse:
-    """What one stage of the generation served did."""
+class StageUse:
+    """What one stage did."""
 
-    labels: StageLabels
     runs: int = 0
     busy_us: int = 0
+
+    def ran(self, busy_us: int) -> None:
+        """A vGPU was busy with it for `busy_us`."""
+        self.runs += 1
+        self.busy_us += busy_us
 
 
 @dataclass(slots=True)
@@ -53,15 +56,13 @@ class GatewayCounters:
     internal_errors: int = 0
     decisions: int = 0
     decision_us: int = 0
-    _uses: dict[StagePlace, _StageUse] = field(default_factory=dict[StagePlace, _StageUse])
-    _former_uses: list[_StageUse] = field(default_factory=list[_StageUse])
+    _uses: dict[StageLabels, StageUse] = field(default_factory=dict[StageLabels, StageUse])
 
-    def serve(self, deployment: Deployment) -> None:
-        """From now on stages are those of this generation."""
-        runs, busy_us = self.stages, self.busy_us
-        self._former_uses = [_StageUse(labels, n, busy_us[labels]) for labels, n in runs.items()]
-        self._uses = {
-            row.place: _StageUse(labels) for row, labels in stage_labels(deployment.plan).items()
+    def serve(self, plan: Plan) -> dict[StagePlace, StageUse]:
+        """Counters of a plan's stages, which go on where an earlier plan had one of the same name."""
+        return {
+            row.place: self._uses.setdefault(labels, StageUse())
+            for row, labels in stage_labels(plan).items()
         }
 
     def dispatched(self, model: str, samples: int) -> None:
@@ -69,28 +70,10 @@ class GatewayCounters:
         self.batches[model] += 1
         self.samples[model] += samples
 
-    def stage_ran(self, stage: StagePlace, stage_us: int) -> None:
-        """A vGPU was busy for `stage_us` with a stage."""
-        use = self._uses[stage]
-        use.runs += 1
-        use.busy_us += stage_us
-
     @property
-    def stages(self) -> Counter[StageLabels]:
-        """Runs by stage, of the stages that ran at all."""
-        return self._by_stage("runs")
-
-    @property
-    def busy_us(self) -> Counter[StageLabels]:
-        """Time that vGPUs were busy with a stage, by stage."""
-        return self._by_stage("busy_us")
-
-    def _by_stage(self, what: Literal["runs", "busy_us"]) -> Counter[StageLabels]:
-        total = Counter[StageLabels]()
-        for use in [*self._former_uses, *self._uses.values()]:
-            if use.runs:
-                total[use.labels] += getattr(use, what)
-        return total
+    def stages(self) -> dict[StageLabels, StageUse]:
+        """What stages did, of those that ran at all."""
+        return {labels: use for labels, use in self._uses.items() if use.runs}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, for the status answer."""
@@ -99,8 +82,8 @@ class GatewayCounters:
             "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
             "batches": dict(self.batches),
             "samples": dict(self.samples),
-            "stage_runs": {"/".join(map(str, stage)): n for stage, n in self.stages.items()},
-            "stage_busy_us": {"/".join(map(str, stage)): n for stage, n in self.busy_us.items()},
+            "stage_runs": {"/".join(map(str, s)): use.runs for s, use in self.stages.items()},
+            "stage_busy_us": {"/".join(map(str, s)): use.busy_us for s, use in self.stages.items()},
             "batches_failed": self.batches_failed,
             "batches_lost": self.batches_lost,
             "workers_lost": self.workers_lost,

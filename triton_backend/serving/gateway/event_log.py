@@ -54,7 +54,9 @@ class EventLog:
         self._deployment = deployment
         self._settle()
 
-    def _header(self, now_us: int, *, rollout: bool) -> None:
+    def _header(
+        self, now_us: int, *, rollout: bool, inherited: Iterable[tuple[int, int]] = ()
+    ) -> None:
         """From here on this plan: of a new scheduler, or of the same one by a rollout."""
         deployment = self._deployment
         self._lines.write(
@@ -64,6 +66,7 @@ class EventLog:
                     "now_us": now_us,
                     "wall_us": self._clock.wall_us() - self._clock.now_us() + now_us,
                     "rollout": rollout,
+                    "inherited": [list(pair) for pair in inherited],
                     "generation": deployment.generation,
                     "plan_id": deployment.plan.plan_id,
                     "policy": deployment.settings.policy,
@@ -86,7 +89,7 @@ class EventLog:
         items, self._items = self._items, []
         for item in items:
             if isinstance(item, PlanChanged):
-                self._header(item.now_us, rollout=True)
+                self._header(item.now_us, rollout=True, inherited=item.inherited or ())
             else:
                 self._lines.write(to_line(item))
 

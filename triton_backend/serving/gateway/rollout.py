@@ -1,10 +1,13 @@
 """The change from one generation to the next, as one small state machine.
 
+    serving ── prepare, swap ──> serving (the next generation), with batches in flight
+
     serving ── flush ──> flushing ── nothing in flight ──> flushed ── swap ──> serving (the next generation)
        ^                     │                                │
        └───── abort ─────────┴──────── abort, or the lease ends
 
-While *flushing* nothing more is dispatched, and the swap comes within milliseconds of *flushed*. A
+The second way is for those who ask for it: while *flushing* nothing more is dispatched, and the swap comes
+within milliseconds of *flushed*. A
 gateway that stays *flushed* for the length of its lease goes back to *serving*: who flushed it has
 died, and requests are waiting.
 
@@ -65,7 +68,7 @@ class Rollout:
         """Serve the prepared generation, of which so many workers are up; it is returned.
 
         Raises:
-            InputError: nothing is prepared, its workers are not all up, or batches are in flight.
+            InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
         """
         prepared = self.prepared
         if prepared is None:
@@ -73,7 +76,7 @@ class Rollout:
         if workers_up < len(prepared.vgpus):
             raise InputError("swap", f"{workers_up} of {len(prepared.vgpus)} workers are up")
         state = self.state(in_flight)
-        if state is not State.FLUSHED:
+        if state is State.FLUSHING:
             raise InputError("swap", f"the gateway is {state}, not flushed")
         self.serving, self.prepared, self.paused = prepared, None, False
         return prepared

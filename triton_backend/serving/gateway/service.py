@@ -10,7 +10,7 @@ Here: threads, sockets, the real clock. Not here: any decision.
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -62,7 +62,7 @@ class SchedulerService:
         self._log = EventLog(settings.folder / "events", clock)
         self._log.begin(deployment, now_us)
         self._peers: dict[Address, Connection] = {}
-        self._names: dict[Connection, Address] = {}
+        self._names: dict[Connection, list[Address]] = {}  # a worker has one per generation
         self.gateway = Gateway(
             deployment,
             epoch=now_us // 1_000_000,
@@ -207,14 +207,15 @@ class SchedulerService:
             return
         if not self._heard:
             self._heard_us = now_us
-        peer = self._names.get(connection)
+        names = self._names.get(connection)
+        if names is None:
+            raise FrameError(f"{header.kind.name} before HELLO")
+        peer = names[-1]
         try:
             if isinstance(peer, FrontAddress):
                 self._from_front(peer, header, body, now_us)
-            elif isinstance(peer, WorkerAddress):
-                self._from_worker(peer, header, body, now_us)
             else:
-                raise FrameError(f"{header.kind.name} before HELLO")
+                self._from_worker(names, header, body, now_us)
         except InputError as error:
             raise FrameError(str(error)) from error
         self._heard += 1
@@ -233,14 +234,21 @@ class SchedulerService:
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
 
-    def _from_worker(self, worker: WorkerAddress, header: Header, body: bytes, now_us: int) -> None:
-        if worker.generation != self.gateway.deployment.generation:
-            return
+    def _from_worker(
+        self, names: Sequence[Address], header: Header, body: bytes, now_us: int
+    ) -> None:
         gateway, batch, stage = self.gateway, header.batch_id, header.stage
+        served = gateway.deployment.generation
+        own = [one for one in names if isinstance(one, WorkerAddress)]
+        if not any(gateway.knows(one.generation) for one in own):
+            return
+        worker = next((one for one in own if one.generation == served), own[-1])
         if header.kind is Kind.STAGE_DONE:
             gateway.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             gateway.transfer_done(batch, stage, unpack_times(body), now_us)
+        elif header.kind is Kind.PACE_RESULT and worker.generation != served:
+            pass  # asked for before the plan changed
         elif header.kind is Kind.PACE_RESULT:
             gateway.pace_result(worker, unpack_times(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
@@ -261,7 +269,12 @@ class SchedulerService:
         if old is not None and old is not connection:
             self._loop.drop(old, CloseReason.REPLACED)
         connection.name = str(peer)
-        self._peers[peer], self._names[connection] = connection, peer
+        self._peers[peer] = connection
+        names = self._names.setdefault(connection, [])
+        if names and not (isinstance(names[0], WorkerAddress) and isinstance(peer, WorkerAddress)):
+            raise FrameError("a second HELLO, of another peer")
+        if peer not in names:
+            names.append(peer)
         if isinstance(peer, FrontAddress):
             for plan_frame in self.gateway.plan_frames():
                 connection.send(plan_frame)
@@ -274,16 +287,16 @@ class SchedulerService:
             self.gateway.counters.frames_refused += 1
         elif reason is CloseReason.INTERNAL_ERROR:
             self.gateway.counters.internal_errors += 1
-        peer = self._names.pop(connection, None)
-        if peer is None or self._peers.get(peer) is not connection:
-            return
-        del self._peers[peer]
         now_us = self._clock.now_us()
-        if isinstance(peer, FrontAddress):
-            self.gateway.front_lost(peer, now_us)
-        else:
-            _LOG.warning("worker lost: %s (%s)", peer, reason)
-            self.gateway.worker_lost(peer, now_us)
+        for peer in self._names.pop(connection, []):
+            if self._peers.get(peer) is not connection:
+                continue
+            del self._peers[peer]
+            if isinstance(peer, FrontAddress):
+                self.gateway.front_lost(peer, now_us)
+            else:
+                _LOG.warning("worker lost: %s (%s)", peer, reason)
+                self.gateway.worker_lost(peer, now_us)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes

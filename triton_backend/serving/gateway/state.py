@@ -35,7 +35,7 @@ from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused
-from triton_backend.serving.gateway.counters import GatewayCounters
+from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
 from triton_backend.serving.gateway.rollout import Rollout, State
 from triton_backend.serving.liveness.supervisor import (
     Action,
@@ -58,6 +58,7 @@ from triton_backend.serving.transport.wire import (
     PlanBody,
     TimesBody,
     frame,
+    pack_adopt,
     pack_batch,
     pack_dispatch,
     pack_drop,
@@ -68,6 +69,8 @@ from triton_backend.serving.transport.wire import (
 RESUME_AFTER_US = 1_000_000
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2
+# So long after its reserved end a batch of an earlier generation is given up, at least.
+GUEST_PATIENCE_US = 2_000_000
 
 
 class FrontAddress(NamedTuple):
@@ -97,12 +100,14 @@ class BatchInFlight:
     """A batch that was sent.
 
     Attributes:
+        generation: by whose plan its model, pipeline and vGPUs are numbered.
         slots: granted at every stage.
         heard_us: when it was sent, or last reported of.
         reported: stages that have reported their end.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
     """
 
+    generation: "_Generation"
     dispatch: Dispatch
     slots: list[int]
     heard_us: int
@@ -147,6 +152,15 @@ class WorkerSlots:
                 return None
             slots.append(slot)
         return slots
+
+    def share(self, former: "WorkerSlots", inherited: Sequence[tuple[int, int]]) -> None:
+        """Workers that go on have one set of slots in both generations."""
+        for before, after in inherited:
+            self._pools[after] = former.of(before)
+
+    def of(self, vgpu: int) -> SlotPool:
+        """The slots of one worker."""
+        return self._pools[vgpu]
 
     def give(self, vgpu: int, slot: int) -> None:
         """A slot is free again."""
@@ -227,10 +241,15 @@ class ExpressArrivals:
 
 
 class _Generation:
-    """What the gateway keeps of the generation served; a swap replaces all of it."""
+    """What the gateway keeps of a generation: of the one served, and of those before with batches left.
+
+    Attributes:
+        number: of its plan in the core; None while it is only prepared.
+    """
 
     def __init__(self, deployment: Deployment, now_us: int) -> None:
         models = deployment.plan.models
+        self.number: int | None = None
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
         self.queues = deployment.plan.queues()
@@ -238,6 +257,7 @@ class _Generation:
         self.slots = WorkerSlots(deployment)
         self.express = ExpressArrivals(deployment)
         self.supervisor = WorkerSupervisor(deployment, now_us)
+        self.uses: dict[StagePlace, StageUse] = {}
         self.timer_lead_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
 
 
@@ -256,7 +276,6 @@ class Gateway:
         self, deployment: Deployment, *, epoch: int, now_us: int, observe: Observer, send: Send
     ) -> None:
         self.counters = GatewayCounters()
-        self.counters.serve(deployment)
         self.timer_us: int | None = None
         self._expiry_us = 0  # what the core asked for; `timer_us` lies a little before
         self._observe = observe
@@ -267,13 +286,18 @@ class Gateway:
         self._core = Scheduler(deployment.plan, policy=settings.policy, nic=settings.nic)
         self._rollout = Rollout(deployment)
         self._served = _Generation(deployment, now_us)
+        self._served.number = self._core.plan_number
+        self._served.uses = self.counters.serve(deployment.plan)
+        self._prepared: _Generation | None = None
+        # Generations before, by their numbers, as long as batches of them are in flight.
+        self._former: dict[int, _Generation] = {}
         self._fronts: list[FrontAddress] = []  # of every plan of this life
         self._first_requests: dict[FrontAddress, int] = {}
         self._number_fronts()
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
-        self._waiting_for_slots: deque[Dispatch] = deque()
+        self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         for vgpu in deployment.vgpus:
@@ -299,6 +323,17 @@ class Gateway:
         """Batches dispatched and not ended, those that wait for a slot included."""
         return self._core.in_flight()
 
+    @property
+    def guests(self) -> int:
+        """Batches of earlier generations among those in flight."""
+        served = self._served
+        sent = sum(batch.generation is not served for batch in self._batches.values())
+        return sent + sum(generation is not served for generation, _ in self._waiting_for_slots)
+
+    def knows(self, generation: int) -> bool:
+        """Whether what its workers say matters."""
+        return generation == self.deployment.generation or generation in self._former
+
     def waiting(self) -> Iterator[tuple[str, int]]:
         """Queue length of every model of the plan."""
         return zip(self._served.models, self._core.queue_lengths(), strict=True)
@@ -314,6 +349,7 @@ class Gateway:
             "prepared": None if prepared is None else self._readiness(prepared),
             "queued": dict(self.waiting()),
             "in_flight": self.in_flight,
+            "guests": self.guests,
             "counters": self.counters.to_dict(),
         }
 
@@ -455,6 +491,10 @@ class Gateway:
         if worker.generation == self.deployment.generation:
             self._served.supervisor.process_ended(worker.vgpu)
         self._take_out(worker, now_us)
+        former = self._former.get(worker.generation)
+        if former is not None:  # the core knows what of it was still to run
+            lost = WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu, plan=former.number)
+            self._apply(lost)
 
     def _take_out(self, worker: WorkerAddress, now_us: int) -> None:
         """Count a worker as lost, where it was up."""
@@ -464,8 +504,8 @@ class Gateway:
         up.remove(worker.vgpu)
         if not up:
             del self._up[worker.generation]
-        self.counters.workers_lost += 1
         if worker.generation == self.deployment.generation:
+            self.counters.workers_lost += 1
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu))
 
     # What workers and fronts report of batches, by the batch's number on the wire
@@ -479,9 +519,10 @@ class Gateway:
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
         dispatch = batch.dispatch
-        self._served.supervisor.transfer_done(
-            batch.place(stage), dispatch.hops, dispatch.samples, start_us, end_us
-        )
+        if batch.generation is self._served:
+            self._served.supervisor.transfer_done(
+                batch.place(stage), dispatch.hops, dispatch.samples, start_us, end_us
+            )
         self._apply(
             TransferDone(
                 now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us
@@ -501,17 +542,18 @@ class Gateway:
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
-        self.counters.stage_ran(place, times.end_us - times.start_us)
+        batch.generation.uses[place].ran(times.end_us - times.start_us)
         self._end_stage(number, batch, start_us, end_us)
-        actions = self._served.supervisor.stage_done(
-            place,
-            hops[stage],
-            batch.dispatch.samples,
-            end_us - start_us,
-            now_us,
-            self._up_served(),
-        )
-        self._take(actions)
+        if batch.generation is self._served:
+            actions = self._served.supervisor.stage_done(
+                place,
+                hops[stage],
+                batch.dispatch.samples,
+                end_us - start_us,
+                now_us,
+                self._up_served(),
+            )
+            self._take(actions)
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
 
@@ -519,7 +561,7 @@ class Gateway:
         """The next stage of a batch is over, and with the last one the batch."""
         stage = batch.reported
         batch.reported = stage + 1
-        self._served.slots.give(batch.dispatch.hops[stage].vgpu, batch.slots[stage])
+        batch.generation.slots.give(batch.dispatch.hops[stage].vgpu, batch.slots[stage])
         self._may_send = True
         if batch.reported == len(batch.slots):
             del self._batches[number]
@@ -580,7 +622,9 @@ class Gateway:
             batch = self._batches.get(number)
             if batch is None:
                 continue
-            if 0 <= stage < len(batch.slots):  # first, lest its requests are sent there again
+            if batch.generation is self._served and 0 <= stage < len(
+                batch.slots
+            ):  # first, lest its requests are sent there again
                 vgpu = batch.dispatch.hops[stage].vgpu
                 supervisor = self._served.supervisor
                 self._take(supervisor.unreachable(vgpu, now_us, self._up_served()))
@@ -615,16 +659,37 @@ class Gateway:
         if self._resume_us is not None and now_us >= self._resume_us:
             self._resume(now_us)
         now_us = self._at(now_us)
-        self._may_send |= self._served.slots.release(now_us)
+        for generation in (self._served, *self._former.values()):
+            self._may_send |= generation.slots.release(now_us)
         self._send_waiting()
         self._give_up_unreachable(now_us)
+        self._look_at_guests(now_us)
         awaited = [
             Awaited(number, b.place(b.reported), b.dispatch.hops[b.reported], b.heard_us)
             for number, b in self._batches.items()
+            if b.generation is self._served
         ]
         self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))
         if self._rollout.lease_ended(self.in_flight, now_us):
             self.abort(now_us)
+
+    def _look_at_guests(self, now_us: int) -> None:
+        """Give up batches of earlier generations that should have ended long ago; forget who has none."""
+        if not self._former:
+            return
+        left: set[int] = {
+            generation.deployment.generation for generation, _ in self._waiting_for_slots
+        }
+        for number, batch in list(self._batches.items()):
+            deployment = batch.generation.deployment
+            left.add(deployment.generation)
+            slo_us = deployment.plan.models[batch.dispatch.model].slo_us
+            last_us = max(batch.dispatch.hops[batch.reported].end_us, batch.heard_us)
+            late = now_us - last_us > max(slo_us, GUEST_PATIENCE_US)
+            if late and batch.generation is not self._served:
+                self._give_up(number)
+        for generation in self._former.keys() - left:
+            del self._former[generation]
 
     def _resume(self, now_us: int) -> None:
         """Dispatch from now on: all workers have reported, or had the time to."""
@@ -663,7 +728,23 @@ class Gateway:
     def prepare(self, deployment: Deployment) -> None:
         """Accept a second generation beside the one served."""
         if self._rollout.prepare(deployment):
+            # Made now, because it takes longer than the change may.
+            self._prepared = _Generation(deployment, self._last_us)
+            self._core.prepare(deployment.plan)
+            for before, after in self._inherited(deployment):
+                del after
+                worker = WorkerAddress(self.deployment.generation, before)
+                self._send(worker, frame(Kind.ADOPT, pack_adopt(deployment.generation)))
             self._announce(deployment, prepared=True)
+
+    def _inherited(self, deployment: Deployment) -> tuple[tuple[int, int], ...]:
+        """Numbers of the workers that go on: in the generation served, and in a later one."""
+        numbers = {origin: vgpu for vgpu, origin in enumerate(self.deployment.origins)}
+        return tuple(
+            (numbers[origin], vgpu)
+            for vgpu, origin in enumerate(deployment.origins)
+            if origin in numbers
+        )
 
     def flush(self, now_us: int) -> None:
         """Dispatch nothing more; the state becomes *flushed* when nothing is in flight."""
@@ -671,22 +752,31 @@ class Gateway:
             self._apply(Pause(now_us=self._at(now_us)))
 
     def swap(self, now_us: int) -> None:
-        """Go on under the prepared generation.
+        """Go on under the prepared generation, with batches in flight or, after a flush, without.
 
         Raises:
-            InputError: nothing is prepared, its workers are not all up, or batches are in flight.
+            InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
         """
         prepared = self._rollout.prepared
         workers_up = 0 if prepared is None else len(self._up_of(prepared))
         deployment = self._rollout.swap(workers_up, self.in_flight)
-        self._served = _Generation(deployment, now_us)
+        former, served = self._served, self._prepared
+        assert served is not None
+        inherited = self._inherited(deployment)  # `deployment` is not served yet
+        served.slots.share(former.slots, inherited)
+        self._former[former.deployment.generation] = former
+        served.number = self._core.plan_number + 1
+        served.uses = self.counters.serve(deployment.plan)
+        served.supervisor = WorkerSupervisor(deployment, now_us)
+        self._served, self._prepared = served, None
         self._number_fronts()
-        self.counters.serve(deployment)
         self._announce(deployment, prepared=False)
-        self._apply(PlanChanged(now_us=self._at(now_us), plan=deployment.plan))
+        changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
+        self._apply(changed)
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
+        self._prepared = None
         if self._rollout.abort():
             self._apply(Resume(now_us=self._at(now_us)))
 
@@ -705,7 +795,7 @@ class Gateway:
         for decision in decisions:
             match decision:
                 case Dispatch():
-                    self._waiting_for_slots.append(decision)
+                    self._waiting_for_slots.append((served, decision))
                     self._may_send = True
                 case SetTimer():
                     self._expiry_us = decision.at_us
@@ -726,21 +816,23 @@ class Gateway:
         if not self._may_send:
             return
         self._may_send = False
-        held_up: set[int] = set()  # vGPUs
+        held_up: set[tuple[int, int]] = set()  # generations and vGPUs
         for _ in range(len(self._waiting_for_slots)):
-            dispatch = self._waiting_for_slots.popleft()
-            free = not held_up or held_up.isdisjoint([hop.vgpu for hop in dispatch.hops])
-            slots = self._served.slots.grant(dispatch.hops) if free else None
+            generation, dispatch = self._waiting_for_slots.popleft()
+            number = generation.deployment.generation
+            places = [(number, hop.vgpu) for hop in dispatch.hops]
+            free = not held_up or held_up.isdisjoint(places)
+            slots = generation.slots.grant(dispatch.hops) if free else None
             if slots is None:
-                held_up.update(hop.vgpu for hop in dispatch.hops)
-                self._waiting_for_slots.append(dispatch)
+                held_up.update(places)
+                self._waiting_for_slots.append((generation, dispatch))
             else:
-                self._send_batch(dispatch, slots)
+                self._send_batch(generation, dispatch, slots)
 
-    def _send_batch(self, dispatch: Dispatch, slots: list[int]) -> None:
+    def _send_batch(self, served: _Generation, dispatch: Dispatch, slots: list[int]) -> None:
         """To the front that gathers it, or, an express request, to its first worker."""
-        served, number = self._served, dispatch.batch_id
-        self._batches[number] = BatchInFlight(dispatch, slots, self._last_us)
+        number = dispatch.batch_id
+        self._batches[number] = BatchInFlight(served, dispatch, slots, self._last_us)
         front = self._front_of(dispatch.request_ids[0])
         self.counters.dispatched(front.model, dispatch.samples)
         number += self._first_batch
@@ -772,11 +864,11 @@ class Gateway:
         """Have front and workers forget a batch; its slots rest until nobody can write there."""
         batch = self._batches.pop(batch_id, None)
         if batch is None:
-            kept = [d for d in self._waiting_for_slots if d.batch_id != batch_id]
+            kept = [item for item in self._waiting_for_slots if item[1].batch_id != batch_id]
             self._waiting_for_slots = deque(kept)
             self._may_send = True  # those it held up
             return
-        deployment, dispatch = self.deployment, batch.dispatch
+        deployment, dispatch = batch.generation.deployment, batch.dispatch
         hops = dispatch.hops[batch.reported :]
         number = self._first_batch + batch_id
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
@@ -785,7 +877,7 @@ class Gateway:
             self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
         slots = batch.slots[batch.reported :]
         slo_us = deployment.plan.models[dispatch.model].slo_us
-        self._served.slots.hold_back(
+        batch.generation.slots.hold_back(
             [(hop.vgpu, slot) for hop, slot in zip(hops, slots, strict=True)],
             self._last_us + HELD_BACK_SLOS * slo_us,
         )

@@ -46,9 +46,10 @@ HUNG_AT_LEAST_US = 1_000_000
 STALL_US = 500_000
 
 STUB_HEARTBEAT_SECONDS = 0.25
+OWNERS_LOOK_MS = 200
 STUCK_LOOKS = 3  # of a stub, one after the other
 
-_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _COLUMNS = 0, 1, 2, 3
+_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _COLUMNS = 0, 1, 2, 3, 4, 5
 _CELL_BYTES = 8
 _LINE_BYTES = 40
 _PR_SET_PDEATHSIG = 1
@@ -72,8 +73,9 @@ class HealthBoard:
     """What a node sees of its workers: shared memory that each writes, rows by vGPU number.
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
-    the batch it runs began, 0 while it is idle; how long that batch should take. No messages, so a
-    hundred workers cost nothing.
+    the batch it runs began, 0 while it is idle; how long that batch should take; then the process, and
+    whether a later generation's node watches it too. No messages, so a hundred workers cost nothing.
+    A worker keeps the row of the generation that it was started for.
     """
 
     path: Path
@@ -94,14 +96,17 @@ class HealthBoard:
             os.close(fd)
         return cls(path, memoryview(memory).cast("q", shape))
 
-    def busy(self, vgpu: int, since_us: int, expected_us: int) -> None:
-        """The worker begins a batch."""
-        self.rows[vgpu, _EXPECTED] = expected_us
-        self.rows[vgpu, _BUSY_SINCE] = since_us
+    def row(self, vgpu: int) -> "HealthRow":
+        """What the worker of a vGPU writes."""
+        return HealthRow(self.rows, vgpu)
 
-    def idle(self, vgpu: int) -> None:
-        """The worker ended its batch."""
-        self.rows[vgpu, _BUSY_SINCE] = 0
+    def process_of(self, vgpu: int) -> int:
+        """Process id of the worker; 0 before it has loaded."""
+        return self.rows[vgpu, _PID]
+
+    def is_inherited(self, vgpu: int) -> bool:
+        """Whether the worker ends by itself, with the last of its nodes."""
+        return bool(self.rows[vgpu, _INHERITED])
 
     def has_loaded(self, vgpu: int) -> bool:
         """Whether the worker has finished loading: its heart beats from then on."""
@@ -116,10 +121,32 @@ class HealthBoard:
         """Delete the file; those who map it keep it till then."""
         self.path.unlink(missing_ok=True)
 
-    def keep_beating(self, vgpu: int, clock: Clock, stop: threading.Event) -> None:
+
+class HealthRow:
+    """A worker's own row of a board."""
+
+    def __init__(self, rows: "memoryview[int]", vgpu: int) -> None:
+        self._rows = rows
+        self._vgpu = vgpu
+
+    def busy(self, since_us: int, expected_us: int) -> None:
+        """It begins a batch."""
+        self._rows[self._vgpu, _EXPECTED] = expected_us
+        self._rows[self._vgpu, _BUSY_SINCE] = since_us
+
+    def idle(self) -> None:
+        """It ended its batch."""
+        self._rows[self._vgpu, _BUSY_SINCE] = 0
+
+    def inherited(self) -> None:
+        """Another generation's node watches it from now on, too."""
+        self._rows[self._vgpu, _INHERITED] = 1
+
+    def keep_beating(self, clock: Clock, stop: threading.Event) -> None:
         """Show that this process runs; for a thread of its own."""
+        self._rows[self._vgpu, _PID] = os.getpid()
         while True:
-            self.rows[vgpu, _HEARTBEAT] = clock.now_us()
+            self._rows[self._vgpu, _HEARTBEAT] = clock.now_us()
             if stop.wait(WORKER_HEARTBEAT_SECONDS):
                 return
 
@@ -140,7 +167,9 @@ class HealthWatch:
 
     def complaint(self, vgpu: int, pid: int) -> str | None:
         """Why a worker must be taken for hung, or None. One that never beat is still loading."""
-        beat, since, expected = (self._board.rows[vgpu, column] for column in range(_COLUMNS))
+        beat, since, expected = (
+            self._board.rows[vgpu, column] for column in (_HEARTBEAT, _BUSY_SINCE, _EXPECTED)
+        )
         silent_us = self._looked_us - max(beat, self._awake_us)
         if beat and silent_us > STUCK_US and (silent_us > SILENT_US or not _wants_to_run(pid)):
             return f"no heartbeat for {silent_us / 1e6:.1f} s"
@@ -207,6 +236,14 @@ class StubHeartbeat:
         os.pwrite(self._fd, line.encode(), 0)
 
 
+def stub_process(file: Path) -> int | None:
+    """The process of a model's file; None where there is none."""
+    try:
+        return int(file.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class StubLook(NamedTuple):
     """What a look at a model's file showed: its process, and why it must be loaded anew, if so."""
 
@@ -251,6 +288,63 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(0)
+
+
+class OwnerWatch:
+    """Ends this process once every process that it belongs to is gone.
+
+    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`), until
+    a later generation inherits it: from then on to all nodes of its generations, by this.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._poll = select.poll()
+        self._owners: dict[int, int] = {}  # process id by file descriptor
+        self._lock = threading.Lock()
+        self._running = False
+        self._parent = parent
+        # Python runs it in the main thread, whose parent the kernel watches.
+        signal.signal(signal.SIGUSR1, _outlive_parent)
+
+    def add(self, owner: int) -> None:
+        """It belongs to another process, too.
+
+        Raises:
+            OSError: that is gone already.
+        """
+        with self._lock:
+            if not self._running:
+                self._watch(self._parent)
+            self._watch(owner)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="owners", daemon=True).start()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _watch(self, pid: int) -> None:
+        if pid not in self._owners.values():
+            fd = os.pidfd_open(pid)
+            self._owners[fd] = pid
+            self._poll.register(fd, select.POLLIN)
+
+    def _run(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll(OWNERS_LOOK_MS):
+                with self._lock:
+                    del self._owners[fd]
+                    self._poll.unregister(fd)
+                    os.close(fd)
+            if not self._owners:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _outlive_parent(_number: int, _frame: object) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, or could."""
+    return pid > 0 and bool(thread_states(pid))
 
 
 class ExitWatch:

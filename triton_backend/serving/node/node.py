@@ -1,13 +1,19 @@
 """A node: starts one worker process per vGPU, watches them, restarts what died or hangs.
 
+Workers that go on from the generation before are not started: the node finds them on the health board
+of the generation that they began with. While that generation's node lives, it restarts them; a worker
+that is started reads of itself which later generations it serves.
+
 Lives in the node's Triton model, so that loading and unloading that model is the life of a plan on
 the node. The scheduler learns of a worker's end from its connection, of its return from its HELLO;
 a node only keeps the processes alive.
 """
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -17,10 +23,16 @@ from typing import IO, Any, cast
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import StageRow
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.repository import node_model
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch
+from triton_backend.serving.liveness.processes import (
+    HealthBoard,
+    HealthWatch,
+    is_alive,
+    stub_process,
+)
 from triton_backend.serving.node.remote_files import (
     missing_artifacts,
     put_artifact,
@@ -35,6 +47,7 @@ LOADING_AT_ONCE = 2  # more would take the processor from those who serve
 FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
+GONE = -1  # exit code of a process that was not ours
 _LOG = logging.getLogger(__name__)
 _ABOUT_FILES = {
     function.__name__: function
@@ -42,10 +55,34 @@ _ABOUT_FILES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """A worker process that another generation's node has started."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """As of a child: None while it lives."""
+        return None if is_alive(self.pid) else GONE
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """It is not ours to wait for."""
+        return GONE
+
+
 @dataclass(slots=True)
 class _Process:
     vgpu: int
-    process: subprocess.Popen[bytes] | None = None
+    board: HealthBoard
+    row: int  # of the board
+    health: HealthWatch
+    inherited: bool
+    process: subprocess.Popen[bytes] | _Adopted | None = None
     started_us: int = 0
     backoff_us: int = FIRST_BACKOFF_US
     restart_us: int = 0
@@ -60,13 +97,30 @@ class Node:
         self.name = name
         self._deployment = deployment
         self._clock = clock
-        self._board = HealthBoard.open(deployment, name)
-        self._health = HealthWatch(self._board)
+        self._boards: dict[int, tuple[HealthBoard, HealthWatch]] = {}
         self._gpus = NodeGpus(deployment, name)
-        self._workers = [_Process(vgpu) for vgpu in deployment.vgpus_on(name)]
+        self._workers = [self._worker(vgpu) for vgpu in deployment.vgpus_on(name)]
+        self._former = self._former_stub()
         self._stopping = threading.Event()
         # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
+
+    def _worker(self, vgpu: int) -> _Process:
+        origin, row = self._deployment.origin_of(vgpu)
+        if origin.generation not in self._boards:
+            board = HealthBoard.open(origin, self.name)
+            self._boards[origin.generation] = board, HealthWatch(board)
+        board, health = self._boards[origin.generation]
+        inherited = origin.generation != self._deployment.generation
+        return _Process(vgpu, board, row, health, inherited)
+
+    def _former_stub(self) -> int | None:
+        """Process of this node's model in the generation before, which owns the workers inherited."""
+        workers = self._deployment.workers
+        if workers is None or workers.former is None:
+            return None
+        pids = self._deployment.settings.folder / "pids"
+        return stub_process(pids / node_model(self.name, workers.former))
 
     def start(self) -> None:
         """Start the workers and the watch.
@@ -153,33 +207,55 @@ class Node:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            now_us = self._clock.now_us()
-            self._health.look(now_us)
-            loading = sum(self._is_loading(worker) for worker in self._workers)
-            for worker in self._workers:
-                if worker.process is not None:
-                    self._watch(worker, now_us)
-                elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
-                    loading += 1
-                    self._start(worker, now_us)
+            self._look(self._clock.now_us())
             self._stopping.wait(WATCH_SECONDS)
-        processes = [w.process for w in self._workers if w.process is not None]
+        self._end()
+
+    def _look(self, now_us: int) -> None:
+        """Take note of what ended, and start what is to run."""
+        for _, health in self._boards.values():
+            health.look(now_us)
+        loading = sum(self._is_loading(worker) for worker in self._workers)
+        for worker in self._workers:
+            if worker.process is not None:
+                self._watch(worker, now_us)
+            elif worker.inherited and self._is_anothers(worker):
+                pass
+            elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
+                loading += 1
+                self._start(worker, now_us)
+
+    def _end(self) -> None:
+        """End the workers, but those that go on."""
+        # Those that another generation's node watches too end by themselves, with the last of them.
+        own = [worker for worker in self._workers if not worker.board.is_inherited(worker.row)]
+        processes = [worker.process for worker in own if worker.process is not None]
         for process in processes:
             process.kill()
         for process in processes:
             process.wait()
-        for worker in self._workers:
+        for worker in own:
             self._remove_memory(worker)
-        self._board.remove()
+        for generation, (board, _) in self._boards.items():
+            if generation == self._deployment.generation:
+                board.remove()  # who goes on has it mapped
+
+    def _is_anothers(self, worker: _Process) -> bool:
+        """Whether an inherited worker lives, or is its former node's to start."""
+        pid = worker.board.process_of(worker.row)
+        if is_alive(pid):
+            worker.process = _Adopted(pid)
+            return True
+        return self._former is not None and is_alive(self._former)
 
     def _is_loading(self, worker: _Process) -> bool:
-        return worker.process is not None and not self._board.has_loaded(worker.vgpu)
+        return worker.process is not None and not worker.board.has_loaded(worker.row)
 
     def _watch(self, worker: _Process, now_us: int) -> None:
         assert worker.process is not None
         code = worker.process.poll()
         if code is None:
-            complaint = self._health.complaint(worker.vgpu, worker.process.pid)
+            complaint = worker.health.complaint(worker.row, worker.process.pid)
             if complaint is None:
                 return
             _LOG.warning("worker %d is killed: %s", worker.vgpu, complaint)
@@ -203,7 +279,7 @@ class Node:
             (SHARED_FOLDER / self._deployment.worker_segment(worker.vgpu)).unlink(missing_ok=True)
 
     def _start(self, worker: _Process, now_us: int) -> None:
-        self._board.reset(worker.vgpu)
+        worker.board.reset(worker.row)
         deployment, settings = self._deployment, self._deployment.settings
         with self._log_file(worker.vgpu) as log:
             worker.process = subprocess.Popen(

@@ -24,7 +24,13 @@ from typing import Any
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
-from triton_backend.serve_folder.repository import node_generation, remove_model, render_generation
+from triton_backend.serve_folder.repository import (
+    GenerationNames,
+    Workers,
+    node_generation,
+    remove_model,
+    render_generation,
+)
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment, check_complete
 
@@ -97,7 +103,7 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
     Args:
         settings: of this host.
         request: `generation`, `plan`, `nodes`: those of the plan that run on this host, and
-            `front_ports` by model.
+            `front_ports` by model, and `workers`: their origins.
 
     Returns:
         `nodes`.
@@ -108,13 +114,16 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
     try:
         generation, nodes = int(request["generation"]), [str(node) for node in request["nodes"]]
         ports = {str(model): int(port) for model, port in dict(request["front_ports"]).items()}
+        workers = Workers.from_dict(request["workers"])
         plan = check_complete(Plan.from_dict(request["plan"]), "put_generation, plan")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("put_generation", f"not a generation: {error!r}") from error
-    deployment = Deployment(settings, generation, plan)
+    deployment = Deployment(settings, generation, plan, workers=workers)
     for node in nodes:
         _check_artifacts(deployment, node)
-    render_generation(settings.folder, plan, generation, nodes=nodes, ports=ports)
+    render_generation(
+        settings.folder, plan, generation, nodes=nodes, names=GenerationNames(ports, workers)
+    )
     return {"nodes": nodes}
 
 

@@ -195,11 +195,10 @@ def gateway_values(gateway: "Gateway") -> Values:
     for model in counters.batches:
         values["poolpipe_batches_total", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples_total", (("model", model),)] = counters.samples[model]
-    busy_us = counters.busy_us
-    for stage, count in counters.stages.items():
+    for stage, use in counters.stages.items():
         labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
-        values["poolpipe_stage_runs_total", labels] = count
-        values["poolpipe_stage_busy_seconds_total", labels] = busy_us[stage] / US_PER_S
+        values["poolpipe_stage_runs_total", labels] = use.runs
+        values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
     for pool in deployment.plan.pools:
         labels = (("pool", pool.name), ("gpu_class", pool.gpu_class))
         values["poolpipe_pool_vgpus", labels] = pool.vgpus

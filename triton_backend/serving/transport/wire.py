@@ -66,6 +66,7 @@ class Kind(IntEnum):
     CHALLENGE = (
         20  # who listens on TCP -> who connected: prove for this nonce that you have the key
     )
+    ADOPT = 22  # scheduler -> worker: serve this generation too, under its numbers (JSON)
     PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
@@ -203,6 +204,16 @@ def unpack_plan(body: bytes) -> PlanBody:
     data = _unpack_json(body)
     prepared = data.get("prepared") is True
     return PlanBody(_integer(data, "generation"), _text(data, "plan_id"), prepared)
+
+
+def pack_adopt(generation: int) -> bytes:
+    """Body of ADOPT: a generation that a worker serves too from now on."""
+    return _pack_json({"generation": generation})
+
+
+def unpack_adopt(body: bytes) -> int:
+    """Inverse of `pack_adopt`."""
+    return _integer(_unpack_json(body), "generation")
 
 
 def pack_heartbeat(now_us: int) -> bytes:

@@ -21,7 +21,12 @@ from collections.abc import Callable
 from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
-from triton_backend.serving.worker.output import OutputSender, OutputTarget, ReceiverGoneError
+from triton_backend.serving.worker.output import (
+    BatchHeader,
+    OutputSender,
+    OutputTarget,
+    ReceiverGoneError,
+)
 from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 from triton_backend.serving.worker.stage import LoadedStages
@@ -217,8 +222,7 @@ class LeaderFollowers:
                 target.release()
             _LOG.exception("batch %d failed", batch.batch_id)
             reason = f"{type(error).__name__}: {error}"
-            self._outbox.enqueue(
-                self._outputs.report_failure, batch.batch_id, batch.stage, batch.body, reason
-            )
+            header = BatchHeader(batch.batch_id, batch.tag, batch.stage)
+            self._outbox.enqueue(self._outputs.report_failure, header, batch.body, reason)
         else:
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)

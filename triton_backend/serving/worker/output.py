@@ -25,6 +25,7 @@ from triton_backend.serving.transport.wire import (
     FailureBody,
     FrameError,
     Kind,
+    TimesBody,
     frame,
     pack_answer,
     pack_batch,
@@ -58,6 +59,14 @@ class OutputTarget(NamedTuple):
         self.channel.release(self.slot)
 
 
+class BatchHeader(NamedTuple):
+    """Which batch it is, by whose plan it is numbered, and at which of its stages."""
+
+    batch_id: int
+    tag: int
+    stage: int
+
+
 class OutputSender:
     """Sends what the batches of one vGPU come to."""
 
@@ -65,13 +74,20 @@ class OutputSender:
         self, loop: EventLoop, deployment: Deployment, vgpu: int, scheduler: SchedulerLink
     ) -> None:
         self._scheduler = scheduler
-        self._deployment = deployment
-        self._place = deployment.vgpus[vgpu]
-        self._tag = deployment.tag
+        # By tag: the generations served, and the vGPU's number there.
+        self._served: dict[int, tuple[Deployment, int]] = {}
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
         self._channels = Channels(loop, deployment.settings, node)
         self._links = _links(deployment)
+
+    def serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Send what batches of a generation come to."""
+        self._served[deployment.tag] = deployment, vgpu
+
+    def forget(self, tag: int) -> None:
+        """Nothing will come of a generation any more."""
+        self._served.pop(tag, None)
 
     def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
         """Where the results of a batch go.
@@ -84,30 +100,31 @@ class OutputSender:
             ReceiverGoneError: the process that is to receive them is gone, or takes nothing.
         """
         body, after = batch.body, batch.stage + 1
+        deployment, _ = self._served[batch.tag]
         last = after == len(body.hops)
         if last:
-            channel = self._channels.to_front(self._deployment, body.model)
+            channel = self._channels.to_front(deployment, body.model)
             slot, receiver = body.answer_slot, "the front"
         else:
             vgpu = body.hops[after].vgpu
-            channel = self._channels.to_worker(self._deployment, vgpu)
+            channel = self._channels.to_worker(deployment, vgpu)
             slot, receiver = body.slots[after], f"the worker of vGPU {vgpu}"
         place = None if channel is None else channel.acquire(slot, flush)
         if channel is None or place is None:
             raise ReceiverGoneError(f"{receiver} is gone, or takes nothing")
         written = channel.segment
         if not last:
-            receives = self._deployment.row_of(body.model, body.pipeline, after)
-            written = written.laid_out(self._deployment.layout_of(receives))
+            receives = deployment.row_of(body.model, body.pipeline, after)
+            written = written.laid_out(deployment.layout_of(receives, body.hops[after].vgpu))
         return OutputTarget(channel, written, place, last)
 
-    def copy_express(self, body: BatchBody, into: Arrays) -> None:
+    def copy_express(self, tag: int, body: BatchBody, into: Arrays) -> None:
         """Copy an express request out of its front's slot.
 
         Raises:
             FrameError: the front is gone, or has no such slot.
         """
-        channel = self._channels.to_front(self._deployment, body.model)
+        channel = self._channels.to_front(self._served[tag][0], body.model)
         express = None if channel is None else channel.express
         if express is None or not 0 <= body.answer_slot < express.slots:
             raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
@@ -132,18 +149,19 @@ class OutputSender:
             self._report(Kind.STAGE_DONE, batch, span_us)
             self._hand_on(batch, target, span_us[1])
 
-    def report_failure(self, batch_id: int, stage: int, body: BatchBody, reason: str) -> None:
+    def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
+        batch_id, tag, stage = header
         failure = FailureBody(f"stage {stage} failed: {reason}", body.express, body.answer_slot)
         data = frame(
             Kind.BATCH_FAILED,
             pack_failure(failure),
             batch_id=batch_id,
             stage=stage,
-            plan_tag=self._tag,
+            plan_tag=tag,
         )
         self._scheduler.send(data)
-        channel = self._channels.to_front(self._deployment, body.model)
+        channel = self._channels.to_front(self._served[tag][0], body.model)
         if channel is not None:
             channel.connection.send(data)
 
@@ -154,7 +172,7 @@ class OutputSender:
             pack_failure(FailureBody(reason, NONE, NONE)),
             batch_id=batch.batch_id,
             stage=batch.stage + 1,
-            plan_tag=self._tag,
+            plan_tag=batch.tag,
         )
         self._scheduler.send(data)
 
@@ -168,7 +186,7 @@ class OutputSender:
             pack_answer(body),
             batch_id=batch.batch_id,
             stage=batch.stage,
-            plan_tag=self._tag,
+            plan_tag=batch.tag,
             payload_bytes=written.layout.payload_bytes(samples),
         )
         target.channel.send(data, written, slot, samples)
@@ -177,7 +195,7 @@ class OutputSender:
         """Send a batch whose results were written at `end_us` to the next worker."""
         written, samples, stage = target.segment, batch.body.samples, batch.stage + 1
         size = written.layout.payload_bytes(samples)
-        begin_us, available_us = self._transfer(batch.body.hops[stage], size, end_us)
+        begin_us, available_us = self._transfer(batch.tag, batch.body.hops[stage], size, end_us)
         body = batch.body._replace(
             payload_checksum=checksum_up_to(self._checksum_up_to, written, target.slot, samples),
             transfer_start_us=begin_us,
@@ -188,14 +206,18 @@ class OutputSender:
             pack_batch(body),
             batch_id=batch.batch_id,
             stage=stage,
-            plan_tag=self._tag,
+            plan_tag=batch.tag,
             payload_bytes=size,
         )
         if not target.channel.send(data, written, target.slot, samples):
             self.report_lost(batch, "the next worker is gone")
 
     def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
-        self._scheduler.send_times(kind, span_us, batch_id=batch.batch_id, stage=batch.stage)
+        _, vgpu = self._served[batch.tag]
+        times = TimesBody(vgpu, *span_us)
+        self._scheduler.send_times(
+            kind, times, batch_id=batch.batch_id, stage=batch.stage, tag=batch.tag
+        )
 
     def closed(self, connection: Connection) -> None:
         """A connection ended."""
@@ -207,14 +229,15 @@ class OutputSender:
         if self._links is not None:
             self._links.close()
 
-    def _transfer(self, hop: Hop, size: int, end_us: int) -> tuple[int, int]:
+    def _transfer(self, tag: int, hop: Hop, size: int, end_us: int) -> tuple[int, int]:
         """When the move to the next stage begins and ends; real links just take their time."""
         if self._links is None:
             return end_us, end_us
-        cluster = self._deployment.plan.cluster
-        here, there = self._place.slot.node, self._deployment.vgpus[hop.vgpu].slot.node
+        deployment, vgpu = self._served[tag]
+        cluster = deployment.plan.cluster
+        here, there = (deployment.vgpus[one].slot.node for one in (vgpu, hop.vgpu))
         rate = min(cluster.node_group_of(n).nic_gbps for n in (here, there))
-        duration_us = round(transfer_us(size, rate) * self._deployment.settings.time_stretch)
+        duration_us = round(transfer_us(size, rate) * deployment.settings.time_stretch)
         begin_us = self._links.take(here, there, max(end_us, hop.transfer_start_us), duration_us)
         return begin_us, begin_us + duration_us
 

@@ -13,16 +13,22 @@ Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION 
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from triton_backend.contract.errors import PoolPipeError
-from triton_backend.contract.plan import StageRow
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.base import Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
+from triton_backend.serve_folder.repository import node_model
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthBoard, end_with_parent
+from triton_backend.serving.liveness.processes import (
+    HealthBoard,
+    HealthRow,
+    OwnerWatch,
+    end_with_parent,
+    stub_process,
+)
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
@@ -36,18 +42,21 @@ from triton_backend.serving.transport.wire import (
     Kind,
     frame,
     pack_stage_result,
+    unpack_adopt,
     unpack_batch,
     unpack_heartbeat,
     unpack_run_stage,
 )
 from triton_backend.serving.worker.executor import LeaderFollowers
-from triton_backend.serving.worker.output import OutputSender
+from triton_backend.serving.worker.output import BatchHeader, OutputSender
 from triton_backend.serving.worker.queue import BatchQueue
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
-from triton_backend.serving.worker.stage import LoadedStages, open_runtimes
+from triton_backend.serving.worker.stage import LoadedKey, LoadedStages, open_runtimes
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
-FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.HEARTBEAT})
+FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT})
+# The one served, the one before whose batches still run, and one prepared.
+MOST_GENERATIONS = 3
 _LOG = logging.getLogger(__name__)
 
 
@@ -56,35 +65,68 @@ class StageWorker:
 
     Args:
         runtimes: every stage of the vGPU's pool, loaded.
-        board: where the node looks whether this worker is alive and how long it has been busy.
+        health: where the node looks whether this worker is alive and how long it has been busy.
+        belongs_to: told the node model of every later generation that this worker serves.
     """
 
     def __init__(
         self,
         deployment: Deployment,
         vgpu: int,
-        runtimes: Mapping[StageRow, Runtime],
-        board: HealthBoard,
+        runtimes: Mapping[LoadedKey, Runtime],
+        health: HealthRow,
         clock: Clock,
+        belongs_to: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
+        self._belongs_to = belongs_to
+        self._served: list[
+            tuple[Deployment, int]
+        ] = []  # with this vGPU's number, the last at the end
         self._segment = Segment.create(
             deployment.worker_segment(vgpu),
             deployment.worker_layout(vgpu),
             deployment.worker_slots(vgpu),
         )
         time = GatewayTime(clock)
-        self._stages = LoadedStages(deployment, vgpu, runtimes, board, time)
+        self._stages = LoadedStages(runtimes, health, time)
         self._stages.pin(self._segment)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
-        self._queue = BatchQueue(deployment, vgpu, self._segment, time.now_us)
+        self._queue = BatchQueue(self._segment, time.now_us)
         self._threads = LeaderFollowers(
             self._loop, self._queue, self._stages, self._outputs, self._scheduler, time
         )
+
+        self._serve(deployment, vgpu)
+
+    def adopt(self, generation: int) -> None:
+        """Serve a later generation too, which this worker goes on in; harmless where it does already."""
+        if any(deployment.generation == generation for deployment, _ in self._served):
+            return
+        try:
+            deployment = Deployment.read(self._settings, generation)
+            vgpu = deployment.number_of(self._deployment.origins[self._vgpu])
+            if vgpu is None:
+                return  # which goes on without this worker
+            self._serve(deployment, vgpu)
+        except InputError as error:
+            _LOG.error("generation %d is not served: %s", generation, error)
+            return
+        self._belongs_to(node_model(deployment.node_name_of(vgpu), generation))
+        while len(self._served) > MOST_GENERATIONS:
+            former, _ = self._served.pop(0)
+            for part in (self._queue, self._stages, self._outputs, self._scheduler):
+                part.forget(former.tag)
+
+    def _serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Serve a generation, in which this vGPU has a number of its own."""
+        for part in (self._stages, self._queue, self._outputs, self._scheduler):
+            part.serve(deployment, vgpu)
+        self._served.append((deployment, vgpu))
 
     def listen(self) -> None:
         """Accept batches from now on."""
@@ -117,7 +159,7 @@ class StageWorker:
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a pace probe failed")  # without an answer the process is soon renewed
             return
-        self._scheduler.send_times(Kind.PACE_RESULT, times_us)
+        self._scheduler.send_pace(times_us)
 
     # Handler of the event loop
 
@@ -134,9 +176,9 @@ class StageWorker:
             case Kind.BATCH:
                 self._add(connection, header, unpack_batch(body))
             case Kind.RUN_STAGE:
-                error = answer_run_stage(
-                    self._deployment, self._vgpu, self._stages.run, unpack_run_stage(body)
-                )
+                deployment, vgpu = self._served[-1]
+                question = unpack_run_stage(body)
+                error = answer_run_stage(deployment, vgpu, self._stages.run, question)
                 connection.send(frame(Kind.STAGE_RESULT, pack_stage_result(error)))
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
@@ -149,11 +191,12 @@ class StageWorker:
             raise FrameError("an express request from somebody who is not the scheduler")
         inputs, slot = self._queue.written_by(header, batch)
         try:
-            self._outputs.copy_express(batch, inputs.views(slot, batch.samples))
+            self._outputs.copy_express(header.plan_tag, batch, inputs.views(slot, batch.samples))
             self._queue.add(header, batch)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
-            self._outputs.report_failure(header.batch_id, header.stage, batch, str(error))
+            which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
+            self._outputs.report_failure(which, batch, str(error))
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if not self._scheduler.is_peer_of(connection):
@@ -163,6 +206,8 @@ class StageWorker:
                 self._queue.remove(header.batch_id)
             case Kind.PACE_PROBE:
                 self._probe_pace()
+            case Kind.ADOPT:
+                self.adopt(unpack_adopt(body))
             case Kind.RETIRE:
                 _LOG.warning("ordered to retire: this process is slow or silent")
                 self.stop()
@@ -197,22 +242,48 @@ def main(arguments: list[str]) -> None:
     ask_for_exact_timers()
     try:
         deployment = Deployment.read(ServeSettings.read(Path(settings_path)), int(generation))
-        serve(deployment, int(vgpu))
+        serve(deployment, int(vgpu), int(parent))
     except PoolPipeError as error:
         _LOG.error("%s", error)
         sys.exit(1)
 
 
-def serve(deployment: Deployment, vgpu: int) -> None:
+def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
     """Load the stages, warm them up, serve."""
     clock = SystemClock()
-    board = HealthBoard.open(deployment, deployment.node_name_of(vgpu))
+    health = health_row(deployment, vgpu)
+    owners = OwnerWatch(parent)
+
+    def belongs_to(node: str) -> None:
+        pid = stub_process(deployment.settings.folder / "pids" / node)
+        try:
+            if pid is not None:
+                owners.add(pid)
+                health.inherited()
+        except OSError as error:
+            _LOG.warning("node model %s is gone: %s", node, error)
+
     runtimes = open_runtimes(deployment, vgpu, clock)
-    worker = StageWorker(deployment, vgpu, runtimes, board, clock)
+    worker = StageWorker(deployment, vgpu, runtimes, health, clock, belongs_to)
+    for generation in later_generations(deployment):
+        worker.adopt(generation)
     worker.listen()
     stop = threading.Event()
-    threading.Thread(target=board.keep_beating, args=(vgpu, clock, stop), daemon=True).start()
+    threading.Thread(target=health.keep_beating, args=(clock, stop), daemon=True).start()
     worker.run()
+
+
+def health_row(deployment: Deployment, vgpu: int) -> HealthRow:
+    """Of a worker: on the board of the generation that it was started for."""
+    origin, number = deployment.origin_of(vgpu)
+    return HealthBoard.open(origin, deployment.node_name_of(vgpu)).row(number)
+
+
+def later_generations(deployment: Deployment) -> list[int]:
+    """Generations after a worker's that there may be plans of, the last few."""
+    folder = deployment.settings.folder / "generations"
+    found = sorted(int(place.name) for place in folder.iterdir() if place.name.isdigit())
+    return [n for n in found if n > deployment.generation][-MOST_GENERATIONS:]
 
 
 if __name__ == "__main__":

@@ -70,14 +70,23 @@ class SchedulerLink:
     ) -> None:
         settings, node = deployment.settings, deployment.node_name_of(vgpu)
         self._loop = loop
-        self._vgpu = vgpu
-        self._tag = deployment.tag
         self._address = settings.scheduler_address_from(node)
         self._elsewhere = node in settings.hosts
-        self._hello = WorkerHello(deployment.generation, vgpu)
+        # By tag, the generation served last at the end.
+        self._hellos: dict[int, WorkerHello] = {}
         self._time = time
         self._connection: Connection | None = None
         self._known = False
+
+    def serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Say HELLO for a generation too, at once where the scheduler knows this worker."""
+        hello = self._hellos[deployment.tag] = WorkerHello(deployment.generation, vgpu)
+        if self._known:
+            self.send(frame(Kind.HELLO, pack_hello(hello)))
+
+    def forget(self, tag: int) -> None:
+        """A generation is over."""
+        self._hellos.pop(tag, None)
 
     def report(self, *, idle: bool) -> bool:
         """Connect, and say HELLO when idle: the scheduler takes a worker that reports for idle.
@@ -94,7 +103,8 @@ class SchedulerLink:
         if self._connection is None or (self._elsewhere and not self._time.known):
             return False
         self._known = True
-        self._connection.send(frame(Kind.HELLO, pack_hello(self._hello)))
+        for hello in self._hellos.values():
+            self._connection.send(frame(Kind.HELLO, pack_hello(hello)))
         return True
 
     def is_peer_of(self, connection: Connection) -> bool:
@@ -112,11 +122,16 @@ class SchedulerLink:
             self._connection.send(data)
 
     def send_times(
-        self, kind: Kind, times_us: tuple[int, int], *, batch_id: int = 0, stage: int = 0
+        self, kind: Kind, times: TimesBody, *, batch_id: int = 0, stage: int = 0, tag: int
     ) -> None:
         """Report when something began and ended (gateway's time)."""
-        body = pack_times(TimesBody(self._vgpu, *times_us))
-        self.send(frame(kind, body, batch_id=batch_id, stage=stage, plan_tag=self._tag))
+        body = pack_times(times)
+        self.send(frame(kind, body, batch_id=batch_id, stage=stage, plan_tag=tag))
+
+    def send_pace(self, times_us: tuple[int, int]) -> None:
+        """Report a run on zeros, under the generation served last."""
+        tag, hello = next(reversed(self._hellos.items()))
+        self.send_times(Kind.PACE_RESULT, TimesBody(hello.vgpu, *times_us), tag=tag)
 
     def closed(self, connection: Connection) -> None:
         """A connection ended; if it was this one, `report` makes another."""

@@ -9,20 +9,22 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.contract.plan import StagePlace, StageRow
+from triton_backend.contract.plan import StageRow
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.serving.deployment import MIN_SLOTS, Deployment
-from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.liveness.processes import HealthRow
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.worker.queue import TaggedPlace
 from triton_backend.serving.worker.scheduler_link import GatewayTime
 
 WARM_UP_RUNS = 2
@@ -30,7 +32,29 @@ Specs = tuple[TensorSpec, ...]
 _LOG = logging.getLogger(__name__)
 
 
-def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[StageRow, Runtime]:
+class LoadedKey(NamedTuple):
+    """What a runtime was loaded for: generations that agree in it run the same."""
+
+    model: str
+    blocks: tuple[int, int]
+    artifact: str | None
+    inputs: Specs
+    outputs: Specs
+
+
+def loaded_key(deployment: Deployment, row: StageRow) -> LoadedKey:
+    """Of a stage."""
+    stage = deployment.stage_of(row)
+    return LoadedKey(
+        deployment.model_of(row).name,
+        stage.blocks,
+        stage.artifact,
+        deployment.inputs_of(row),
+        deployment.outputs_of(row),
+    )
+
+
+def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[LoadedKey, Runtime]:
     """Load every stage of a vGPU and run those that are real a few times at the planned batch.
 
     Stages of one artifact (a whole model's tail, which requests of several entries share) have one
@@ -39,20 +63,20 @@ def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[Stage
     Raises:
         InputError: an artifact cannot be used, or its tensors are not the plan's.
     """
-    runtimes: dict[StageRow, Runtime] = {}
+    runtimes: dict[LoadedKey, Runtime] = {}
     by_artifact: dict[str, Runtime] = {}
     for row in deployment.rows_of(vgpu):
-        artifact = deployment.stage_of(row).artifact
+        artifact, key = deployment.stage_of(row).artifact, loaded_key(deployment, row)
         if artifact is None:
-            runtimes[row] = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
+            runtimes[key] = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
             continue
         if artifact not in by_artifact:
             by_artifact[artifact] = _open(deployment, vgpu, artifact, clock)
-        runtimes[row] = by_artifact[artifact]
-        _check(deployment, row, artifact, runtimes[row])
-        inputs, outputs = _zeros_for(runtimes[row], deployment.pipeline_of(row).batch)
+        runtime = runtimes[key] = by_artifact[artifact]
+        _check(deployment, row, artifact, runtime)
+        inputs, outputs = _zeros_for(runtime, deployment.pipeline_of(row).batch)
         for _ in range(WARM_UP_RUNS):
-            runtimes[row].run(inputs, outputs)
+            runtime.run(inputs, outputs)
     return runtimes
 
 
@@ -157,36 +181,48 @@ class LoadedStage:
 
 
 class LoadedStages:
-    """Every stage of a vGPU, of which one runs at a time.
+    """Every stage of a vGPU in every generation that it serves; one run at a time.
 
     Args:
-        board: where the node sees for how long a run lasts already.
+        runtimes: loaded for the generation that the worker was started for; later ones use them too.
+        health: the row in which the node sees for how long a run lasts already.
         time: in which runs are reported.
     """
 
     def __init__(
-        self,
-        deployment: Deployment,
-        vgpu: int,
-        runtimes: Mapping[StageRow, Runtime],
-        board: HealthBoard,
-        time: GatewayTime,
+        self, runtimes: Mapping[LoadedKey, Runtime], health: HealthRow, time: GatewayTime
     ) -> None:
-        self._vgpu = vgpu
-        self._stages = {
-            row.place: LoadedStage(deployment, row, runtime) for row, runtime in runtimes.items()
-        }
-        self._runtimes = list({id(runtime): runtime for runtime in runtimes.values()}.values())
-        self._board = board
+        self._runtimes = dict(runtimes)
+        self._stages: dict[TaggedPlace, LoadedStage] = {}
+        self._health = health
         self._time = time
         self._one_at_a_time = threading.Lock()
 
-    def expected_us(self, place: StagePlace, samples: int) -> int:
+    def serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Run the stages that the vGPU has in a generation.
+
+        Raises:
+            InputError: one of them has not been loaded.
+        """
+        stages: dict[TaggedPlace, LoadedStage] = {}
+        for row in deployment.rows_of(vgpu):
+            runtime = self._runtimes.get(loaded_key(deployment, row))
+            if runtime is None:
+                raise InputError(f"vGPU {vgpu}", f"stage {row.place} is not loaded here")
+            stages[deployment.tag, *row.place] = LoadedStage(deployment, row, runtime)
+        self._stages.update(stages)
+
+    def forget(self, tag: int) -> None:
+        """Run no more stages of a generation."""
+        for place in [place for place in self._stages if place[0] == tag]:
+            del self._stages[place]
+
+    def expected_us(self, place: TaggedPlace, samples: int) -> int:
         """What a run of so many samples takes by its profile."""
         return self._stages[place].expected_us(samples)
 
     def run(
-        self, place: StagePlace, inputs: Arrays, outputs: Arrays, samples: int
+        self, place: TaggedPlace, inputs: Arrays, outputs: Arrays, samples: int
     ) -> tuple[int, int]:
         """Run a stage once, from inputs into outputs of [samples, ...]; waits while another runs.
 
@@ -201,20 +237,21 @@ class LoadedStages:
         return self._timed(partial(stage.run, inputs, outputs), stage.expected_us(samples))
 
     def run_on_zeros(self) -> tuple[int, int]:
-        """Run a planned batch of zeros at the first stage, as `run`."""
-        stage = next(iter(self._stages.values()))
+        """Run a planned batch of zeros at the first stage of the latest generation, as `run`."""
+        tag = next(reversed(self._stages))[0]
+        stage = next(stage for place, stage in self._stages.items() if place[0] == tag)
         return self._timed(stage.zeros_run(), stage.planned_us)
 
     def _timed(self, run: Callable[[], None], expected_us: int) -> tuple[int, int]:
         with self._one_at_a_time:
             start_us = self._time.local_now_us()
-            self._board.busy(self._vgpu, start_us, expected_us)
+            self._health.busy(start_us, expected_us)
             try:
                 run()
                 ahead_us = self._time.ahead_us
                 return start_us - ahead_us, self._time.local_now_us() - ahead_us
             finally:
-                self._board.idle(self._vgpu)
+                self._health.idle()
 
     def pin(self, segment: Segment) -> None:
         """Let the runtimes copy to their GPU straight from the slots that are used most.
@@ -222,7 +259,7 @@ class LoadedStages:
         Slots freed last are granted first, so nearly all batches lie in the first few. Pinned pages are
         taken at once: all slots would be memory that is seldom used.
         """
-        for runtime in self._runtimes:
+        for runtime in self._each():
             try:
                 runtime.register(segment.first_slots(MIN_SLOTS))
             except PoolPipeError as error:
@@ -230,8 +267,12 @@ class LoadedStages:
 
     def close(self) -> None:
         """Give up the runtimes, the last one first, and the memory that they have pinned."""
-        for runtime in reversed(self._runtimes):
+        for runtime in reversed(self._each()):
             runtime.close()
+
+    def _each(self) -> list[Runtime]:
+        """Every runtime once: stages of one artifact share it."""
+        return list({id(runtime): runtime for runtime in self._runtimes.values()}.values())
 
 
 def _types(specs: Specs) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.contract.plan import StagePlace, StageRow
+from triton_backend.contract.plan import StageRow
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.serving.deployment import Deployment
@@ -34,6 +34,7 @@ from triton_backend.serving.transport.wire import (
     parse_header,
     unpack_stage_result,
 )
+from triton_backend.serving.worker.queue import TaggedPlace
 
 ANSWER_SECONDS = 20.0
 
@@ -114,7 +115,7 @@ def run_stage(
 def answer_run_stage(
     deployment: Deployment,
     vgpu: int,
-    run: Callable[[StagePlace, Arrays, Arrays, int], object],
+    run: Callable[[TaggedPlace, Arrays, Arrays, int], object],
     question: RunStageBody,
 ) -> str:
     """The worker's side: `run` a stage on what the node put there; what went wrong, or nothing.
@@ -133,7 +134,7 @@ def answer_run_stage(
     names, layouts = _names(deployment, vgpu), _layouts(deployment, row)
     given, made = (Segment.attach(n, x) for n, x in zip(names, layouts, strict=True))
     try:
-        run(row.place, given.views(0, samples), made.views(0, samples), samples)
+        run((deployment.tag, *row.place), given.views(0, samples), made.views(0, samples), samples)
     except Exception as error:  # noqa: BLE001  # a runtime may raise anything
         return f"{type(error).__name__}: {error}"
     finally:

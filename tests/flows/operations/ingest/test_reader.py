@@ -1,6 +1,7 @@
 """Event files to minutes: what counts where, and that it does not matter how reading was cut."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,38 @@ def test_a_shared_vgpu_counts_by_the_models_of_its_batches(tmp_path: Path) -> No
     assert table(work, "model_minutes", "model, served, batches") == [("a", 1, 1), ("b", 2, 2)]
 
 
-def test_reading_goes_on_from_a_cursor_of_before_vgpus_were_shared(tmp_path: Path) -> None:
+def as_format_2(document: dict[str, Any]) -> dict[str, Any]:
+    """A cursor as it was written when a batch had the numbers of its plan; there is one model."""
+    document["format"] = 2
+    assert document["batches"]
+    document["batches"] = [
+        (key, [ids, 0, 0, path, samples])
+        for key, (ids, _, _, samples, path, *_) in document["batches"]
+    ]
+    return document
+
+
+def as_format_1(document: dict[str, Any]) -> dict[str, Any]:
+    """A cursor as it was written when vGPUs had one stage each."""
+    document = as_format_2(document)
+    del document["format"]
+    document["batches"] = [
+        (key, [ids, path, n]) for key, (ids, _, _, path, n) in document["batches"]
+    ]
+    document["vgpus"] = [
+        ((plan_id, vgpu, minute), (model, stage, gpu_class, 300 // share, [1]), counts)
+        for (plan_id, vgpu, model, stage, minute), (_, gpu_class, share), counts in document[
+            "vgpus"
+        ]
+    ]
+    assert document["vgpus"]
+    return document
+
+
+@pytest.mark.parametrize("earlier", [as_format_1, as_format_2])
+def test_reading_goes_on_from_a_cursor_of_an_earlier_format(
+    tmp_path: Path, earlier: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
     log, plan = mixed_log(), the_plan()
     whole = workspace_of(tmp_path / "whole", plan)
     log.write(whole)
@@ -110,7 +142,7 @@ def test_reading_goes_on_from_a_cursor_of_before_vgpus_were_shared(tmp_path: Pat
     ingest(grown)
     with grown.open() as warehouse:
         (row,) = warehouse.rows("SELECT source, document FROM ingest_cursors")
-        document = as_format_1(json.loads(row["document"]))
+        document = earlier(json.loads(row["document"]))
         warehouse.insert(
             "ingest_cursors",
             [row | {"document": json.dumps(document), "changed_at": NOON}],
@@ -123,21 +155,18 @@ def test_reading_goes_on_from_a_cursor_of_before_vgpus_were_shared(tmp_path: Pat
     assert table(grown, "model_minutes", "*") == table(whole, "model_minutes", "*")
 
 
-def as_format_1(document: dict[str, Any]) -> dict[str, Any]:
-    """A cursor as it was written when vGPUs had one stage each."""
-    del document["format"]
-    assert document["batches"]
-    document["batches"] = [
-        (key, [ids, path, n]) for key, (ids, _, _, path, n) in document["batches"]
-    ]
-    document["vgpus"] = [
-        ((plan_id, vgpu, minute), (model, stage, gpu_class, 300 // share, [1]), counts)
-        for (plan_id, vgpu, model, stage, minute), (_, gpu_class, share), counts in document[
-            "vgpus"
-        ]
-    ]
-    assert document["vgpus"]
-    return document
+def test_a_batch_that_ends_under_a_later_plan_counts_for_its_own(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, shared_plan(), the_plan())
+    log = Log()
+    log.plan("shared", 1)
+    batch = log.dispatch((log.arrive(SECOND_US, 1),), (0,), model=1)
+    log.plan("one", 2, at_us=SECOND_US, rollout=True)
+    log.done(batch, 0, SECOND_US, SECOND_US + 4_000)
+    log.write(work)
+    ingest(work)
+    counts = "plan_id, vgpu, model, stage, batches, busy_us, profiled_us"
+    assert table(work, "vgpu_minutes", counts) == [("shared", 0, "b", 0, 1, 4_000, 2_000)]
+    assert table(work, "model_minutes", "plan_id, model, served") == [("shared", "b", 1)]
 
 
 def test_reading_twice_changes_nothing(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.serve_folder.repository import node_model, render_host, render_repository
+from triton_backend.serve_folder.repository import (
+    GenerationNames,
+    Workers,
+    node_model,
+    render_host,
+    render_repository,
+)
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 pytestmark = pytest.mark.slow
@@ -136,7 +142,8 @@ def test_a_rollout_cut_off_is_cleared_up_on_every_host(hosts: TwoHosts, artifact
     folder = hosts.gateway / "generations" / str(served["generation"])
     old = Plan.from_dict(json.loads((folder / "plan.json").read_text()))
     elsewhere = OtherHosts.of(state)
-    elsewhere.put_generation(old, served["generation"], following, 77, {"affine": 1})
+    names = GenerationNames({"affine": 1}, Workers.first(following, 77, 18_500))
+    elsewhere.put_generation(old, served["generation"], following, 77, names)
     elsewhere.load(following, 77)
     assert hosts.loaded_there() == {*before, node_model("SLOW", 77)}
     assert finish_or_undo_change(hosts.gateway).plan_id == served["plan_id"]

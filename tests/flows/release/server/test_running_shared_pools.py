@@ -55,7 +55,8 @@ def state(
 ) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
     http, grpc, metrics = free_ports(3)
-    render_repository(folder, shared, ServeOptions(artifacts=artifacts))
+    # Machines that run tests wake late: requests with 50 ms need more of it kept back.
+    render_repository(folder, shared, ServeOptions(artifacts=artifacts, guard_fraction=0.4))
     ports = Endpoints(http=http, grpc=grpc, metrics=metrics, opened=("shared-memory",))
     yield start(folder, ports)
     stop(folder)

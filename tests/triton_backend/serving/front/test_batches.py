@@ -275,13 +275,23 @@ def test_segments_of_a_plan_are_kept_while_a_worker_may_write(front: Front) -> N
     path = SHARED_FOLDER / front.deployment.front_segment("pair")
     front.sent(1)
     front.batches.abort(1, now_us=0)
-    front.batches.retire_before(2)
+    hold_us = front.generation.hold_us
+    front.batches.retire_before(2, now_us=0)
+    front.batches.retire_before(2, now_us=hold_us + 1)
     assert path.exists()
-    front.batches.look(front.generation.hold_us)
-    front.batches.retire_before(1)
+    front.batches.look(hold_us)
+    front.batches.retire_before(1, now_us=hold_us + 1)
     assert path.exists()
-    front.batches.retire_before(2)
+    front.batches.retire_before(2, now_us=hold_us + 1)
     assert not path.exists()
+
+
+def test_a_dispatch_decided_before_the_plan_changed_finds_its_slots(front: Front) -> None:
+    path = SHARED_FOLDER / front.deployment.front_segment("pair")
+    front.batches.retire_before(2, now_us=0)
+    front.batches.retire_before(2, now_us=front.generation.hold_us)
+    assert path.exists()
+    front.sent(1)
 
 
 # What cannot be gathered

@@ -12,9 +12,9 @@ from triton_backend.runtimes.base import Tensors
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.state import WorkerAddress
-from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.transport.shared_memory import Arrays
-from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.process import StageWorker, health_row
+from triton_backend.serving.worker.stage import loaded_key
 
 WIDTH = 25_000  # 100 KB: such outputs carry no checksum
 PATIENT_US = 5_000_000
@@ -60,9 +60,10 @@ def test_what_a_lost_worker_writes_late_is_in_no_other_answer(tmp_path: Path) ->
     runtimes = [Fill(), Fill()]
     for vgpu, runtime in enumerate(runtimes):
         system.stop_worker(1, vgpu)
-        board = HealthBoard.open(system.deployment, "SLOW")
+        health = health_row(system.deployment, vgpu)
         (row,) = system.deployment.rows_of(vgpu)
-        worker = StageWorker(system.deployment, vgpu, {row: runtime}, board, system.clock)
+        loaded = {loaded_key(system.deployment, row): runtime}
+        worker = StageWorker(system.deployment, vgpu, loaded, health, system.clock)
         system.run_worker(worker, 1, vgpu)
     wait_for(lambda: system.status()["counters"]["workers_lost"] == 2)
     wait_for(lambda: system.status()["workers"]["up"] == 2)

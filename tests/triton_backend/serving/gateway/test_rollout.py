@@ -44,18 +44,19 @@ def rollout(gateway: HeldGateway, tmp_path: Path, *, up: bool = True) -> Deploym
     return new
 
 
-def test_a_swap_waits_for_workers_and_for_what_is_in_flight(
+def test_a_swap_waits_for_workers_and_after_a_flush_for_what_is_in_flight(
     gateway: HeldGateway, tmp_path: Path
 ) -> None:
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.frames())
     new = rollout(gateway, tmp_path, up=False)
-    assert kinds(gateway.frames()) == [Kind.PLAN]
-    for report, refusal in ((lambda: None, "0 of 3 workers"), (_ups(gateway), "not flushed")):
-        report()
-        with pytest.raises(InputError, match=refusal):
-            gateway.swap(30)
+    assert kinds(gateway.frames()) == [Kind.ADOPT, Kind.ADOPT, Kind.ADOPT, Kind.PLAN]
+    with pytest.raises(InputError, match="0 of 3 workers"):
+        gateway.swap(30)
+    _ups(gateway)()
     gateway.flush(40)
+    with pytest.raises(InputError, match="not flushed"):
+        gateway.swap(41)
     arrive(gateway, 5, 6, 7, 8, now_us=41)
     assert gateway.state is State.FLUSHING
     finish(gateway, batch, body, 50_000)

@@ -73,11 +73,11 @@ def test_who_is_silent_is_hung_sooner_when_no_thread_wants_to_run(
 
 def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard) -> None:
     watch = looked(HealthWatch(board), NOW_US, NOW_US + BATCH_US + HUNG_AT_LEAST_US)
-    board.busy(0, NOW_US, BATCH_US)
+    board.row(0).busy(NOW_US, BATCH_US)
     assert watch.complaint(0, WANTS_TO_RUN) is None
     watch.look(NOW_US + BATCH_US + HUNG_AT_LEAST_US + 1)
     assert "busy for" in (watch.complaint(0, WANTS_TO_RUN) or "")
-    board.idle(0)
+    board.row(0).idle()
     assert watch.complaint(0, WANTS_TO_RUN) is None
 
 
@@ -85,7 +85,7 @@ def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard) -> 
 def test_a_machine_that_stood_still_hangs_nobody(board: HealthBoard, waiting: int) -> None:
     watch = looked(HealthWatch(board), NOW_US, NOW_US + LOOK_US)
     board.rows[0, 0] = NOW_US
-    board.busy(0, NOW_US, BATCH_US)
+    board.row(0).busy(NOW_US, BATCH_US)
     again_us = NOW_US + 10 * SILENT_US
     looked(watch, again_us, again_us + STUCK_US)
     assert watch.complaint(0, waiting) is None

@@ -29,7 +29,6 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
-from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.liveness.supervisor import (
     FIRST_REST_US,
     GOOD_AFTER_US,
@@ -43,7 +42,7 @@ from triton_backend.serving.liveness.supervisor import (
 )
 from triton_backend.serving.transport.wire import Kind, TimesBody
 from triton_backend.serving.worker import output
-from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.process import StageWorker, health_row
 from triton_backend.serving.worker.stage import open_runtimes
 
 SLOW, PEER = 1, 2  # the vGPUs of the second pool
@@ -336,11 +335,11 @@ def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
     system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
     try:
         system.stop_worker(1, SLOW)
-        ((row, runtime),) = open_runtimes(system.deployment, SLOW, system.clock).items()
+        ((key, runtime),) = open_runtimes(system.deployment, SLOW, system.clock).items()
         assert isinstance(runtime, EmulatedRuntime)
         starved = Starved(runtime)
-        board = HealthBoard.open(system.deployment, "SLOW")
-        worker = StageWorker(system.deployment, SLOW, {row: starved}, board, system.clock)
+        health = health_row(system.deployment, SLOW)
+        worker = StageWorker(system.deployment, SLOW, {key: starved}, health, system.clock)
         system.run_worker(worker, vgpu=SLOW)
         wait_for(lambda: system.status()["workers"]["up"] == 3)
         starved.factor = 5

@@ -116,7 +116,7 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     deployment = deploy(tmp_path, plan(twice, gpus=4), ServeOptions())
     gateway = HeldGateway(deployment)
     for pipeline, busy_us in ((0, 1_000), (1, 4_000)):
-        gateway.counters.stage_ran((0, pipeline, 0), busy_us)
+        gateway.counters.serve(deployment.plan)[0, pipeline, 0].ran(busy_us)
     values = gateway_values(gateway)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value

@@ -14,8 +14,8 @@ from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.processes import HealthBoard
-from triton_backend.serving.worker.process import StageWorker
+from triton_backend.serving.worker.process import StageWorker, health_row
+from triton_backend.serving.worker.stage import loaded_key
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +53,9 @@ def system(tmp_path: Path) -> Iterator[LocalSystem]:
 
 def serve_with(system: LocalSystem, runtime: TensorrtRuntime) -> None:
     deployment = system.deployment
-    board = HealthBoard.open(deployment, deployment.node_name_of(0))
     (row,) = deployment.rows_of(0)
-    system.run_worker(StageWorker(deployment, 0, {row: runtime}, board, system.clock))
+    loaded, health = {loaded_key(deployment, row): runtime}, health_row(deployment, 0)
+    system.run_worker(StageWorker(deployment, 0, loaded, health, system.clock))
     wait_for(lambda: system.status()["workers"]["up"] == 1)
 
 

@@ -33,7 +33,8 @@ class FirstStage:
         self.deployment = Deployment(settings, 1, plan(two_stage()))
         self.segment = Segment.create(f"{PREFIX}1", self.deployment.worker_layout(FIRST), 4)
         self.now_us = 0
-        self.queue = BatchQueue(self.deployment, FIRST, self.segment, lambda: self.now_us)
+        self.queue = BatchQueue(self.segment, lambda: self.now_us)
+        self.queue.serve(self.deployment, FIRST)
 
     def add(self, batch_id: int, start_us: int, available_us: int = 0) -> None:
         """A batch of one sample, reserved from `start_us`, whose tensors come at `available_us`."""
@@ -131,7 +132,8 @@ def test_tensors_from_another_host_are_here_when_their_frame_is(
     )
     deployment = Deployment(settings, 1, plan(two_stage()))
     segment = Segment.create(f"{PREFIX}2", deployment.worker_layout(1), 4)
-    queue = BatchQueue(deployment, 1, segment, lambda: 100)
+    queue = BatchQueue(segment, lambda: 100)
+    queue.serve(deployment, 1)
     hops = (Hop(FIRST, 0, 0, 0, 60), Hop(1, 0, 0, 0, 90))
     header = Header(Kind.BATCH, 1, 0, 0, 5, deployment.tag, segment.layout.payload_bytes(1))
     queue.add(header, BatchBody(0, 0, 1, 0, 0, 60, 70, NONE, hops, (0, 0)))
