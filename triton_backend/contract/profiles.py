@@ -36,7 +36,9 @@ class ModelProfile:
             microseconds; row i is block i, column b - 1 is batch b. At least 1 µs each.
         boundary_bytes: bytes per sample that cross after block i, for i in 0 .. blocks - 2.
         boundaries: the tensors behind those bytes, where known.
-        block_memory_bytes: weights and workspace of each block, where known.
+        block_memory_bytes: what each block holds always (weights), where known.
+        block_workspace_bytes: what each block takes beside that while it runs, where known; blocks
+            of a stage run one after the other and use the same workspace.
     """
 
     name: str
@@ -46,9 +48,10 @@ class ModelProfile:
     outputs: tuple[TensorSpec, ...] = ()
     boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
     block_memory_bytes: tuple[int, ...] = ()
+    block_workspace_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("boundaries", "block_memory_bytes"):
+        for name in ("boundaries", "block_memory_bytes", "block_workspace_bytes"):
             known, expected = len(getattr(self, name)), self.blocks - (name == "boundaries")
             if known not in (0, expected):
                 raise InputError(f"profile of {self.name!r}", f"{known} {name} for {expected}")
