@@ -1,4 +1,4 @@
-"""How many GPUs a pool should have, from what was measured of it in an epoch.
+"""How many GPUs to add to a pool, or to free, from what was measured of it in an epoch.
 
 Two signals suffice, because late binding keeps batches large and uses the lowest-numbered GPUs first
 (Symphony, section 3.5). For a pool whose peak is p requests/s and an offered load o:
@@ -6,8 +6,8 @@ Two signals suffice, because late binding keeps batches large and uses the lowes
     overload    bad fraction r ~ (o - p) / o     more GPUs:   N r / (1 - r)
     slack       idle fraction f ~ (p - o) / p    fewer GPUs:  N f
 
-`advised` is that, word by word. It frees GPUs until all are busy, which costs requests again: it rings.
-`damped` leaves a share of their time free, and waits an epoch before it turns round.
+`change` is that, word by word. It frees GPUs until all are busy, which costs requests again: it rings.
+`damped_change` leaves a share of their time free, and waits an epoch before it turns round.
 
 Here: figures and formulas. Not here: who measures, and who changes a plan.
 """
@@ -45,39 +45,42 @@ class Epoch:
     """What was measured of a pool.
 
     Attributes:
-        gpus: that it had.
+        gpus: that it had, in whole GPUs and parts.
         idle: idle fraction of their time.
         bad: share of the requests of its models that were not answered in time.
     """
 
-    gpus: int
+    gpus: float
     idle: float
     bad: float
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
+        if not self.gpus > 0:
             raise InputError("epoch, gpus", f"{self.gpus} is not positive")
         for name in ("idle", "bad"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"epoch, {name}", f"{getattr(self, name)} is not in [0, 1]")
 
 
-def advised(epoch: Epoch, threshold: float = BAD_THRESHOLD) -> int:
-    """GPUs by the paper's formulas: rounded up when GPUs are added, down when they are freed."""
+def change(epoch: Epoch, threshold: float = BAD_THRESHOLD) -> int:
+    """GPUs to add (positive) or to free, by the paper's formulas: rounded up, and down.
+
+    At least a part of a GPU stays.
+    """
     if epoch.bad > threshold:
         bad = min(epoch.bad, _WORST)
-        return epoch.gpus + math.ceil(epoch.gpus * bad / (1 - bad) - _ROUNDING)
-    return max(1, epoch.gpus - math.floor(epoch.gpus * epoch.idle + _ROUNDING))
+        return math.ceil(epoch.gpus * bad / (1 - bad) - _ROUNDING)
+    return -_freed(epoch, epoch.gpus * epoch.idle)
 
 
-def damped(
+def damped_change(
     epoch: Epoch,
     last_change: int = 0,
     *,
     utilisation: float = UTILISATION,
     threshold: float = BAD_THRESHOLD,
 ) -> int:
-    """GPUs of which a share of the time is busy.
+    """GPUs to add (positive) or to free, so that a share of their time is busy.
 
     What is busy now is carried by busy / utilisation GPUs; under overload, 1 / (1 - r) times the
     GPUs carry all, at full use.
@@ -85,13 +88,19 @@ def damped(
     Args:
         epoch: what was measured.
         last_change: GPUs that were added (or freed: below 0) before this epoch; a change the other
-            way waits for the next one.
+            way waits for the next one, but not under overload.
         utilisation: share of the time that shall be busy.
         threshold: bad fraction that counts as overload.
     """
     busy = epoch.gpus * (1 - epoch.idle)
     if epoch.bad > threshold:
         busy = max(busy, epoch.gpus / (1 - min(epoch.bad, _WORST)))
-    wanted = max(1, math.ceil(busy / utilisation - _ROUNDING))
-    turns = (wanted > epoch.gpus and last_change < 0) or (wanted < epoch.gpus and last_change > 0)
-    return epoch.gpus if turns and epoch.bad <= threshold else wanted
+    more = busy / utilisation - epoch.gpus
+    wanted = math.ceil(more - _ROUNDING) if more > 0 else -_freed(epoch, -more)
+    turns = wanted * last_change < 0
+    return 0 if turns and epoch.bad <= threshold else wanted
+
+
+def _freed(epoch: Epoch, spare: float) -> int:
+    """Whole GPUs of those to spare, but for the last."""
+    return min(math.floor(spare + _ROUNDING), math.ceil(epoch.gpus) - 1)

@@ -52,6 +52,7 @@ PRICES = {"cost": "hourly_cost", "power": "power_w"}
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
 _ROUNDS = 4  # of scaling rates and dividing anew
 _HALVINGS = 60
+_SHOWN = 6  # models in a complaint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,14 +453,24 @@ def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     gpus = options.own["utilisation"] * asked.problem.gpus.astype(np.float64)
     used = np.flatnonzero(gpus > 0)
 
-    def fits(scale: float) -> bool:
-        share = asked.load(asked.rates(scale))[:, used] / gpus[used]
-        return float(share.min(axis=1).sum()) <= len(used) * (1 + 1e-12)
+    def shares(load: Floats) -> float:
+        return float((load[:, used] / gpus[used]).min(axis=1).sum())
 
+    most = len(used) * (1 + 1e-12)
     work = np.column_stack([asked.curves[k].work_s[:, -1] / gpus[k] for k in used])
     above = len(used) / float((asked.weight * work.min(axis=1)).sum())
+    # no scale beyond the last at which even the least GPUs fit, which never fall, fits at all
+    above = _bisected(lambda s: shares(asked.least_load(asked.rates(s))) <= most, 0.0, above)[1]
     changes = np.concatenate([(c.starts_rps / asked.weight[:, None]).ravel() for c in asked.curves])
-    return _largest(fits, changes, above)
+    return _largest(lambda s: shares(asked.load(asked.rates(s))) <= most, changes, above)
+
+
+def _bisected(fits: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """A scale that fits, where `low` does, and the next one that does not."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
 
 
 def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> float:
@@ -475,11 +486,7 @@ def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> fl
         if edge > 0 and not fits(edge):
             above = edge
             continue
-        low, high = edge, above
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return _bisected(fits, edge, above)[0]
     return 0.0
 
 
@@ -583,12 +590,12 @@ def _out_of_reach(
 
 
 def beyond_reach(inputs: Inputs, rates: Floats, reason: str) -> InfeasibleError:
-    """The complaint that rates cannot be reached, with the rates."""
-    shown = ", ".join(
-        f"{demand.name} {rate:g}"
-        for demand, rate in zip(inputs.workload.models, rates.tolist(), strict=True)
-    )
-    return InfeasibleError("workload", f"{reason} (requests/s: {shown})")
+    """The complaint that rates cannot be reached, with the highest of the rates."""
+    asked = zip(inputs.workload.models, rates.tolist(), strict=True)
+    highest = sorted(asked, key=lambda pair: -pair[1])
+    shown = ", ".join(f"{demand.name} {rate:g}" for demand, rate in highest[:_SHOWN])
+    more = f" and {len(highest) - _SHOWN} more" if len(highest) > _SHOWN else ""
+    return InfeasibleError("workload", f"{reason} (requests/s: {shown}{more})")
 
 
 # What was decided

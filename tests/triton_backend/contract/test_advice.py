@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_backend.contract.advice import Epoch, advised, bad_rate, damped, idle_fraction
+from triton_backend.contract.advice import Epoch, bad_rate, change, damped_change, idle_fraction
 from triton_backend.contract.errors import InputError
 
 
@@ -21,30 +21,32 @@ def test_figures_of_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("gpus", "idle", "bad", "wanted"),
     [
-        (10, 0.0, 0.5, 20),  # N r / (1 - r) = 10 more
-        (10, 0.0, 0.02, 11),  # 0.2 more, rounded up
-        (10, 0.0, 0.01, 10),  # at the threshold: no overload
-        (10, 0.47, 0.0, 6),  # 4.7 fewer, rounded down
-        (10, 0.6, 0.2, 13),  # never both
-        (10, 1.0, 0.0, 1),
-        (10, 0.0, 1.0, 100),
+        (10, 0.0, 0.5, 10),  # N r / (1 - r)
+        (10, 0.0, 0.02, 1),  # 0.2, rounded up
+        (10, 0.0, 0.01, 0),  # at the threshold: no overload
+        (10, 0.47, 0.0, -4),  # 4.7, rounded down
+        (2.5, 0.5, 0.0, -1),  # parts of GPUs
+        (10, 0.6, 0.2, 3),  # never both
+        (10, 1.0, 0.0, -9),  # one stays
+        (10, 0.0, 1.0, 90),  # at most ten times as many
     ],
 )
-def test_the_formulas_of_the_paper(gpus: int, idle: float, bad: float, wanted: int) -> None:
-    assert advised(Epoch(gpus=gpus, idle=idle, bad=bad)) == wanted
+def test_the_formulas_of_the_paper(gpus: float, idle: float, bad: float, wanted: int) -> None:
+    assert change(Epoch(gpus=gpus, idle=idle, bad=bad)) == wanted
 
 
 def test_damped_advice_keeps_a_tenth_free() -> None:
-    assert damped(Epoch(gpus=10, idle=0.55, bad=0.0)) == 5
-    assert damped(Epoch(gpus=9, idle=0.0, bad=0.1)) == 12  # 10 carry all at full use
-    assert damped(Epoch(gpus=10, idle=0.05, bad=0.0)) == 11
+    assert damped_change(Epoch(gpus=10, idle=0.55, bad=0.0)) == -5
+    assert damped_change(Epoch(gpus=9, idle=0.0, bad=0.1)) == 3  # 10 carry all at full use
+    assert damped_change(Epoch(gpus=10, idle=0.05, bad=0.0)) == 1
+    assert damped_change(Epoch(gpus=10, idle=1.0, bad=0.0)) == -9
 
 
 def test_damped_advice_waits_before_it_turns_round_but_not_under_overload() -> None:
-    assert damped(Epoch(gpus=10, idle=0.5, bad=0.0), last_change=3) == 10
-    assert damped(Epoch(gpus=10, idle=0.5, bad=0.0), last_change=-3) == 6
-    assert damped(Epoch(gpus=10, idle=0.0, bad=0.0), last_change=-3) == 10
-    assert damped(Epoch(gpus=10, idle=0.0, bad=0.3), last_change=-3) == 16
+    assert damped_change(Epoch(gpus=10, idle=0.5, bad=0.0), last_change=3) == 0
+    assert damped_change(Epoch(gpus=10, idle=0.5, bad=0.0), last_change=-3) == -4
+    assert damped_change(Epoch(gpus=10, idle=0.0, bad=0.0), last_change=-3) == 0
+    assert damped_change(Epoch(gpus=10, idle=0.0, bad=0.3), last_change=-3) == 6
 
 
 @given(needed=st.floats(2, 500), start=st.sampled_from([0.5, 2.0]))
@@ -56,8 +58,8 @@ def test_damped_advice_comes_to_rest_within_three_epochs(needed: float, start: f
     for _ in range(5):
         bad = max(0.0, 1 - gpus / needed)
         idle = max(0.0, 1 - needed / gpus)
-        wanted = damped(Epoch(gpus=gpus, idle=idle, bad=bad), last)
-        gpus, last = wanted, wanted - gpus
+        last = damped_change(Epoch(gpus=gpus, idle=idle, bad=bad), last)
+        gpus += last
         sizes.append(gpus)
     assert all(right <= size <= 1.1 * right + 1 for size in sizes[2:])
     assert all(one == other for one, other in pairwise(sizes[2:]))
@@ -66,4 +68,4 @@ def test_damped_advice_comes_to_rest_within_three_epochs(needed: float, start: f
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"idle": 1.2}, {"bad": -0.1}])
 def test_what_cannot_have_been_measured_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match="epoch"):
-        Epoch(**{"gpus": 1, "idle": 0.0, "bad": 0.0} | wrong)  # pyright: ignore[reportArgumentType]
+        Epoch(**{"gpus": 1, "idle": 0.0, "bad": 0.0} | wrong)
