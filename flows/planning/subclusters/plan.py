@@ -305,8 +305,10 @@ def _fewest_gpus(
             inputs,
             fixed=wanted is not None,
         )
-        if part is None:
+        if part is None and need > asked.problem.gpus[kind] - count:
             raise _out_of_reach(asked, options, inputs, f" in {count} sub-clusters")
+        if part is None:
+            raise _does_not_divide(asked)
         found += _named(asked, kind, models, part)
         parted.append(part)
     return found, parted, bound
@@ -316,7 +318,7 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
     """Sub-clusters of every class in use: the least that may hold the models, or as asked for.
 
     Raises:
-        InputError: fewer are asked for than classes are in use.
+        InputError: fewer are asked for than classes and memory need, or more than can be.
     """
     used = np.unique(chosen.kind).tolist()
     least: dict[int, int] = {}
@@ -329,13 +331,17 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
         work[kind] = float(load[models, kind].sum())
     if wanted is None:
         return least
-    if wanted < len(used):
-        names = ", ".join(asked.problem.classes[kind] for kind in used)
-        reason = f"{wanted} sub-clusters cannot hold models on {len(used)} classes ({names})"
+    if wanted < sum(least.values()):
+        names = ", ".join(f"{count} on {asked.problem.classes[k]}" for k, count in least.items())
+        reason = f"{wanted} cannot hold the models, which need {names}"
         raise InputError("option subclusters", reason)
-    counts = dict.fromkeys(used, 1)
-    for _ in range(wanted - len(used)):
-        room_left = [k for k in used if counts[k] < int((chosen.kind == k).sum())]
+    counts = dict(least)
+    for _ in range(wanted - sum(least.values())):
+        most = {k: min(int((chosen.kind == k).sum()), int(asked.problem.gpus[k])) for k in used}
+        room_left = [k for k in used if counts[k] < most[k]]
+        if not room_left:
+            reason = f"{wanted} are more than there are models, or GPUs of their classes"
+            raise InputError("option subclusters", reason)
         counts[max(room_left, key=lambda k: work[k] / counts[k])] += 1
     return counts
 
@@ -437,7 +443,9 @@ def _largest_scale(
             scale = reached
         if best is None or best[0] >= bound * (1 - options.gap):
             break
-    if best is None or best[0] <= 0:
+    if best is None:
+        raise _does_not_divide(asked)
+    if best[0] <= 0:
         raise _out_of_reach(asked, options, inputs)
     if len(asked.curves) > 1:
         bound = _proven_scale(asked, options, inputs, best[0], bound)
@@ -576,6 +584,18 @@ def _with_spare(
             for part, count in zip(mine, spread(load, least, more, most), strict=True)
         ]
     return out
+
+
+def _does_not_divide(asked: Demands) -> InfeasibleError:
+    """The complaint that memory holds no division."""
+    rooms = ", ".join(
+        f"{room / GIB:.3g} GiB on {name}"
+        for name, room in zip(asked.problem.classes, asked.room_bytes.tolist(), strict=True)
+        if np.isfinite(room)
+    )
+    held = asked.static_bytes.sum() / GIB
+    reason = f"no sub-clusters were found that hold the models: {held:.3g} GiB of weights"
+    return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")
 
 
 def _out_of_reach(

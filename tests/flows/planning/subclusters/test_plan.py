@@ -170,6 +170,11 @@ def test_memory_decides_how_many_sub_clusters_there_are() -> None:
     for number in range(2):
         held = [stage.memory for stage in plan.stages_of(number) if stage.memory]
         assert sum(m.static for m in held) + max(m.dynamic for m in held) <= 3.5 * 1024 * MIB
+    with pytest.raises(InputError, match="subclusters: 1 cannot hold the models, which need 2 on"):
+        planned(profiles, on, demands(6, weight=[1.0] * 6), own={"subclusters": "1"})
+    few = cluster(1, memory_gib=4.5, process_memory_gib=1.0)
+    with pytest.raises(InfeasibleError, match=r"hold the models: 6 GiB of weights, room on a GPU"):
+        planned(profiles, few, demands(6, weight=[1.0] * 6))
     tight = cluster(8, memory_gib=2.0, process_memory_gib=1.0)
     with pytest.raises(InfeasibleError, match=r"'m0': its 1.250 GiB fit no GPU"):
         planned(profiles, tight, demands(6, weight=[1.0] * 6))
@@ -218,6 +223,7 @@ def groups(plan: Plan) -> set[frozenset[str]]:
         ({"own": {"subclusters": "none"}}, "option subclusters: 'none' is neither"),
         ({"own": {"subclusters": "0"}}, "option subclusters: '0' is neither"),
         ({"own": {"subclusters": "4"}}, "option subclusters: 4 sub-clusters for 3 models"),
+        ({"own": {"subclusters": "3"}}, "option subclusters: 3 are more than"),
         ({"own": {"utilisation": 1.5}}, "option utilisation: 1.5 is not within 0.01 and 1"),
         ({"objective": "gpus"}, "'m0', rate_rps: needed for the objective 'gpus'"),
         ({"objective": "power"}, "'m0', rate_rps: needed for the objective 'power'"),
@@ -227,7 +233,7 @@ def groups(plan: Plan) -> set[frozenset[str]]:
 )
 def test_what_cannot_be_planned_is_said_in_one_line(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint) as error:
-        planned(models(3), cluster(8), demands(3, weight=[1.0] * 3), **change)
+        planned(models(3), cluster(2), demands(3, weight=[1.0] * 3), **change)
     assert "\n" not in str(error.value)
 
 
