@@ -13,7 +13,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -401,17 +401,18 @@ def _partition(models: int, parts: int, seed: int) -> tuple[float, ...]:
     if found is None:
         return np.inf, np.inf, np.inf, seconds, np.inf
     even = np.full(parts, asked.gpus // parts)
+    free = replace(asked, utilisation=np.inf)  # hardly any random one is even enough to fit
     best, watch = np.inf, Stopwatch()
     while watch.seconds() < PARTITION_S:
         part = rng.integers(parts, size=models)
-        if fits(asked, part, even):
-            best = min(best, value_of(asked, part, even))
+        if fits(free, part, even):
+            best = min(best, value_of(free, part, even))
     return (
         imbalance(sums(found.part, load, parts)),
         imbalance(sums(found.part, static, parts)),
         found.gap,
         seconds,
-        found.value / best if np.isfinite(best) else 0.0,
+        found.value / best,
     )
 
 
