@@ -111,7 +111,7 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
         gathering = 0.0
     elif "utilisation" in plan.options:  # batches start in turn, one every batch / rate
         gathering = 0.0
-        if pipeline.batch > 1:
+        if pipeline.batch > 1 and pipeline.throughput_rps:
             gathering = pipeline.batch / pipeline.throughput_rps * _MICROSECONDS
     share = _margin(plan, model.name)
     if plan.options.get("overflow") and not pipeline.throughput_rps:

@@ -243,6 +243,15 @@ def test_rates_beyond_the_cluster_say_how_much_can_be_reached() -> None:
         planned(models(3), cluster(4), workload, objective="gpus")
 
 
+def test_a_plan_states_how_it_was_planned_so_that_it_can_be_planned_again() -> None:
+    own = {"subclusters": "2", "utilisation": 0.8}
+    plan = planned(models(3), cluster(6), demands(3, weight=[1.0] * 3), own=own)
+    again = PlanOptions.from_dict(plan.planner, plan.options)
+    assert (again.own, again.slo_margin) == (own, 0.0)
+    same = make_plan(models(3), cluster(6), demands(3, weight=[1.0] * 3), again)
+    assert same.plan_id == plan.plan_id
+
+
 def test_verify_sees_a_promise_beyond_the_share_of_time_that_is_planned() -> None:
     profiles = models(3)
     plan = planned(profiles, cluster(4), demands(3, weight=[1.0] * 3))
