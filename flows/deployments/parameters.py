@@ -91,7 +91,7 @@ class PlanningParameters(Parameters):
     """How to plan; what is not given is as by default, or as in the plan that is replaced."""
 
     planner: str | None = Field(default=None, description="A name of `poolpipe planners`.")
-    objective: Literal["throughput", "cost", "power"] | None = None
+    objective: Literal["throughput", "cost", "power", "gpus"] | None = None
     max_partitions: int | None = Field(default=None, ge=1, description="Most stages.")
     slo_margin: float | None = Field(
         default=None, ge=0, lt=1, description="Share of every SLO that is kept free."
@@ -176,9 +176,9 @@ class WhatIfParameters(Parameters):
     vary: str = Field(description="What is varied, as in `poolpipe whatif --vary`.")
     values: list[float] = Field(min_length=1)
     planners: list[str] = ["pool"]
-    objective: Literal["throughput", "cost", "power"] = "throughput"
+    objective: Literal["throughput", "cost", "power", "gpus"] = "throughput"
     max_partitions: int = Field(default=2, ge=1, le=4)
-    slo_margin: float = Field(default=0.4, ge=0, lt=1)
+    slo_margin: float | None = Field(default=None, ge=0, lt=1)
     time_limit_s: float | None = Field(default=None, gt=0)
     runner: Literal["threads", "dask"] = Field(
         default="threads", description="`dask` for large sweeps; needs poolpipe[dask]."

@@ -4,6 +4,7 @@ Thin.
 """
 
 from importlib.util import find_spec
+from math import nan
 from typing import Any
 
 from prefect import flow, task
@@ -57,7 +58,7 @@ def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
                 planner=name,
                 objective=parameters.objective,
                 max_partitions=parameters.max_partitions,
-                slo_margin=parameters.slo_margin,
+                slo_margin=nan if parameters.slo_margin is None else parameters.slo_margin,
                 time_limit_s=parameters.time_limit_s,
             ),
         )

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.placement import PoolToPlace, moved, place, uses_of
+from flows.planning.problem import whole_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -48,7 +49,16 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     watch = Stopwatch()
     seconds = sum(outcome.trace.seconds.values())
     pipelines = sorted(outcome.pipelines, key=lambda p: _order(inputs.cluster, p))
-    pools = [_pool(inputs, pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
+    stages = [(pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
+    # stages by their pool, in the order in which they name it first
+    keys: list[Hashable] = [
+        ("own", number) if stage.shared is None else ("shared", stage.shared)
+        for number, (_, stage) in enumerate(stages)
+    ]
+    members: dict[Hashable, list[tuple[PlannedPipeline, PlannedStage]]] = {}
+    for key, member in zip(keys, stages, strict=True):
+        members.setdefault(key, []).append(member)
+    pools = [_pool(inputs, sharers) for sharers in members.values()]
     counts: dict[str, int] = {}
     placed = [
         Pool(
@@ -60,12 +70,14 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         )
         for wanted, runs in zip(pools, place(inputs.cluster, pools, options.previous), strict=True)
     ]
-    names = iter(placed)
+    by_key = dict(zip(members, placed, strict=True))
+    names = (by_key[key].name for key in keys)
     models = tuple(
         _model(
             inputs,
             (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
-            [_pipeline(inputs, p, names) for p in pipelines if p.model == number],
+            [_pipeline(inputs, outcome, p, names) for p in pipelines if p.model == number],
+            outcome.policy,
         )
         for number, demand in enumerate(inputs.workload.models)
     )
@@ -165,23 +177,32 @@ def _order(cluster: Cluster, pipeline: PlannedPipeline) -> tuple[Any, ...]:
     )
 
 
-def _pool(inputs: Inputs, pipeline: PlannedPipeline, stage: PlannedStage) -> PoolToPlace:
+def _pool(inputs: Inputs, sharers: list[tuple[PlannedPipeline, PlannedStage]]) -> PoolToPlace:
+    """What is to be placed for the stages of one pool; shared ones are a group of their own."""
+    pipeline, stage = sharers[0]
     name = inputs.workload.models[pipeline.model].name
-    sizes = (0, *inputs.profiles[name].boundary_bytes, 0)
-    first, last = stage.blocks
+    traffic = 0.0
+    for sharer, part in sharers:
+        sizes = (0, *inputs.profiles[inputs.workload.models[sharer.model].name].boundary_bytes, 0)
+        first, last = part.blocks
+        traffic += sharer.rate_rps / part.vgpus * (sizes[first] + sizes[last])
     return PoolToPlace(
-        model=pipeline.model,
-        name=name,
+        model=pipeline.model if stage.shared is None else -1 - stage.shared,
+        name=name if stage.shared is None else "",
         blocks=stage.blocks,
         gpu_class=stage.gpu_class,
         divisor=stage.divisor,
         vgpus=stage.vgpus,
-        traffic=pipeline.rate_rps / stage.vgpus * (sizes[first] + sizes[last]),
+        traffic=traffic,
+        continues=stage.continues,
     )
 
 
 def _model(
-    inputs: Inputs, asked: tuple[ModelDemand, float | None], pipelines: list[Pipeline]
+    inputs: Inputs,
+    asked: tuple[ModelDemand, float | None],
+    pipelines: list[Pipeline],
+    policy: str,
 ) -> ModelPlan:
     demand, promised_rps = asked
     profile = inputs.profiles[demand.name]
@@ -192,15 +213,18 @@ def _model(
         if promised_rps is None
         else float(promised_rps),
         pipelines=tuple(pipelines),
+        policy=policy,
         inputs=profile.inputs,
         outputs=profile.outputs,
     )
 
 
-def _pipeline(inputs: Inputs, planned: PlannedPipeline, pools: Iterator[Pool]) -> Pipeline:
+def _pipeline(
+    inputs: Inputs, outcome: Outcome, planned: PlannedPipeline, names: Iterator[str]
+) -> Pipeline:
     following = (*planned.stages[1:], None)
     stages = tuple(
-        _stage(inputs, planned, (stage, after), next(pools).name)
+        _stage(inputs, planned, (stage, after), next(names), whole_table=outcome.whole_tables)
         for stage, after in zip(planned.stages, following, strict=True)
     )
     return Pipeline(
@@ -216,6 +240,8 @@ def _stage(
     planned: PlannedPipeline,
     neighbours: tuple[PlannedStage, PlannedStage | None],
     pool: str,
+    *,
+    whole_table: bool,
 ) -> Stage:
     stage, following = neighbours
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
@@ -233,7 +259,9 @@ def _stage(
         pool=pool,
         latency_us=int(latency[batch - 1]),
         transfer_us=transfer,
-        latency_us_by_batch=tuple(int(v) for v in latency[:batch]),
+        latency_us_by_batch=tuple(int(v) for v in (latency if whole_table else latency[:batch])),
         boundary_bytes_per_sample=leaving,
         boundary=boundary,
+        memory=whole_memory(profile) if stage.shared is not None else None,
+        duty_cycle_us=stage.duty_cycle_us,
     )

@@ -33,7 +33,15 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolToPlace:
-    """What is to be placed: `vgpus` vGPUs of one stage; `traffic` bytes/s over NICs per vGPU."""
+    """What is to be placed: `vgpus` vGPUs of one pool; `traffic` bytes/s over NICs per vGPU.
+
+    Attributes:
+        model: number of the group whose pools may lie on one GPU: the model's; below 0 and different
+            for every pool that models share.
+        name: of the model; empty where models share the pool.
+        blocks: of its stage, of one of them where it is shared.
+        continues: pool of the plan in force whose GPUs it keeps; None: those of the same model.
+    """
 
     model: int
     name: str
@@ -42,6 +50,7 @@ class PoolToPlace:
     divisor: int
     vgpus: int
     traffic: float
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +63,18 @@ class _Need:
     model: str
     divisor: int
     blocks: tuple[Blocks | None, ...]
+    continues: str | None = None
 
 
 @dataclass(slots=True)
 class Use:
-    """What one GPU did in the plan in force."""
+    """What one GPU did in the plan in force: `model` is the first of `models` that it held."""
 
     model: str
     divisor: int
+    pool: str
     blocks: set[Blocks] = field(default_factory=set[Blocks])
+    models: set[str] = field(default_factory=set[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +173,7 @@ def _need(pools: Sequence[PoolToPlace], group: list[int]) -> _Need:
         model=pools[group[0]].name,
         divisor=divisor,
         blocks=tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held),
+        continues=pools[group[0]].continues,
     )
 
 
@@ -239,8 +252,10 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
                 known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
             node = known[slot.node]
             if node is not None:
-                use = uses.setdefault((node, slot.gpu), Use(model.name, pool.divisor or 0))
+                new = Use(model.name, pool.divisor or 0, pool.name)
+                use = uses.setdefault((node, slot.gpu), new)
                 use.blocks.add(stage.blocks)
+                use.models.add(model.name)
     return uses
 
 
@@ -273,7 +288,8 @@ def _choose(
 
 
 def _belongs(use: Use, need: _Need) -> bool:
-    return (use.model, use.divisor) == (need.model, need.divisor)
+    same = use.model == need.model if need.continues is None else use.pool == need.continues
+    return same and use.divisor == need.divisor
 
 
 def _ordered(need: _Need, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu]:
@@ -299,7 +315,7 @@ def running(uses: Mapping[Gpu, Use], cluster: Cluster) -> dict[tuple[str, str, i
     """How many GPUs run one stage alone, by model, class, divisor and blocks."""
     counts: dict[tuple[str, str, int, Blocks], int] = {}
     for (node, _), use in uses.items():
-        if len(use.blocks) == 1:
+        if len(use.blocks) == len(use.models) == 1:
             gpu_class = cluster.node_group_of(node).gpu_class
             key = (use.model, gpu_class, use.divisor, next(iter(use.blocks)))
             counts[key] = counts.get(key, 0) + 1
@@ -310,8 +326,8 @@ def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
     """GPUs in use after that did something else, or nothing, before."""
     return sum(
         gpu not in before
-        or (before[gpu].model, before[gpu].divisor, before[gpu].blocks)
-        != (use.model, use.divisor, use.blocks)
+        or (before[gpu].models, before[gpu].divisor, before[gpu].blocks)
+        != (use.models, use.divisor, use.blocks)
         for gpu, use in after.items()
     )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import StageMemory
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -109,6 +110,16 @@ def build_problem(
     )
     gpus = np.array([cluster.gpus(name) for name in classes], dtype=np.int64)
     return Problem(classes=classes, gpus=gpus, types=types, models=models)
+
+
+def whole_memory(profile: ModelProfile) -> StageMemory | None:
+    """What a whole model takes of a GPU: all weights, the largest workspace; None where not known."""
+    if not profile.block_memory_bytes and not profile.block_workspace_bytes:
+        return None
+    return StageMemory(
+        static=sum(profile.block_memory_bytes),
+        dynamic=max(profile.block_workspace_bytes, default=0),
+    )
 
 
 def _check_names(options: PlanOptions, models: set[str], classes: set[str]) -> None:

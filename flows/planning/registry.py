@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from math import isnan, nan
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -19,11 +20,12 @@ from typing import Any
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Objective, Plan
+from triton_backend.contract.plan import DEFAULT_POLICY, Objective, Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import MOST_RPS, Workload
 
-OBJECTIVES = ("throughput", "cost", "power")
+OBJECTIVES = ("throughput", "cost", "power", "gpus")
+DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
 SOLVERS = ("highs", "gurobi")
 COMMON_OPTIONS = (
     "max_partitions",
@@ -42,10 +44,11 @@ class Option:
     Attributes:
         name: as in `PlanOptions.own` and in the plan's options.
         kind: `bool` (a flag), `int`, `float` or `str`.
-        default: what it is where it is not given; then the plan does not state it.
+        default: what it is where it is not given; then the plan does not state it, unless `stated`.
         help: one line.
         choices: what it may be; empty for anything.
         least, most: range of numbers, both included.
+        stated: the plan states it at its default too, because `verify` needs it.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     least: float = float("-inf")
     most: float = float("inf")
+    stated: bool = False
 
     def checked(self, value: Any) -> Any:
         """The value in the option's kind.
@@ -81,10 +85,12 @@ class PlanOptions:
 
     Attributes:
         planner: a name of the registry.
-        objective: `throughput` maximises the lowest throughput / weight; `cost` and `power`
-            minimise the hourly cost or the watts of the GPUs used at the rates of the workload.
+        objective: `throughput` maximises the lowest throughput / weight; `cost`, `power` and `gpus`
+            minimise the hourly cost, the watts or the number of the GPUs used at the rates of the
+            workload.
         max_partitions: most stages of a pipeline.
-        slo_margin: share of every SLO kept free for waiting that the plan does not see.
+        slo_margin: share of every SLO kept free for waiting that the plan does not see; not given
+            (NaN), what the planner keeps by default.
         slo_margins: the same for single models, by name; they override `slo_margin`.
         time_limit_s: wall time for planning; None leaves it to limits of effort, which makes plans
             repeatable.
@@ -103,7 +109,7 @@ class PlanOptions:
     planner: str = "pool"
     objective: str = "throughput"
     max_partitions: int = 2
-    slo_margin: float = 0.4
+    slo_margin: float = nan
     slo_margins: Mapping[str, float] = field(default_factory=dict[str, float])
     solver: str = "highs"
     time_limit_s: float | None = None
@@ -120,6 +126,9 @@ class PlanOptions:
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        planner = planner_named(self.planner)
+        if isnan(self.slo_margin):
+            object.__setattr__(self, "slo_margin", planner.slo_margin)
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
             value = getattr(self, name)
             if value not in known:
@@ -136,7 +145,7 @@ class PlanOptions:
         for model, rate in self.minimum_rps.items():
             if not 0 <= rate <= MOST_RPS:
                 raise InputError(f"option minimum_rps.{model}", f"{rate} is not a rate")
-        object.__setattr__(self, "own", planner_named(self.planner).checked(self))
+        object.__setattr__(self, "own", planner.checked(self))
 
     def for_planner(self, name: str) -> "PlanOptions":
         """The same for another planner, whose own options are as by default."""
@@ -163,7 +172,7 @@ class PlanOptions:
             if table:
                 out[name] = {key: list(value) for key, value in sorted(table.items())}
         for option in planner_named(self.planner).options:
-            if self.own[option.name] != option.default:
+            if option.stated or self.own[option.name] != option.default:
                 out[option.name] = self.own[option.name]
         if self.pinned_models:
             out["pinned_models"] = sorted(self.pinned_models)
@@ -209,12 +218,22 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """Blocks [first, last) on so many vGPUs, each 1 / divisor of a GPU of the class."""
+    """Blocks [first, last) on so many vGPUs, each 1 / divisor of a GPU of the class.
+
+    Attributes:
+        shared: number of the pool that it shares; stages of one number have one class, divisor and
+            count of vGPUs. None: a pool of its own.
+        continues: name of the pool of the plan in force whose GPUs a shared pool goes on with.
+        duty_cycle_us: how often its turn comes on a vGPU that is shared in turns.
+    """
 
     blocks: tuple[int, int]
     gpu_class: str
     divisor: int
     vgpus: int
+    shared: int | None = None
+    continues: str | None = None
+    duty_cycle_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,12 +268,17 @@ class Outcome:
     Attributes:
         promised_rps: by model in the workload's order; None where a model is promised all that its
             pipelines deliver.
+        policy: the dispatch policy that it was planned for.
+        whole_tables: stages state their latency of every batch that was measured, not only up to
+            the planned one: policies of late binding may send more.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
     objective: Objective
     trace: Trace
     promised_rps: tuple[float, ...] | None = None
+    policy: str = DEFAULT_POLICY
+    whole_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +295,7 @@ class Planner:
         pins: whether it can leave pinned models as they are.
         rates_from: planners that derive batch-building rates where none are given: the first one that
             has a plan without gathering time.
+        slo_margin: share of every SLO that it keeps free by default.
     """
 
     name: str
@@ -282,6 +307,7 @@ class Planner:
     most_stages: int | None = None
     pins: bool = False
     rates_from: tuple[str, ...] = ("no-partitioning",)
+    slo_margin: float = DEFAULT_MARGIN
 
     def checked(self, options: PlanOptions) -> dict[str, Any]:
         """The planner's own options with what is not given at its default.

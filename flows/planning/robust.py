@@ -19,16 +19,16 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import DEFAULT_POLICY, Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # the default first: a later one must beat it
+MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # tried after the planner's default, which they must beat
 MARGIN_STEPS = (-0.1, 0.1)
 RATE_FACTORS = (0.7, 1.4)
 GRID = 20  # load factors are multiples of 1 / GRID of the plan's own rate
@@ -39,7 +39,10 @@ _WORTH = 1.005  # an improvement below this is noise of one simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How candidates are tried out: seconds of arrivals, and of wall time for all together."""
+    """How candidates are tried out: seconds of arrivals, and of wall time for all together.
+
+    `policy` is that of plans made for the default policy; others are tried under their own.
+    """
 
     duration_s: float = 30.0
     seed: int = 0
@@ -132,12 +135,13 @@ def _common_margin(search: _Search, workload: Workload) -> tuple[_Candidate, flo
     """The best margin for all models, and what the default margin serves (None: no plan)."""
     default: _Candidate | None = None
     rivals: list[_Candidate] = []
-    for margin in MARGINS:
+    usual = planner_named(search.options.planner).slo_margin
+    for margin in dict.fromkeys((usual, *MARGINS)):
         if rivals and search.spent():
             break
         candidate = search.planned({m.name: margin for m in workload.models}, workload)
         if candidate is not None:
-            default = default or (candidate if margin == MARGINS[0] else None)
+            default = default or (candidate if margin == usual else None)
             rivals.append(search.tried_out(candidate, _RUNGS[0]))
     for share in _RUNGS[1:]:
         rivals.sort(key=lambda c: -c.goodput)
@@ -221,7 +225,7 @@ def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
         "duration_s": trial.duration_s,
         "seed": trial.seed,
         "nic": trial.nic,
-        "policy": trial.policy,
+        "policy": trial.policy if plan.models[0].policy == DEFAULT_POLICY else None,
     }
     result = simulate(plan, SimOptions(**options, reference=offered, keep_uses=False))
     return min(model.attainment for model in result.models) >= trial.attainment

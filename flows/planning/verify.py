@@ -18,7 +18,7 @@ _RELATIVE = 1e-9
 _BITS = 8
 _MICROSECONDS = 1e6
 _GIB = 1 << 30
-_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w"}
+_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": ""}
 
 
 def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) -> list[str]:
@@ -40,6 +40,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
         found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
     found += _rates(plan)
     found += _shared_pools(plan)
+    found += _turns(plan)
     found += _objective(plan)
     found += _gpus(plan)
     found += _placement(plan)
@@ -61,7 +62,7 @@ def _models_match(plan: Plan) -> Iterator[str]:
 
 
 def _options_known(plan: Plan) -> Iterator[str]:
-    for name in ("slo_margin", "max_partitions"):
+    for name in ("slo_margin", "max_partitions", "utilisation"):
         if not isinstance(plan.options.get(name, 0), int | float):
             yield f"options: {name} is {plan.options.get(name)!r}, not a number"
     if plan.objective.name not in _PRICES:
@@ -109,6 +110,10 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
     if pipeline.entry is not None:  # the margin pays for gathering
         budget = next(e.budget_us for e in model.entries if e.name == pipeline.entry)
         gathering = 0.0
+    elif "utilisation" in plan.options:  # batches start in turn, one every batch / rate
+        gathering = 0.0
+        if pipeline.batch > 1 and pipeline.throughput_rps:
+            gathering = pipeline.batch / pipeline.throughput_rps * _MICROSECONDS
     share = _margin(plan, model.name)
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
@@ -190,8 +195,8 @@ def _rates(plan: Plan) -> Iterator[str]:
 
     A model is promised all that its pipelines deliver, or what the objective is worth to it (at least
     the rate to keep), which is less. Pipelines of planned rate 0 are best effort: they count for nothing.
-    On a pool that several stages share, a pipeline promises no more than it could deliver alone; that
-    all of them fit together is `_shared_pools`.
+    On a pool that several stages share, and in a plan that leaves part of every GPU's time free, a pipeline
+    promises no more than it could deliver alone; that all of them fit together is `_shared_pools`.
     """
     delivered = {
         m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
@@ -199,7 +204,7 @@ def _rates(plan: Plan) -> Iterator[str]:
     }
     totals = {name: math.fsum(rates) for name, rates in delivered.items()}
     worth = _worth(plan, totals)
-    shared = {stage.pool for stages in _shared(plan).values() for stage, _ in stages}
+    shared = {stage.pool for stages in _sharing(plan).values() for stage, _ in stages}
     for model in plan.models:
         total = totals[model.name]
         if any(stage.pool in shared for p in model.pipelines for stage in p.stages):
@@ -219,25 +224,61 @@ def _rates(plan: Plan) -> Iterator[str]:
             yield from _compare(what, pipeline.throughput_rps, rate)
 
 
-def _shared(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
-    """Stages and their pipelines by the name of their pool, where several name it."""
+def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
+    """Stages and their pipelines by their pool, where several name it or part of its time is free."""
     users: dict[str, list[tuple[Stage, Pipeline]]] = {}
     for model in plan.models:
         for pipeline in model.pipelines:
             for stage in pipeline.stages:
                 users.setdefault(stage.pool, []).append((stage, pipeline))
-    return {name: stages for name, stages in users.items() if len(stages) > 1}
+    free = "utilisation" in plan.options
+    return {
+        name: stages
+        for name, stages in users.items()
+        if free or len(stages) > 1 or any(s.duty_cycle_us is not None for s, _ in stages)
+    }
 
 
 def _shared_pools(plan: Plan) -> Iterator[str]:
-    """What stages promise together on a pool is the work of its vGPUs at most."""
+    """What stages promise together on a pool is the work of its vGPUs at most, or the share planned."""
+    share = float(plan.options.get("utilisation", 1.0))
+    users = _sharing(plan)
     for pool in plan.pools:
         work = math.fsum(
             pipeline.throughput_rps * stage.latency_us / (stage.batch or pipeline.batch)
-            for stage, pipeline in _shared(plan).get(pool.name, ())
+            for stage, pipeline in users.get(pool.name, ())
         )
-        if work > pool.vgpus * _MICROSECONDS * (1 + 1e-6):
-            yield f"pool {pool.name}: {work / _MICROSECONDS:.4g} vGPUs of work, it has {pool.vgpus}"
+        if work > share * pool.vgpus * _MICROSECONDS * (1 + 1e-6):
+            most = f"{share:g} of {pool.vgpus}" if share < 1 else str(pool.vgpus)
+            yield f"pool {pool.name}: {work / _MICROSECONDS:.4g} vGPUs of work, it has {most}"
+
+
+def _turns(plan: Plan) -> Iterator[str]:
+    """Stages with a duty cycle: all turns of a vGPU fit into it, and a request can miss one turn.
+
+    A batch of one that has its vGPU for itself waits for no turn.
+    """
+    for pool in plan.pools:
+        turns = [
+            (model, pipeline, stage)
+            for model in plan.models
+            for pipeline in model.pipelines
+            for stage in pipeline.stages
+            if stage.pool == pool.name and stage.duty_cycle_us is not None
+        ]
+        work = sum(stage.latency_us for _, _, stage in turns)
+        for model, pipeline, stage in turns:
+            duty = stage.duty_cycle_us or 0
+            where = f"{model.name} on pool {pool.name}"
+            if work > duty:
+                yield f"{where}: turns take {work} µs of a duty cycle of {duty} µs"
+            allowed = (1 - _margin(plan, model.name)) * model.slo_us
+            waits = len(turns) > 1 or (stage.batch or pipeline.batch) > 1
+            if waits and duty + stage.latency_us > allowed * (1 + _RELATIVE):
+                yield f"{where}: duty cycle and turn take {duty + stage.latency_us} µs of {allowed:g} µs"
+            most = pool.vgpus * (stage.batch or pipeline.batch) * _MICROSECONDS / duty
+            if pipeline.throughput_rps > most * (1 + _RELATIVE):
+                yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"
 
 
 def _delivered(plan: Plan, pipeline: Pipeline) -> float:
@@ -268,10 +309,8 @@ def _objective(plan: Plan) -> Iterator[str]:
         above = objective.upper_bound - objective.value
     else:
         yield from _rates_met(plan)
-        field = _PRICES[objective.name]
         value = math.fsum(
-            count * (getattr(plan.cluster.gpu_class(name), field) or 0.0)
-            for name, count in plan.gpus_used.items()
+            count * _price(plan, name, objective.name) for name, count in plan.gpus_used.items()
         )
         above = objective.value - objective.upper_bound
     yield from _compare("objective value", objective.value, value)
@@ -286,6 +325,13 @@ def _objective(plan: Plan) -> Iterator[str]:
             continue
         if plan.model(name).throughput_rps < rate * (1 - _RELATIVE):
             yield f"{name}: {plan.model(name).throughput_rps} requests/s, at least {rate} asked"
+
+
+def _price(plan: Plan, gpu_class: str, objective: str) -> float:
+    """What one GPU of a class costs in an objective that is minimised."""
+    if objective == "gpus":
+        return 1.0
+    return getattr(plan.cluster.gpu_class(gpu_class), _PRICES[objective]) or 0.0
 
 
 def _rates_met(plan: Plan) -> Iterator[str]:

@@ -154,7 +154,9 @@ def figures_of(rows: list[Row]) -> list[Figure]:
     found: list[Figure] = []
     for row in rows:
         where = f"{row['policy']} at load {row['load_factor']}"
-        note = f"measured {row['measured']['attainment']:.3%}, machine load {row['load_average']:.1f}"
+        note = (
+            f"measured {row['measured']['attainment']:.3%}, machine load {row['load_average']:.1f}"
+        )
         found.append(
             Figure(
                 name=f"{where}: attainment less simulated",

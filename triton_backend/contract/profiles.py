@@ -38,9 +38,10 @@ class ModelProfile:
         measured: the batches measured there, rising, where not all up to the largest were.
         boundary_bytes: bytes per sample that cross after block i, for i in 0 .. blocks - 2.
         boundaries: the tensors behind those bytes, where known.
-        block_memory_bytes: weights of each block, where known; where `block_workspace_bytes` is not
-            known, with what it takes while it runs.
-        block_workspace_bytes: what each block takes while it runs, at its largest batch.
+        block_memory_bytes: what each block holds always (weights), where known; where
+            `block_workspace_bytes` is not known, with what it takes while it runs.
+        block_workspace_bytes: what each block takes while it runs, at its largest batch, where known;
+            blocks of a stage run one after the other and use the same workspace.
     """
 
     name: str

@@ -1,5 +1,6 @@
 """`plan`: which GPUs serve which blocks of which model, stored and shown."""
 
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 PerModel = Annotated[list[str] | None, typer.Option(metavar="MODEL=CLASS,CLASS")]
 
 AUTO = "auto"
-DEFAULT_MARGIN = "0.4"
 
 
 @command(
@@ -45,13 +45,14 @@ def plan(
     objective: shared_options.Objective = "throughput",
     max_partitions: shared_options.MaxPartitions = 2,
     slo_margin: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="SHARE|auto",
             help="Share of every SLO that is kept free for waiting; a smaller one gives a higher"
-            " planned rate and less reserve. `auto` chooses it per model by simulation.",
+            " planned rate and less reserve. `auto` chooses it per model by simulation. Without it,"
+            " as the planner has it (`poolpipe planners`); 0.4 for `pool`.",
         ),
-    ] = DEFAULT_MARGIN,
+    ] = None,
     solver: shared_options.Solver = "highs",
     time_limit: shared_options.TimeLimit = None,
     previous: Annotated[
@@ -79,7 +80,7 @@ def plan(
 ) -> None:
     """Decide which GPUs serve which blocks of which model.
 
-    The plan is verified, stored and shown. By default two fifths of every SLO are kept free for waits
+    The plan is verified, stored and shown. By default `pool` keeps two fifths of every SLO free for waits
     that a plan does not see (--slo-margin 0.4): a model with an SLO of 100 ms is planned to run in 60.
     Options of the planner itself, as --overflow of `pool`, are listed by `poolpipe planners`.
     """
@@ -94,7 +95,7 @@ def plan(
         planner=planner,
         objective=objective,
         max_partitions=max_partitions,
-        slo_margin=_margin(DEFAULT_MARGIN if slo_margin == AUTO else slo_margin),
+        slo_margin=_margin(None if slo_margin == AUTO else slo_margin),
         solver=solver,
         time_limit_s=time_limit,
         gap=gap,
@@ -121,9 +122,12 @@ def plan(
     show(f"stored in {warehouse}" + (f", written to {output}" if output else ""))
 
 
-def _margin(text: str) -> float:
+def _margin(text: str | None) -> float:
+    """NaN where none is given: then it is the planner's own."""
     from triton_backend.contract.errors import InputError
 
+    if text is None:
+        return nan
     try:
         return float(text)
     except ValueError as error:

@@ -23,8 +23,11 @@ def planners(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"planners": [_document(planner) for planner in found.values()]})
         return
-    rows = [(p.name, ", ".join(p.objectives), ", ".join(p.demands)) for p in found.values()]
-    show(table(("planner", "objectives", "plans for"), rows, texts=3))
+    rows = [
+        (p.name, ", ".join(p.objectives), ", ".join(p.demands), f"{p.slo_margin:g}")
+        for p in found.values()
+    ]
+    show(table(("planner", "objectives", "plans for", "margin"), rows, texts=3))
     for planner in found.values():
         if planner.options:
             show(f"\n{planner.name}:")
@@ -94,6 +97,7 @@ def _document(planner: "Planner") -> dict[str, Any]:
         "name": planner.name,
         "objectives": list(planner.objectives),
         "demands": list(planner.demands),
+        "slo_margin": planner.slo_margin,
         "options": [
             {"name": o.name, "kind": o.kind.__name__, "default": o.default, "help": o.help}
             | ({"choices": list(o.choices)} if o.choices else {})

@@ -1,6 +1,7 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,10 @@ def whatif(
     ] = None,
     objective: shared_options.Objective = "throughput",
     max_partitions: shared_options.MaxPartitions = 2,
-    slo_margin: Annotated[float, typer.Option(metavar="SHARE", min=0.0, max=0.99)] = 0.4,
+    slo_margin: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", min=0.0, max=0.99, help="As each planner has it without it."),
+    ] = None,
     time_limit: shared_options.TimeLimit = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves here (.png, .svg).")
@@ -71,7 +75,7 @@ def whatif(
                 planner=name,
                 objective=objective,
                 max_partitions=max_partitions,
-                slo_margin=slo_margin,
+                slo_margin=nan if slo_margin is None else slo_margin,
                 time_limit_s=time_limit,
             )
             situation = _situation(warehouse, (cluster, workload), asked)

@@ -112,6 +112,14 @@ def simulate(
     flush: Annotated[
         bool, typer.Option("--flush", help="Plans take over when nothing is in flight any more.")
     ] = False,
+    epoch: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=1e-3, help="Epoch by epoch, with the advice after each."),
+    ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option("--autoscale", help="Pools follow the advice after every --epoch."),
+    ] = False,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,
     trace_interval: shared_options.TraceInterval = None,
@@ -136,6 +144,7 @@ def simulate(
     arrivals one by one, in the order of the trace.
     """
     from flows.cli.project import keep_run, the_plan
+    from flows.cli.simulate.epochs import show_epochs
     from flows.cli.simulate.request import (
         OfferedLoad,
         SimulationRequest,
@@ -194,6 +203,10 @@ def simulate(
     found = the_plan(plan, plan_option, warehouse)
     if policy is not None and policy != (stated := policies_of(found)):
         note(f"policy {policy} in place of the plan's {stated}")
+    if epoch is not None or autoscale:
+        unused = {"--find-goodput": find_goodput, "--records": records}
+        show_epochs(found, request, (epoch, autoscale), unused, as_json=as_json)
+        return
     with progress("simulating"):
         result = request.run(found, find_goodput)
         if records is not None:

@@ -1,14 +1,14 @@
 """The pool planner: pipelines over pools of vGPUs of several classes, with a proven bound (PPipe)."""
 
 from flows.planning.pool.plan import plan
-from flows.planning.registry import OBJECTIVES, Option, Planner
+from flows.planning.registry import Option, Planner
 
 PLANNERS = (
     Planner(
         name="pool",
         plan=plan,
         space="pool",
-        objectives=OBJECTIVES,
+        objectives=("throughput", "cost", "power"),
         options=(
             Option(
                 name="overflow",

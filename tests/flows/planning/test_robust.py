@@ -45,3 +45,13 @@ def test_robust_plans_are_for_throughput() -> None:
         make_robust_plan(
             PROFILES, cluster(), workload(DEMAND), PlanOptions(objective="cost"), TRIAL
         )
+
+
+def test_sub_clusters_begin_with_their_own_margin_and_are_tried_under_their_own_policy() -> None:
+    options = PlanOptions(planner="subclusters", excluded_classes={"*": ("slow",)})
+    robust = make_robust_plan(PROFILES, cluster(), workload(DEMAND), options, TRIAL)
+    default = make_plan(PROFILES, cluster(), workload(DEMAND), options)
+    found = robust.certificate["robust"]
+    assert found["default_goodput"] == robust_goodput(default, TRIAL)
+    assert found["goodput"] >= found["default_goodput"] > 0
+    assert verify_plan(robust, PROFILES) == []

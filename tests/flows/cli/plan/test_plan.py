@@ -47,6 +47,28 @@ def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
     assert printed["pools"][0]["placement"][0].keys() == {"node", "gpu", "slot"}
 
 
+def test_sub_clusters_are_planned_verified_and_simulated(profiled: Path, poolpipe: Command) -> None:
+    planner = ("--planner", "subclusters", "--utilisation", "0.8", "--exclude", "*=slow")
+    ran = poolpipe(*PLAN, *planner, "-o", "plan.json")
+    assert ran.code == 0, ran.err
+    assert "analytic (staggered batches) fast:" in ran.err
+    assert poolpipe("verify", "plan.json").code == 0
+    document = json.loads((profiled / "plan.json").read_text())
+    assert document["objective"]["space"] == "sub-clusters"
+    assert (document["options"]["slo_margin"], document["options"]["utilisation"]) == (0.0, 0.8)
+    served = poolpipe("simulate", "--plan", "plan.json", "--policy", "deferred", "--json").document
+    assert served["policy"] == "deferred"
+    assert served["attainment"] > 0.9
+    later = poolpipe(*PLAN, *planner, "--subclusters", "1", "--previous", "plan.json", "--json")
+    assert later.document["pools"] == document["pools"]
+    assert_refused(poolpipe(*PLAN, *planner, "--subclusters", "2"), "2 sub-clusters for 1 models")
+    assert_refused(
+        poolpipe(*PLAN, *planner, "--objective", "gpus"),
+        "'net', rate_rps: needed for the objective",
+    )
+    assert_refused(poolpipe(*PLAN, *planner, "--objective", "share"), "'share' is none of")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("profiled")
 def test_margins_can_be_chosen_by_simulation(poolpipe: Command) -> None:

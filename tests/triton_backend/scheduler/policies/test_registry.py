@@ -84,7 +84,9 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
         check=True,
     )
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("('alone', 'reservation', 'reservation-ahead', 'deferred'")
+    assert lines[0].startswith(
+        "('alone', 'reservation', 'reservation-ahead', 'clockwork', 'deferred'"
+    )
     assert lines[1] == "['Dispatch', 'Dispatch', 'Dispatch', 'Dispatch']"
     assert lines[2] == "1.0 1.0"
     assert lines[3] == lines[5] == "['SetTimer', 'SetTimer', 'SetTimer', 'Dispatch']"
@@ -93,10 +95,10 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
 def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> None:
     early, late = (
         ("reservation", "reservation-ahead"),
-        ("deferred", "eager", "latest", "timeout", "turns"),
+        ("clockwork", "deferred", "eager", "latest", "timeout", "turns"),
     )
     assert (*early, *late) == POLICIES
-    assert [policy_number(name) for name in POLICIES] == list(range(7))
+    assert [policy_number(name) for name in POLICIES] == list(range(8))
     assert DEFAULT_POLICY in POLICIES
 
 

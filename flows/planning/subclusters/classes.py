@@ -1,0 +1,142 @@
+"""Which GPU class each model runs on: an integer program over models and classes.
+
+Sets: models i, classes k. Given: load n_ik (GPUs; infinite where a model cannot run), GPUs N_k, their
+prices p_k, the share u of its time that a GPU is planned to be busy, bytes s_i, room m_k of a GPU.
+Variables: x_ik in {0, 1}; GPUs g_k whole.
+
+    cheapest    minimise sum_k p_k g_k        with sum_i n_ik x_ik <= u g_k, g_k <= N_k
+    evenest     minimise z                    with sum_i n_ik x_ik <= z u N_k
+    both        sum_k x_ik = 1;  sum_i s_i x_ik <= m_k g_k  (a GPU holds one sub-cluster's models)
+
+Sub-clusters of one class need no fewer GPUs than all of its models together, so what is proven here
+bounds every plan. A model that leaves its class pays a hair, so that ties leave it there.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+
+Floats = NDArray[np.float64]
+Wholes = NDArray[np.int64]
+
+_NODES = 5_000
+_HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToClass:
+    """What is to be divided among classes.
+
+    Attributes:
+        load: [m, k] GPUs that each model needs on each class; infinite where it cannot run.
+        static_bytes: [m].
+        room_bytes: [k] of one GPU; infinite where not known.
+        gpus: [k].
+        utilisation: share of a GPU's time that may be planned.
+        before: [m] class of each model under the plan in force, -1 where it has none.
+    """
+
+    load: Floats
+    static_bytes: Floats
+    room_bytes: Floats
+    gpus: Wholes
+    utilisation: float
+    before: Wholes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Class of each model; `value` is what was minimised, `bound` what nothing undercuts."""
+
+    kind: Wholes
+    value: float
+    bound: float
+
+
+def cheapest(
+    asked: ToClass, price: Floats, gap: float, seconds: float | None, solver: str = "highs"
+) -> Chosen | None:
+    """Classes with the lowest price of whole GPUs; None where the GPUs do not suffice."""
+    hair = _HAIR * float(price.min())
+    builder, x = _models(asked, hair)
+    gpus = builder.variables("g", len(price), upper=asked.gpus, cost=-price, whole=True)
+    kinds = np.arange(len(price))
+    rows = _load_rows(builder, asked, x)
+    builder.entries(rows, gpus, -asked.utilisation)
+    known = kinds[np.isfinite(asked.room_bytes)]
+    rows, room = _memory_rows(builder, asked, x, known, np.zeros(len(known)))
+    builder.entries(rows, gpus[known], -room)
+    found = _solved(builder, asked, (gap, seconds, solver))
+    if found is None or not (asked.before >= 0).any():
+        return found
+    return replace(found, bound=found.bound - hair)  # moves are no price
+
+
+def evenest(
+    asked: ToClass, gap: float, seconds: float | None, solver: str = "highs"
+) -> Chosen | None:
+    """Classes such that the busiest one is least busy: `value` is its load / what it may carry."""
+    builder, x = _models(asked, _HAIR)
+    busiest = builder.variables("z", 1, cost=-1.0)
+    rows = _load_rows(builder, asked, x)
+    builder.entries(rows, np.repeat(busiest, len(rows)), -asked.utilisation * asked.gpus)
+    known = np.flatnonzero(np.isfinite(asked.room_bytes))
+    _memory_rows(builder, asked, x, known, asked.gpus[known])
+    return _solved(builder, asked, (gap, seconds, solver))
+
+
+def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Wholes]:
+    """A program in which every model has one class, and the variables that say which."""
+    builder = ProgramBuilder()
+    m, kinds = asked.load.shape
+    share = asked.static_bytes / (asked.static_bytes.sum() or 1.0)
+    leaves = (asked.before[:, None] >= 0) & (asked.before[:, None] != np.arange(kinds))
+    x = builder.variables(
+        "x",
+        m * kinds,
+        upper=np.isfinite(asked.load).astype(np.float64).ravel(),
+        cost=np.where(leaves, -hair * share[:, None], 0.0).ravel(),
+        whole=True,
+    )
+    for sign in (1.0, -1.0):
+        rows = builder.rows("one", m, upper=sign)
+        builder.entries(np.repeat(rows, kinds), x, sign)
+    return builder, x
+
+
+def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Wholes) -> Wholes:
+    m, kinds = asked.load.shape
+    load = np.where(np.isfinite(asked.load), asked.load, 0.0)
+    rows = builder.rows("load", kinds, upper=0.0)
+    builder.entries(np.tile(rows, m), x, load.ravel())
+    return rows
+
+
+def _memory_rows(
+    builder: ProgramBuilder, asked: ToClass, x: Wholes, known: Wholes, gpus: Floats | Wholes
+) -> tuple[Wholes, Floats]:
+    """Rows of the classes whose room is known, and that room, both in shares of all bytes."""
+    scale = float(asked.static_bytes.sum()) or 1.0
+    room = asked.room_bytes[known] / scale
+    rows = builder.rows("memory", len(known), upper=room * gpus)
+    numbers = x.reshape(asked.load.shape)[:, known].ravel()
+    held = np.repeat(asked.static_bytes / scale, len(known))
+    builder.entries(np.tile(rows, len(asked.load)), numbers, held)
+    return rows, room
+
+
+def _solved(
+    builder: ProgramBuilder, asked: ToClass, effort: tuple[float, float | None, str]
+) -> Chosen | None:
+    gap, seconds, solver = effort
+    program = builder.build()
+    answer = solve_integer(program, Limits(relative_gap=gap, nodes=_NODES, seconds=seconds), solver)
+    if answer.values is None:
+        return None
+    kind = answer.values[: asked.load.size].reshape(asked.load.shape).argmax(axis=1)
+    value = -float(program.cost @ answer.values)
+    return Chosen(kind=kind, value=value, bound=min(value, -answer.bound))

@@ -1,0 +1,135 @@
+"""The baseline `nexus`: squishy bin packing, GPUs in duty cycles, no look at other GPUs.
+
+In plan form a GPU of the packing is a pool whose stages state their batch and duty cycle; models take
+turns there (policy `turns`). GPUs that a model fills alone are one pool. Dispatch as Nexus has it, with
+a queue per GPU, is no part of the plan.
+
+Defined for one GPU class. It follows a rule: its bound is its own value.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flows.planning.certificate import objective_of
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+    Trace,
+)
+from flows.planning.squishy import PackedGpu, Session, pack
+from flows.planning.subclusters.plan import Demands, Floats, beyond_reach, read_demands
+from triton_backend.contract.errors import InputError
+
+POLICY = "turns"
+_HALVINGS = 50
+
+
+def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+    """Plan a workload by squishy bin packing.
+
+    Raises:
+        InputError: the inputs do not fit together, or the cluster has several GPU classes.
+        InfeasibleError: a model cannot meet its SLO, or the rates asked for cannot be reached.
+    """
+    asked = read_demands(inputs, options)
+    used = np.flatnonzero(asked.problem.gpus > 0)
+    if len(used) != 1:
+        reason = f"nexus is defined for one GPU class, not {len(used)}"
+        raise InputError("option planner", reason)
+    kind = int(used[0])
+    gpus = int(asked.problem.gpus[kind])
+    trace = Trace(status="by rule", solver="none")
+    trace.notes.append("nexus follows a rule; its upper bound is its own value")
+    if options.objective == "throughput":
+        scale = _largest_scale(inputs, options, asked, kind)
+        packed = _packed(inputs, options, asked, kind, scale)
+        objective = objective_of("throughput", scale, scale)
+    else:
+        scale = 1.0
+        packed = _packed(inputs, options, asked, kind, scale)
+        if _count(packed) > gpus:
+            reason = f"needs {_count(packed)} GPUs of class {asked.problem.classes[kind]}"
+            raise beyond_reach(inputs, asked.rates(1.0), f"{reason}, {gpus} exist")
+        price = float(asked.price[kind]) * _count(packed)
+        objective = objective_of(options.objective, -price, -price)
+    trace.seconds["solve"] = inputs.watch.seconds()
+    trace.details["occupancy"] = [gpu.occupancy for gpu in packed for _ in range(gpu.count)]
+    return Outcome(
+        pipelines=_pipelines(asked, kind, packed),
+        objective=objective,
+        trace=trace,
+        promised_rps=tuple(asked.rates(scale).tolist()),
+        policy=POLICY,
+    )
+
+
+def _packed(
+    inputs: Inputs, options: PlanOptions, asked: Demands, kind: int, scale: float
+) -> list[PackedGpu]:
+    rates: Floats = asked.rates(scale)
+    gpu_class = asked.problem.classes[kind]
+    sessions = [
+        Session(
+            name=demand.name,
+            rate_rps=float(rate),
+            latency_us=tuple(
+                int(v)
+                for v in inputs.profiles[demand.name].stage_latency_us(
+                    gpu_class, 1, (0, inputs.profiles[demand.name].blocks)
+                )
+            ),
+            limit_us=(1 - options.margin(demand.name)) * demand.slo_us,
+        )
+        for demand, rate in zip(inputs.workload.models, rates.tolist(), strict=True)
+    ]
+
+    def together(numbers: Sequence[int]) -> bool:
+        chosen = list(numbers)
+        held = float(asked.static_bytes[chosen].sum() + asked.dynamic_bytes[chosen].max())
+        return held <= float(asked.room_bytes[kind])
+
+    return pack(sessions, together)
+
+
+def _largest_scale(inputs: Inputs, options: PlanOptions, asked: Demands, kind: int) -> float:
+    """The largest scale of the weights that bisection finds to fit the GPUs."""
+    work = asked.curves[kind].work_s[:, -1]
+    low, high = 0.0, float(asked.problem.gpus[kind] / (asked.weight * work).sum())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        count = _count(_packed(inputs, options, asked, kind, middle))
+        low, high = (middle, high) if count <= asked.problem.gpus[kind] else (low, middle)
+    if low <= 0:
+        reason = f"{asked.problem.gpus[kind]} GPUs carry no scale of the weights"
+        raise beyond_reach(inputs, asked.weight, reason)
+    return low
+
+
+def _count(packed: list[PackedGpu]) -> int:
+    return sum(gpu.count for gpu in packed)
+
+
+def _pipelines(asked: Demands, kind: int, packed: list[PackedGpu]) -> tuple[PlannedPipeline, ...]:
+    return tuple(
+        PlannedPipeline(
+            model=turn.session,
+            batch=turn.batch,
+            rate_rps=turn.rate_rps,
+            stages=(
+                PlannedStage(
+                    blocks=(0, asked.problem.models[turn.session].blocks),
+                    gpu_class=asked.problem.classes[kind],
+                    divisor=1,
+                    vgpus=gpu.count,
+                    shared=number,
+                    duty_cycle_us=gpu.duty_cycle_us,
+                ),
+            ),
+        )
+        for number, gpu in enumerate(packed)
+        for turn in gpu.turns
+    )

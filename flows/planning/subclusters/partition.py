@@ -1,0 +1,449 @@
+"""Models into sub-clusters of one GPU class: the integer program, and a start for it.
+
+All GPUs of a sub-cluster hold the same models (Symphony, 4.4 and appendix A). Sets: models i, parts j.
+Given: load n_i (GPUs), static and dynamic bytes s_i and d_i, GPUs N, the share u of its time that a
+GPU is planned to be busy; the mean load of a GPU r = sum n_i / N, of a part R = sum n_i / parts, and
+S = sum s_i / parts. Variables:
+
+    x_ij  in {0, 1}     model i is in part j
+    g_j   whole         GPUs of part j: N / parts rounded down or up; 1 .. N where not `even`
+    D_j   >= 0          largest dynamic bytes of a part
+    dR, dS, M >= 0      imbalance of load and of static bytes; share of the static bytes that move
+
+    minimise   dR + w dS + M
+    one        sum_j x_ij = 1                             every model i               (8, 9)
+    gpus       sum_j g_j = N
+    fits       sum_i n_i x_ij <= u g_j                    every part j                (4)
+    memory     sum_i s_i x_ij + D_j <= room               every part j                (5)
+    dynamic    d_i x_ij <= D_j                            every i, j
+    load       |sum_i n_i x_ij - r g_j| <= R dR           every part j                (6)
+    static     |sum_i s_i x_ij - S| <= S dS               every part j                (7)
+    moves      sum s_i (1 - x_i,old(i)) / sum s_i = M     models with a part now      (10, as a cost)
+
+Numbers in brackets are the paper's. Where parts have equally many GPUs, `load` is its (6) word by word;
+where N does not divide, load is balanced per GPU. A move costs its share of all bytes, so that a
+hundredth of the bytes moves only for a hundredth of balance.
+
+A greedy assignment with exchanges comes first: largest models go where most is left, then the best
+exchange or move of the part furthest off is made until none helps. Large problems end there where
+the imbalance is a thousandth, near to 0, which nothing undercuts; small ones are proven by the
+integer program.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.watch import Watch
+
+Floats = NDArray[np.float64]
+Wholes = NDArray[np.int64]
+
+_SMALL = 100  # x variables up to which the best is proven
+_NODES = 20_000
+_EFFORT = 60_000  # nodes x variables for larger ones
+_CLOSE = 1e-3  # imbalance below which larger ones are left alone
+_ROUNDS = 2_000  # of exchanges
+_OVER = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToPart:
+    """What is to be divided.
+
+    Attributes:
+        load: [m] GPUs that each model needs.
+        static_bytes, dynamic_bytes: [m].
+        room_bytes: of one GPU for models; infinite where not known.
+        parts: sub-clusters.
+        gpus: of all parts together.
+        utilisation: share of a GPU's time that may be planned; infinite where loads may be scaled.
+        memory_weight: w.
+        even: parts have equally many GPUs, but for what N leaves over; they may not where one model
+            alone needs more.
+        before: [m] part of each model under the plan in force; -1 where it has none, and all are
+            that where there is no plan in force.
+    """
+
+    load: Floats
+    static_bytes: Floats
+    dynamic_bytes: Floats
+    room_bytes: float
+    parts: int
+    gpus: int
+    utilisation: float
+    before: Wholes
+    memory_weight: float = 1.0
+    even: bool = True
+
+    @property
+    def fewest(self) -> int:
+        """GPUs of a part at least."""
+        return self.gpus // self.parts if self.even else 1
+
+    @property
+    def most(self) -> int:
+        """GPUs of a part at most."""
+        return -(-self.gpus // self.parts) if self.even else self.gpus
+
+    @property
+    def labelled(self) -> bool:
+        """Whether parts are told apart, because they hold models now."""
+        return bool((self.before >= 0).any())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """An assignment, and what is known of the best.
+
+    Attributes:
+        part: [m] number of each model's part.
+        gpus: [parts].
+        value: dR + w dS + M; `bound` is what no assignment undercuts.
+        status: `optimal` where both meet; else what ended the search.
+    """
+
+    part: Wholes
+    gpus: Wholes
+    value: float
+    bound: float
+    status: str
+
+    @property
+    def gap(self) -> float:
+        """Absolute: value less bound, in shares of a part."""
+        return max(0.0, self.value - self.bound)
+
+
+def divide(asked: ToPart, watch: Watch, solver: str = "highs", gap: float = 1e-4) -> Parted | None:
+    """The most even assignment that fits; None where none is known to fit."""
+    if asked.parts > min(len(asked.load), asked.gpus):
+        return None
+    found = _greedy(asked)
+    if asked.parts == 1:
+        return None if found is None else replace(found, bound=found.value, status="optimal")
+    size = len(asked.load) * asked.parts
+    if size > _SMALL and found is not None and found.value <= _CLOSE:
+        return found
+    nodes = _NODES if size <= _SMALL else max(1, _EFFORT // size)
+    return _exact(asked, found, watch, (solver, gap, nodes))
+
+
+def imbalance(values: Floats) -> float:
+    """(max - min) / mean over parts (Symphony, A.2); 0 where all are 0."""
+    mean = float(values.mean())
+    return float(values.max() - values.min()) / mean if mean > 0 else 0.0
+
+
+def sums(part: Wholes, values: Floats, parts: int) -> Floats:
+    """[parts] sums over the models of each part."""
+    return np.bincount(part, weights=values, minlength=parts).astype(np.float64)
+
+
+def fits(asked: ToPart, part: Wholes, gpus: Wholes) -> bool:
+    """Whether load and memory of every part are within what its GPUs have."""
+    load = sums(part, asked.load, asked.parts)
+    static = sums(part, asked.static_bytes, asked.parts)
+    dynamic = np.zeros(asked.parts)
+    np.maximum.at(dynamic, part, asked.dynamic_bytes)
+    return bool(
+        (load <= asked.utilisation * gpus * (1 + _OVER)).all()
+        and (static + dynamic <= asked.room_bytes * (1 + _OVER)).all()
+        and len(np.unique(part)) == asked.parts
+        and asked.fewest <= gpus.min()
+        and gpus.max() <= asked.most
+    )
+
+
+def value_of(asked: ToPart, part: Wholes, gpus: Wholes) -> float:
+    """dR + w dS + M of an assignment."""
+    load, static = (sums(part, v, asked.parts) for v in (asked.load, asked.static_bytes))
+    total, all_bytes = float(asked.load.sum()), float(asked.static_bytes.sum())
+    off = np.abs(load - total / asked.gpus * gpus).max() / (total / asked.parts) if total else 0.0
+    uneven = np.abs(static - static.mean()).max() / static.mean() if all_bytes else 0.0
+    moved = asked.static_bytes[(asked.before >= 0) & (asked.before != part)].sum()
+    return float(off + asked.memory_weight * uneven + (moved / all_bytes if all_bytes else 0.0))
+
+
+# Greedy, with exchanges
+
+
+def _greedy(asked: ToPart) -> Parted | None:
+    """The best of two starts that fits: the parts of now, and the largest model where most is left."""
+    starts = [_largest_first(asked)]
+    if asked.labelled:
+        starts.append(_as_before(asked, starts[0]))
+    found: list[Parted] = []
+    for start in starts:
+        part = _exchanged(asked, start)
+        gpus = _gpus_of_parts(asked, part)
+        if gpus is not None and fits(asked, part, gpus):
+            value = value_of(asked, part, gpus)
+            found.append(Parted(part=part, gpus=gpus, value=value, bound=0.0, status="exchanges"))
+    return min(found, key=lambda each: each.value, default=None)
+
+
+def _largest_first(asked: ToPart) -> Wholes:
+    """Every model where load and bytes would stay lowest, largest models first."""
+    size = _sizes(asked)
+    order = np.argsort(-size.max(axis=1), kind="stable")
+    held = np.zeros((asked.parts, size.shape[1]))
+    part = np.zeros(len(size), dtype=np.int64)
+    for rank, model in enumerate(order.tolist()):
+        after = held + size[model]
+        chosen = int((after**2).sum(axis=1).argmin() if rank >= asked.parts else rank)
+        if rank >= asked.parts:
+            growth = (after**2 - held**2).sum(axis=1)
+            chosen = int(growth.argmin())
+        part[model] = chosen
+        held[chosen] = held[chosen] + size[model]
+    return part
+
+
+def _as_before(asked: ToPart, otherwise: Wholes) -> Wholes:
+    return np.where(asked.before >= 0, asked.before, otherwise)
+
+
+def _sizes(asked: ToPart) -> Floats:
+    """[m, 2] load and static bytes in shares of a part's mean."""
+    load, static = asked.load.sum() or 1.0, asked.static_bytes.sum() or 1.0
+    weight = np.sqrt(asked.memory_weight)
+    return asked.parts * np.column_stack([asked.load / load, weight * asked.static_bytes / static])
+
+
+def _exchanged(asked: ToPart, part: Wholes) -> Wholes:
+    """Make the exchange or move that evens parts most (least squares), until none does.
+
+    A move of bytes away from where they are now pays its share of all bytes; coming home earns it.
+    """
+    part = part.copy()
+    size = _sizes(asked)
+    cost = asked.static_bytes / (asked.static_bytes.sum() or 1.0)
+    everywhere = np.arange(asked.parts)
+    away = np.where(
+        asked.before[:, None] >= 0, (everywhere != asked.before[:, None]) * cost[:, None], 0.0
+    )
+    target = _targets(asked, part)
+    held = np.array([sums(part, column, asked.parts) for column in size.T]).T - target
+    for _ in range(_ROUNDS):
+        best = _best_exchange((size, part, held), away)
+        if best is None:
+            return part
+        for model, to in best:
+            held[part[model]] -= size[model]
+            held[to] += size[model]
+            part[model] = to
+    return part
+
+
+def _targets(asked: ToPart, part: Wholes) -> Floats:
+    """[parts, 2] sizes that parts should have: load as their GPUs, bytes alike."""
+    gpus = _gpus_of_parts(asked, part)
+    if gpus is None:
+        gpus = np.full(asked.parts, asked.gpus // asked.parts)
+        gpus[: asked.gpus % asked.parts] += 1
+    weight = np.sqrt(asked.memory_weight) if asked.static_bytes.any() else 0.0
+    return np.column_stack([asked.parts * gpus / asked.gpus, np.full(asked.parts, weight)])
+
+
+def _best_exchange(
+    state: tuple[Floats, Wholes, Floats], away: Floats
+) -> list[tuple[int, int]] | None:
+    """Models and where they go: of the fullest and emptiest parts, what lowers the squares most.
+
+    Exchanges of one model for one other, or for none, between the part that is furthest off and each
+    other part.
+    """
+    size, part, held = state
+    parts = len(held)
+    worst = np.argsort(-(held**2).sum(axis=1), kind="stable")
+    for one in worst.tolist():
+        mine = np.flatnonzero(part == one)
+        best, gain = None, 1e-12
+        for other in range(parts):
+            if other == one:
+                continue
+            theirs = np.flatnonzero(part == other)
+            # the last row and column stand for nobody
+            give = np.vstack([size[mine], np.zeros(2)])
+            take = np.vstack([size[theirs], np.zeros(2)])
+            moved = take[None, :, :] - give[:, None, :]  # into `one`, out of `other`
+            before = (held[one] ** 2).sum() + (held[other] ** 2).sum()
+            after = ((held[one] + moved) ** 2).sum(axis=2) + ((held[other] - moved) ** 2).sum(
+                axis=2
+            )
+            paid = np.append(away[mine, other] - away[mine, one], 0.0)[:, None] + np.append(
+                away[theirs, one] - away[theirs, other], 0.0
+            )
+            won = before - after - paid / parts
+            if len(mine) == 1:
+                won[0, -1] = -np.inf  # no part is left empty
+            if len(theirs) == 1:
+                won[-1, 0] = -np.inf
+            row, column = divmod(int(won.argmax()), won.shape[1])
+            if won[row, column] > gain:
+                gain = float(won[row, column])
+                best = [(int(mine[row]), other)] if row < len(mine) else []
+                best += [(int(theirs[column]), one)] if column < len(theirs) else []
+        if best:
+            return best
+    return None
+
+
+def _gpus_of_parts(asked: ToPart, part: Wholes) -> Wholes | None:
+    """What each part needs, and what is left where load per GPU is highest; None beyond all GPUs."""
+    load = sums(part, asked.load, asked.parts)
+    need = np.ceil(load / asked.utilisation * (1 - _OVER)).astype(np.int64)
+    need = np.maximum(need, max(1, asked.fewest))
+    left = asked.gpus - int(need.sum())
+    return None if left < 0 else spread(load, need, left, asked.most)
+
+
+def spread(load: Floats, gpus: Wholes, more: int, most: int) -> Wholes:
+    """Give `more` GPUs one by one to the part with the highest load per GPU, up to `most` each."""
+    gpus = gpus.copy()
+    for _ in range(more):
+        gpus[int(np.where(gpus < most, load / gpus, -1.0).argmax())] += 1
+    return gpus
+
+
+# The integer program
+
+
+def _exact(
+    asked: ToPart, start: Parted | None, watch: Watch, effort: tuple[str, float, int]
+) -> Parted | None:
+    solver, gap, nodes = effort
+    program = _program(asked)
+    first = None if start is None else _solution(asked, start)
+    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s())
+    answer = solve_integer(program, limits, solver, first)
+    if answer.values is None:
+        return start
+    has_part = asked.before >= 0
+    at_home = asked.static_bytes[has_part].sum() / (asked.static_bytes.sum() or 1.0)
+    bound = max(0.0, float(at_home) - answer.bound)
+    m, parts = len(asked.load), asked.parts
+    part = answer.values[: m * parts].reshape(m, parts).argmax(axis=1)
+    gpus = np.rint(answer.values[m * parts : m * parts + parts]).astype(np.int64)
+    value = value_of(asked, part, gpus)
+    if not fits(asked, part, gpus) or (start is not None and start.value <= value):
+        if start is None:
+            return None
+        part, gpus, value = start.part, start.gpus, start.value
+    status = "optimal" if value - bound <= max(gap * value, 1e-6) else answer.status
+    return Parted(part=part, gpus=gpus, value=value, bound=min(bound, value), status=status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variables:
+    """Numbers of the program's variables: x [m, parts], g and D [parts], dR, dS."""
+
+    x: Wholes
+    gpus: Wholes
+    dynamic: Wholes
+    off: int
+    uneven: int
+
+
+def _program(asked: ToPart) -> Program:
+    """The program of the head of this file; families in the order x, g, D, dR, dS."""
+    builder = ProgramBuilder()
+    made = _variables(builder, asked)
+    m, parts = made.x.shape
+    part_of = np.tile(np.arange(parts), m)  # of every x, model by model
+    for sign in (1.0, -1.0):
+        rows = builder.rows("one", m, upper=sign)
+        builder.entries(np.repeat(rows, parts), made.x.ravel(), sign)
+        rows = builder.rows("gpus", 1, upper=sign * asked.gpus)
+        builder.entries(np.repeat(rows, parts), made.gpus, sign)
+        _even_rows(builder, asked, made, sign)
+    rows = builder.rows("held", parts, upper=-1.0)  # every part holds a model
+    builder.entries(rows[part_of], made.x.ravel(), -1.0)
+    if np.isfinite(asked.utilisation):
+        rows = builder.rows("fits", parts, upper=0.0)
+        builder.entries(rows[part_of], made.x.ravel(), np.repeat(asked.load, parts))
+        builder.entries(rows, made.gpus, -asked.utilisation)
+    if np.isfinite(asked.room_bytes):
+        _memory_rows(builder, asked, made)
+    return builder.build()
+
+
+def _variables(builder: ProgramBuilder, asked: ToPart) -> _Variables:
+    m, parts = len(asked.load), asked.parts
+    cost, upper = np.zeros((m, parts)), np.ones((m, parts))
+    if asked.labelled:
+        now = np.flatnonzero(asked.before >= 0)
+        stays = asked.static_bytes[now] / (asked.static_bytes.sum() or 1.0)
+        cost[now, asked.before[now]] = stays  # M is what all earn that have a part now, less this
+    else:  # parts are numbered by their first model
+        upper = (np.arange(parts) <= np.arange(m)[:, None]).astype(np.float64)
+    x = builder.variables("x", m * parts, upper=upper.ravel(), cost=cost.ravel(), whole=True)
+    g = builder.variables("g", parts, lower=asked.fewest, upper=asked.most, whole=True)
+    largest = float(asked.dynamic_bytes.max()) / _part_bytes(asked)
+    dynamic = builder.variables("D", parts, upper=largest)
+    off = builder.variables("dR", 1, cost=-1.0)
+    uneven = builder.variables("dS", 1, cost=-asked.memory_weight)
+    return _Variables(
+        x=x.reshape(m, parts), gpus=g, dynamic=dynamic, off=int(off[0]), uneven=int(uneven[0])
+    )
+
+
+def _part_bytes(asked: ToPart) -> float:
+    """Mean static bytes of a part, the unit of bytes in the program."""
+    return float(asked.static_bytes.sum()) / asked.parts or 1.0
+
+
+def _even_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables, sign: float) -> None:
+    """One side of `load` and of `static`."""
+    m, parts = made.x.shape
+    part_of = np.tile(np.arange(parts), m)
+    total = float(asked.load.sum())
+    if total:
+        rows = builder.rows("load", parts, upper=0.0)
+        share = np.repeat(asked.load * parts / total, parts)
+        builder.entries(rows[part_of], made.x.ravel(), sign * share)
+        builder.entries(rows, made.gpus, -sign * parts / asked.gpus)
+        builder.entries(rows, np.full(parts, made.off), -1.0)
+    if asked.static_bytes.any():
+        rows = builder.rows("static", parts, upper=sign)
+        share = np.repeat(asked.static_bytes / _part_bytes(asked), parts)
+        builder.entries(rows[part_of], made.x.ravel(), sign * share)
+        builder.entries(rows, np.full(parts, made.uneven), -1.0)
+
+
+def _memory_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables) -> None:
+    """Rows `memory` and `dynamic`."""
+    m, parts = made.x.shape
+    unit = _part_bytes(asked)
+    rows = builder.rows("memory", parts, upper=asked.room_bytes / unit)
+    held = np.repeat(asked.static_bytes / unit, parts)
+    builder.entries(rows[np.tile(np.arange(parts), m)], made.x.ravel(), held)
+    builder.entries(rows, made.dynamic, 1.0)
+    rows = builder.rows("dynamic", m * parts, upper=0.0)
+    builder.entries(rows, made.x.ravel(), np.repeat(asked.dynamic_bytes / unit, parts))
+    builder.entries(rows, np.tile(made.dynamic, m), -1.0)
+
+
+def _solution(asked: ToPart, known: Parted) -> Floats:
+    """Values of all variables for an assignment, parts numbered as the program numbers them."""
+    m, parts = len(asked.load), asked.parts
+    part, gpus = known.part, known.gpus
+    if not asked.labelled:
+        _, first = np.unique(part, return_index=True)
+        number = np.empty(parts, dtype=np.int64)
+        number[np.argsort(first)] = np.arange(parts)
+        part, gpus = number[part], gpus[np.argsort(first)]
+    x = np.zeros((m, parts))
+    x[np.arange(m), part] = 1.0
+    scale = _part_bytes(asked)
+    largest = np.zeros(parts)
+    np.maximum.at(largest, part, asked.dynamic_bytes / scale)
+    total = float(asked.load.sum())
+    load, static = (sums(part, v, parts) for v in (asked.load, asked.static_bytes))
+    off = np.abs(load - total / asked.gpus * gpus).max() * parts / total if total else 0.0
+    uneven = np.abs(static - static.mean()).max() / scale if asked.static_bytes.any() else 0.0
+    return np.concatenate([x.ravel(), gpus.astype(np.float64), largest, [off, uneven]])

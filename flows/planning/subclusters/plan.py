@@ -1,0 +1,704 @@
+"""The planner `subclusters`: whole models share the GPUs of a sub-cluster (Symphony).
+
+    GPUs of every model    gathering   closed form, from its latency table, SLO and rate
+    class of every model   classes     integer program; its bound is the certificate's
+    sub-clusters           partition   integer program per class, even in load and memory
+    GPUs of sub-clusters               load / utilisation, rounded up
+
+Rates are given (`cost`, `power`, `gpus`), or the largest common scale of the weights whose
+sub-clusters fit the GPUs (`throughput`).
+
+The bound speaks of all assignments of whole models to sub-clusters of whole GPUs of one class each,
+GPUs counted by the closed form at the given utilisation. It is no bound for split models.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.certificate import objective_of
+from flows.planning.problem import GIB, Problem, build_problem, whole_memory
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+    Trace,
+)
+from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
+from flows.planning.subclusters.gathering import Curves, curves
+from flows.planning.subclusters.partition import (
+    Parted,
+    ToPart,
+    divide,
+    imbalance,
+    spread,
+)
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.units import us_to_ms
+
+Floats = NDArray[np.float64]
+Wholes = NDArray[np.int64]
+
+AUTO = "auto"
+POLICY = "deferred"
+PRICES = {"cost": "hourly_cost", "power": "power_w"}
+_TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
+_ROUNDS = 4  # of scaling rates and dividing anew
+_HALVINGS = 60
+_SHOWN = 6  # models in a complaint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What is planned, as arrays over m models and k classes.
+
+    Attributes:
+        curves: of every class.
+        weight: [m] requests/s per unit of the objective.
+        least_rps: [m] rates that are kept at least.
+        static_bytes, dynamic_bytes: [m].
+        room_bytes: [k] of one GPU for models; infinite where not known.
+        price: [k] of one GPU in the objective.
+        before: [m] pool of each model under the plan in force, -1 where it has none.
+        pools: names of those pools and their classes.
+    """
+
+    problem: Problem
+    curves: tuple[Curves, ...]
+    weight: Floats
+    least_rps: Floats
+    static_bytes: Floats
+    dynamic_bytes: Floats
+    room_bytes: Floats
+    price: Floats
+    before: Wholes
+    pools: tuple[tuple[str, int], ...]
+
+    def rates(self, scale: float) -> Floats:
+        """[m] requests/s at a value of the objective."""
+        return np.maximum(self.weight * scale, self.least_rps)
+
+    def load(self, rate_rps: Floats) -> Floats:
+        """[m, k] GPUs; infinite where a model cannot run."""
+        return self._each(lambda k: self.curves[k].gpus(rate_rps))
+
+    def least_load(self, rate_rps: Floats) -> Floats:
+        """[m, k] GPUs that these rates and all higher ones need at least."""
+        return self._each(lambda k: self.curves[k].least_gpus(rate_rps))
+
+    def _each(self, of: Callable[[int], Floats]) -> Floats:
+        load = np.column_stack([of(k) for k in range(len(self.curves))])
+        too_big = (self.static_bytes + self.dynamic_bytes)[:, None] > self.room_bytes[None, :]
+        return np.where(too_big | (self.problem.gpus == 0)[None, :], np.inf, load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcluster:
+    """One sub-cluster: models by number, GPUs of a class, the pool whose place it takes."""
+
+    kind: int
+    models: Wholes
+    gpus: int
+    continues: str | None = None
+
+
+def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+    """Plan a workload on sub-clusters.
+
+    Raises:
+        InputError: the inputs do not fit together, or a price or rate is missing.
+        InfeasibleError: a model cannot meet its SLO or fits no GPU, or the rates asked for cannot be
+            reached.
+    """
+    asked = read_demands(inputs, options)
+    wanted = _wanted(options, len(asked.weight))
+    trace = Trace(solver=options.solver)
+    if options.objective == "throughput":
+        scale, bound, found, parted = _largest_scale(asked, options, inputs, wanted)
+        rates, objective = asked.rates(scale), objective_of("throughput", scale, max(scale, bound))
+    else:
+        rates = asked.rates(1.0)
+        found, parted, bound = _fewest_gpus(asked, options, inputs, wanted)
+        value = float(sum(asked.price[s.kind] * s.gpus for s in found))
+        objective = objective_of(options.objective, -value, -min(bound, value))
+    trace.seconds["solve"] = inputs.watch.seconds()
+    proven = objective.gap <= options.gap
+    trace.status = "optimal" if proven else "feasible"
+    trace.details = _certificate(asked, rates, found, parted)
+    trace.notes.append(_analytic_note(asked, trace.details["analytic_gpus"], found, options))
+    if not proven:
+        trace.notes.append(
+            "the bound is that of one sub-cluster per class; whole GPUs of several may cost the gap"
+        )
+    return Outcome(
+        pipelines=_pipelines(asked, rates, found),
+        objective=objective,
+        trace=trace,
+        promised_rps=tuple(rates.tolist()),
+        policy=POLICY,
+        whole_tables=True,
+    )
+
+
+# Reading
+
+
+def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
+    """The inputs as arrays.
+
+    Raises:
+        InputError: the inputs do not fit together, or a price or rate is missing.
+        InfeasibleError: a model meets its SLO on no class, or fits none.
+    """
+    if options.objective != "throughput":
+        _require_rates(inputs, options.objective)
+    cluster, demands = inputs.cluster, inputs.workload.models
+    problem = build_problem(inputs.profiles, cluster, inputs.workload, options, whole_gpus=True)
+    limit = np.array([(1 - options.margin(d.name)) * d.slo_us for d in demands])
+    memory = [whole_memory(inputs.profiles[d.name]) for d in demands]
+    kinds = range(len(problem.classes))
+    asked = Demands(
+        problem=problem,
+        curves=tuple(curves(_latencies(problem, k), limit) for k in kinds),
+        weight=np.array([d.normaliser(options.objective) for d in demands]),
+        least_rps=np.array([options.minimum_rps.get(d.name, 0.0) for d in demands]),
+        static_bytes=np.array([0.0 if m is None else float(m.static) for m in memory]),
+        dynamic_bytes=np.array([0.0 if m is None else float(m.dynamic) for m in memory]),
+        room_bytes=np.array(
+            [
+                np.inf
+                if c.memory_gib is None
+                else (c.memory_gib - (c.process_memory_gib or 0.0)) * GIB
+                for c in cluster.gpu_classes
+            ]
+        ),
+        price=_prices(inputs, options.objective),
+        before=np.full(len(demands), -1, dtype=np.int64),
+        pools=(),
+    )
+    _check_possible(asked, limit, inputs)
+    return asked if options.previous is None else _continued(asked, options.previous)
+
+
+def _latencies(problem: Problem, kind: int) -> Floats:
+    """[m, batches] latency of the whole model on a whole GPU of a class, infinite where unknown."""
+    most = max(model.batches for model in problem.models)
+    out = np.full((len(problem.models), most), np.inf)
+    for number, model in enumerate(problem.models):
+        for row, gpu_type in enumerate(model.types.tolist()):
+            if problem.types[gpu_type][0] == kind:
+                out[number, : model.batches] = model.latency_us[row, 0, model.blocks]
+    return out
+
+
+def _check_possible(asked: Demands, limit_us: Floats, inputs: Inputs) -> None:
+    possible = np.isfinite(asked.load(np.ones(len(limit_us))))
+    for number in np.flatnonzero(~possible.any(axis=1)).tolist():
+        demand = inputs.workload.models[number]
+        where = f"workload model {demand.name!r}"
+        single = [_latencies(asked.problem, k)[number, 0] for k in range(len(asked.curves))]
+        best = int(np.argmin(single))
+        held = float(asked.static_bytes[number] + asked.dynamic_bytes[number])
+        if not np.isfinite(single[best]) or single[best] <= limit_us[number]:
+            reason = f"its {held / GIB:.3f} GiB fit no GPU of a class that it may use"
+            raise InfeasibleError(where, reason)
+        raise InfeasibleError(
+            where,
+            f"the whole model takes at least {us_to_ms(float(single[best])):.3f} ms, on "
+            f"{asked.problem.classes[best]}, where SLO less margin allow "
+            f"{us_to_ms(float(limit_us[number])):.3f} ms",
+        )
+
+
+def _continued(asked: Demands, previous: Plan) -> Demands:
+    """The same with where models are under the plan in force: whole models on whole GPUs."""
+    kinds = {name: kind for kind, name in enumerate(asked.problem.classes)}
+    pools = tuple(
+        (pool.name, kinds[pool.gpu_class])
+        for pool in previous.pools
+        if pool.share == WHOLE_GPU and pool.gpu_class in kinds
+    )
+    numbers = {name: number for number, (name, _) in enumerate(pools)}
+    names = {model.name: number for number, model in enumerate(asked.problem.models)}
+    before = asked.before.copy()
+    for model, pipeline, stage, _ in previous.placed_stages():
+        if model.name in names and len(pipeline.stages) == 1 and stage.pool in numbers:
+            before[names[model.name]] = numbers[stage.pool]
+    return replace(asked, before=before, pools=pools)
+
+
+def _prices(inputs: Inputs, objective: str) -> Floats:
+    field = PRICES.get(objective)
+    if field is None:
+        return np.ones(len(inputs.cluster.gpu_classes))
+    for gpu_class in inputs.cluster.gpu_classes:
+        if getattr(gpu_class, field) is None:
+            where = f"gpu_classes.{gpu_class.name}.{field}"
+            raise InputError(where, f"needed for the objective {objective!r}")
+    return np.array([getattr(c, field) for c in inputs.cluster.gpu_classes], dtype=np.float64)
+
+
+def _require_rates(inputs: Inputs, objective: str) -> None:
+    for model in inputs.workload.models:
+        if model.rate_rps is None:
+            where = f"workload model {model.name!r}, rate_rps"
+            raise InputError(where, f"needed for the objective {objective!r}")
+
+
+def _wanted(options: PlanOptions, models: int) -> int | None:
+    """Sub-clusters asked for; None where they are chosen here."""
+    text: str = options.own["subclusters"]
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError("option subclusters", f"{text!r} is neither a positive number nor {AUTO}")
+    if int(text) > models:
+        reason = f"{text} sub-clusters for {models} models: each holds one at least"
+        raise InputError("option subclusters", reason)
+    return int(text)
+
+
+# Classes and sub-clusters
+
+
+def _to_class(asked: Demands, load: Floats, options: PlanOptions) -> ToClass:
+    kinds = np.array([kind for _, kind in asked.pools] or [-1], dtype=np.int64)
+    return ToClass(
+        load=load,
+        static_bytes=asked.static_bytes,
+        room_bytes=asked.room_bytes,
+        gpus=asked.problem.gpus,
+        utilisation=options.own["utilisation"],
+        before=np.where(asked.before >= 0, kinds[asked.before], -1),
+    )
+
+
+def _fewest_gpus(
+    asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
+) -> tuple[list[Subcluster], list[Parted], float]:
+    """Sub-clusters for given rates, and the least that their GPUs can cost."""
+    load = asked.load(asked.rates(1.0))
+    to_class = _to_class(asked, load, options)
+    left_s = inputs.watch.left_s()
+    chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
+    if chosen is None:
+        raise _out_of_reach(asked, options, inputs)
+    bound = chosen.bound
+    if options.objective == "gpus":
+        bound = float(np.ceil(bound - 1e-6))
+    found: list[Subcluster] = []
+    parted: list[Parted] = []
+    for kind, count in _counts(asked, chosen, load, wanted).items():
+        models = np.flatnonzero(chosen.kind == kind)
+        need = float(load[models, kind].sum()) / options.own["utilisation"]
+        part = _parted(
+            _to_part(asked, models, kind, load[models, kind], options),
+            (count, max(1, int(np.ceil(need - 1e-9)))),
+            options,
+            inputs,
+            fixed=wanted is not None,
+        )
+        if part is None and need > asked.problem.gpus[kind] - count:
+            raise _out_of_reach(asked, options, inputs, f" in {count} sub-clusters")
+        if part is None:
+            raise _does_not_divide(asked)
+        found += _named(asked, kind, models, part)
+        parted.append(part)
+    return found, parted, bound
+
+
+def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) -> dict[int, int]:
+    """Sub-clusters of every class in use: the least that may hold the models, or as asked for.
+
+    Raises:
+        InputError: fewer are asked for than classes and memory need, or more than can be.
+    """
+    used = np.unique(chosen.kind).tolist()
+    least: dict[int, int] = {}
+    work: dict[int, float] = {}
+    for kind in used:
+        models = chosen.kind == kind
+        room = float(asked.room_bytes[kind])
+        held = float(asked.static_bytes[models].sum())
+        least[kind] = max(1, int(np.ceil(held / room))) if np.isfinite(room) and held else 1
+        work[kind] = float(load[models, kind].sum())
+    if wanted is None:
+        return least
+    if wanted < sum(least.values()):
+        names = ", ".join(f"{count} on {asked.problem.classes[k]}" for k, count in least.items())
+        reason = f"{wanted} cannot hold the models, which need {names}"
+        raise InputError("option subclusters", reason)
+    counts = dict(least)
+    for _ in range(wanted - sum(least.values())):
+        most = {k: min(int((chosen.kind == k).sum()), int(asked.problem.gpus[k])) for k in used}
+        room_left = [k for k in used if counts[k] < most[k]]
+        if not room_left:
+            reason = f"{wanted} are more than there are models, or GPUs of their classes"
+            raise InputError("option subclusters", reason)
+        counts[max(room_left, key=lambda k: work[k] / counts[k])] += 1
+    return counts
+
+
+def _to_part(
+    asked: Demands, models: Wholes, kind: int, load: Floats, options: PlanOptions
+) -> ToPart:
+    """What is divided on one class; parts, GPUs and labels are filled in by `_parted`."""
+    mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
+    label = {number: place for place, number in enumerate(mine)}
+    before = [label.get(int(number), -1) for number in asked.before[models]]
+    return ToPart(
+        load=load,
+        static_bytes=asked.static_bytes[models],
+        dynamic_bytes=asked.dynamic_bytes[models],
+        room_bytes=float(asked.room_bytes[kind]),
+        parts=1,
+        gpus=int(asked.problem.gpus[kind]),
+        utilisation=options.own["utilisation"],
+        before=np.array(before, dtype=np.int64),
+    )
+
+
+def _parted(
+    whole: ToPart,
+    least: tuple[int, int],
+    options: PlanOptions,
+    inputs: Inputs,
+    *,
+    fixed: bool,
+) -> Parted | None:
+    """The first division that fits, from the least sub-clusters and GPUs on."""
+    parts, gpus = least
+    most = parts if fixed else min(len(whole.load), whole.gpus, parts + _TRIES)
+    for count in range(parts, most + 1):
+        for number in range(max(gpus, count), min(whole.gpus, max(gpus, count) + _TRIES) + 1):
+            to_part = replace(whole, parts=count, gpus=number, before=_relabelled(whole, count))
+            for even in (True, False):
+                to_part = replace(to_part, even=even)
+                if even and count > 1 and whole.load.max() > _share(to_part):
+                    continue
+                part = divide(to_part, inputs.watch, options.solver, options.gap)
+                if part is not None:
+                    return part
+    return None
+
+
+def _share(to_part: ToPart) -> float:
+    """Load that the largest of equal parts may have."""
+    if np.isfinite(to_part.utilisation):
+        return to_part.utilisation * to_part.most
+    return float(to_part.load.sum()) / to_part.parts
+
+
+def _relabelled(whole: ToPart, parts: int) -> Wholes:
+    """Labels 0 .. parts - 1 for the parts of now that hold the most bytes; -1 for the others."""
+    labels = int(whole.before.max(initial=-1)) + 1
+    if labels <= parts:
+        return whole.before
+    return np.where(whole.before < parts, whole.before, -1)
+
+
+def _named(asked: Demands, kind: int, models: Wholes, part: Parted) -> list[Subcluster]:
+    """Parts as sub-clusters; each goes on with the pool of its label."""
+    mine = [name for name, at in asked.pools if at == kind]
+    return [
+        Subcluster(
+            kind=kind,
+            models=models[part.part == number],
+            gpus=int(gpus),
+            continues=mine[number] if number < len(mine) else None,
+        )
+        for number, gpus in enumerate(part.gpus)
+    ]
+
+
+# The largest scale
+
+
+def _largest_scale(
+    asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
+) -> tuple[float, float, list[Subcluster], list[Parted]]:
+    """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
+    bound = _scale_bound(asked, options)
+    best: tuple[float, list[Subcluster], list[Parted]] | None = None
+    scale = bound
+    for even_memory in (True, False):
+        for _ in range(_ROUNDS):
+            made = _divided_at(asked, scale, options, inputs, wanted, even_memory=even_memory)
+            if made is None:
+                break
+            found, parted = made
+            reached = _scale_of(asked, found, bound, options.own["utilisation"])
+            improved = best is None or reached > best[0] * (1 + options.gap)
+            if improved:
+                best = (reached, found, parted)
+            if not improved or reached >= bound * (1 - options.gap) or reached <= 0:
+                break
+            scale = reached
+        if best is None or best[0] >= bound * (1 - options.gap):
+            break
+    if best is None:
+        raise _does_not_divide(asked)
+    if best[0] <= 0:
+        raise _out_of_reach(asked, options, inputs)
+    if len(asked.curves) > 1:
+        bound = _proven_scale(asked, options, inputs, best[0], bound)
+    return best[0], bound, _with_spare(asked, best), best[2]
+
+
+def _scale_bound(asked: Demands, options: PlanOptions) -> float:
+    """A scale that nothing exceeds, whatever the sub-clusters.
+
+    A load relative to the GPUs of its class is the share of the class that a model takes. Shares of a
+    class sum to 1 at most, so all models' least shares sum to at most the number of classes.
+    """
+    gpus = options.own["utilisation"] * asked.problem.gpus.astype(np.float64)
+    used = np.flatnonzero(gpus > 0)
+
+    def shares(load: Floats) -> float:
+        return float((load[:, used] / gpus[used]).min(axis=1).sum())
+
+    most = len(used) * (1 + 1e-12)
+    work = np.column_stack([asked.curves[k].work_s[:, -1] / gpus[k] for k in used])
+    above = len(used) / float((asked.weight * work.min(axis=1)).sum())
+    # no scale beyond the last at which even the least GPUs fit, which never fall, fits at all
+    above = _bisected(lambda s: shares(asked.least_load(asked.rates(s))) <= most, 0.0, above)[1]
+    changes = np.concatenate([(c.starts_rps / asked.weight[:, None]).ravel() for c in asked.curves])
+    return _largest(lambda s: shares(asked.load(asked.rates(s))) <= most, changes, above)
+
+
+def _bisected(fits: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """A scale that fits, where `low` does, and the next one that does not."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
+
+
+def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> float:
+    """The largest scale up to `above` that fits; 0 where none does.
+
+    Between two `changes` of a batch size GPUs grow with the scale: the last change that fits is
+    found, and the largest scale from there to the next one.
+    """
+    if fits(above):
+        return above
+    edges = np.unique(changes[(changes > 0) & (changes < above)])
+    for edge in [*edges[::-1].tolist(), 0.0]:
+        if edge > 0 and not fits(edge):
+            above = edge
+            continue
+        return _bisected(fits, edge, above)[0]
+    return 0.0
+
+
+def _proven_scale(
+    asked: Demands, options: PlanOptions, inputs: Inputs, reached: float, bound: float
+) -> float:
+    """A lower bound for several classes: scales at which even the evenest classes are too busy."""
+    low, high = reached, bound
+    for _ in range(_TRIES):
+        if high <= low * (1 + options.gap) or inputs.watch.over():
+            break
+        middle = max(low * (1 + options.gap), (low + high) / 2)
+        load = asked.least_load(asked.rates(middle))
+        left_s = inputs.watch.left_s()
+        made = evenest(_to_class(asked, load, options), options.gap, left_s, options.solver)
+        if made is None or made.bound > 1 + 1e-6:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _divided_at(
+    asked: Demands,
+    scale: float,
+    options: PlanOptions,
+    inputs: Inputs,
+    wanted: int | None,
+    *,
+    even_memory: bool,
+) -> tuple[list[Subcluster], list[Parted]] | None:
+    """Sub-clusters on all GPUs, as even as can be at a scale, whether or not it fits."""
+    load = asked.load(asked.rates(scale))
+    to_class = _to_class(asked, load, options)
+    chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
+    if chosen is None:
+        return None
+    found: list[Subcluster] = []
+    parted: list[Parted] = []
+    for kind, count in _counts(asked, chosen, load, wanted).items():
+        models = np.flatnonzero(chosen.kind == kind)
+        whole = _to_part(asked, models, kind, load[models, kind], options)
+        whole = replace(whole, utilisation=np.inf, memory_weight=1.0 if even_memory else 1e-3)
+        least = (count, whole.gpus)
+        part = _parted(whole, least, options, inputs, fixed=wanted is not None)
+        if part is None:
+            return None
+        found += _named(asked, kind, models, part)
+        parted.append(part)
+    return found, parted
+
+
+def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation: float) -> float:
+    """The largest scale at which sub-clusters fit the GPUs of their classes."""
+
+    def fits(scale: float) -> bool:
+        need = np.zeros(len(asked.curves))
+        rates = asked.rates(scale)
+        for part in found:
+            load = float(asked.curves[part.kind].gpus(rates)[part.models].sum())
+            need[part.kind] += max(1.0, np.ceil(load / utilisation * (1 - 1e-9)))
+        return bool((need <= asked.problem.gpus).all())
+
+    changes = [
+        (asked.curves[p.kind].starts_rps[p.models] / asked.weight[p.models, None]).ravel()
+        for p in found
+    ]
+    return _largest(fits, np.concatenate(changes), bound)
+
+
+def _with_spare(
+    asked: Demands, best: tuple[float, list[Subcluster], list[Parted]]
+) -> list[Subcluster]:
+    """GPUs as the scale needs them, and what is left of a class where load per GPU is highest."""
+    scale, found, _ = best
+    rates = asked.rates(scale)
+    out: list[Subcluster] = []
+    for kind in sorted({part.kind for part in found}):
+        mine = [part for part in found if part.kind == kind]
+        gpus = asked.curves[kind].gpus(rates)
+        load = np.array([float(gpus[part.models].sum()) for part in mine])
+        least = np.ones(len(mine), dtype=np.int64)
+        most = int(asked.problem.gpus[kind])
+        more = most - len(mine)
+        out += [
+            replace(part, gpus=int(count))
+            for part, count in zip(mine, spread(load, least, more, most), strict=True)
+        ]
+    return out
+
+
+def _does_not_divide(asked: Demands) -> InfeasibleError:
+    """The complaint that memory holds no division."""
+    rooms = ", ".join(
+        f"{room / GIB:.3g} GiB on {name}"
+        for name, room in zip(asked.problem.classes, asked.room_bytes.tolist(), strict=True)
+        if np.isfinite(room)
+    )
+    held = asked.static_bytes.sum() / GIB
+    reason = f"no sub-clusters were found that hold the models: {held:.3g} GiB of weights"
+    return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")
+
+
+def _out_of_reach(
+    asked: Demands, options: PlanOptions, inputs: Inputs, how: str = ""
+) -> InfeasibleError:
+    """Why rates cannot be reached, with the share of them that can."""
+    rates = asked.rates(1.0)
+    floor = replace(asked, weight=rates, least_rps=np.zeros_like(rates))
+    share = min(_scale_bound(floor, options), 1.0)
+    reason = f"the cluster reaches at most {share:.1%} of the rates asked for{how}"
+    return beyond_reach(inputs, rates, reason)
+
+
+def beyond_reach(inputs: Inputs, rates: Floats, reason: str) -> InfeasibleError:
+    """The complaint that rates cannot be reached, with the highest of the rates."""
+    asked = zip(inputs.workload.models, rates.tolist(), strict=True)
+    highest = sorted(asked, key=lambda pair: -pair[1])
+    shown = ", ".join(f"{demand.name} {rate:g}" for demand, rate in highest[:_SHOWN])
+    more = f" and {len(highest) - _SHOWN} more" if len(highest) > _SHOWN else ""
+    return InfeasibleError("workload", f"{reason} (requests/s: {shown}{more})")
+
+
+# What was decided
+
+
+def _pipelines(
+    asked: Demands, rates: Floats, found: list[Subcluster]
+) -> tuple[PlannedPipeline, ...]:
+    return tuple(
+        PlannedPipeline(
+            model=model,
+            batch=int(asked.curves[part.kind].batches(rates)[model]),
+            rate_rps=float(rates[model]),
+            stages=(
+                PlannedStage(
+                    blocks=(0, asked.problem.models[model].blocks),
+                    gpu_class=asked.problem.classes[part.kind],
+                    divisor=1,
+                    vgpus=part.gpus,
+                    shared=number,
+                    continues=part.continues,
+                ),
+            ),
+        )
+        for number, part in enumerate(found)
+        for model in part.models.tolist()
+    )
+
+
+def _certificate(
+    asked: Demands, rates: Floats, found: list[Subcluster], parted: list[Parted]
+) -> dict[str, Any]:
+    load = [asked.curves[s.kind].gpus(rates)[s.models] for s in found]
+    held = [asked.static_bytes[s.models] for s in found]
+    analytic: dict[str, float] = {}
+    for part, own in zip(found, load, strict=True):
+        name = asked.problem.classes[part.kind]
+        analytic[name] = analytic.get(name, 0.0) + float(own.sum())
+    return {
+        "analytic_gpus": analytic,
+        "subclusters": [
+            {
+                "gpu_class": asked.problem.classes[s.kind],
+                "gpus": s.gpus,
+                "models": len(s.models),
+                "load": float(own.sum()),
+                "static_gib": float(size.sum()) / GIB,
+                "largest_dynamic_gib": float(asked.dynamic_bytes[s.models].max()) / GIB,
+            }
+            for s, own, size in zip(found, load, held, strict=True)
+        ],
+        "imbalance": {
+            asked.problem.classes[kind]: _imbalance(
+                [
+                    (float(own.sum()) / s.gpus, float(size.sum()))
+                    for s, own, size in zip(found, load, held, strict=True)
+                    if s.kind == kind
+                ]
+            )
+            for kind in sorted({s.kind for s in found})
+        },
+        "partition": [
+            {"value": p.value, "bound": p.bound, "gap": p.gap, "status": p.status} for p in parted
+        ],
+    }
+
+
+def _imbalance(parts: list[tuple[float, float]]) -> Mapping[str, float]:
+    """(max - min) / mean over sub-clusters, of load per GPU and of static bytes."""
+    load, held = np.array(parts).T
+    return {"load": imbalance(load), "memory": imbalance(held)}
+
+
+def _analytic_note(
+    asked: Demands, analytic: Mapping[str, float], found: list[Subcluster], options: PlanOptions
+) -> str:
+    utilisation: float = options.own["utilisation"]
+    planned = dict.fromkeys(analytic, 0)
+    for part in found:
+        planned[asked.problem.classes[part.kind]] += part.gpus
+    shown = "; ".join(
+        f"{name}: {gpus:.2f} GPUs, {gpus / utilisation:.2f} at utilisation {utilisation:g}, "
+        f"{planned[name]} planned"
+        for name, gpus in analytic.items()
+    )
+    return f"analytic (staggered batches) {shown}"

@@ -1,0 +1,38 @@
+"""The figures of the Symphony paper are made from its tables, and a folder without them is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.paper.symphony import main
+
+TABLE_2 = """\
+model,gpus,alpha_ms,beta_ms,slo_ms,nocoord_batch,nocoord_rps,staggered_batch,staggered_rps,symphony_rps
+ResNet50,8,1.053,5.072,25,7,4501,16,5839,5264
+"""
+
+
+def test_a_folder_without_the_tables_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--data", str(tmp_path), "--only", "idle"])
+    assert ended.value.code == 2
+    assert "table2_theory_and_measured.csv: no such file" in capsys.readouterr().err
+
+
+def test_an_unknown_figure_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--data", str(tmp_path), "--only", "figure99"])
+    assert "'figure99' is none of table2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_use_of_gpus_is_in_proportion_to_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table2_theory_and_measured.csv").write_text(TABLE_2)
+    arguments = ["--data", str(tmp_path), "--only", "idle", "--seconds", "2", "--seeds", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "figures.json")]) == 0
+    assert "idle fraction" in capsys.readouterr().out
+    assert (tmp_path / "figures.json").exists()

@@ -1,0 +1,246 @@
+"""Pools that follow the load: epochs simulated one by one, vGPUs added or freed between them by advice.
+
+What is offered is drawn once for the whole run and cut into epochs. After each, every pool is told its
+advice (`contract.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
+as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
+
+An epoch begins with idle vGPUs and an empty queue: what waits or runs at a boundary is finished by the
+epoch it came in, beside the next one. With epochs of minutes and SLOs of milliseconds nothing shows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from triton_backend.contract.advice import (
+    UTILISATION,
+    Epoch,
+    bad_rate,
+    change,
+    damped_change,
+    idle_fraction,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.placement import PlacementRun, Slot
+from triton_backend.contract.plan import Plan, Pool
+from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.units import s_to_us
+from triton_backend.scheduler.compiled import Records
+from triton_backend.simulator.offered import Instant, Offer, offered_requests
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions, rates_of
+from triton_backend.simulator.world import SERVED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEpoch:
+    """A pool in an epoch: its vGPUs, what was measured, and what that advises.
+
+    Attributes:
+        advice: GPUs to add or to free, by the paper's formulas.
+        change: the same, damped; what is followed as far as there are GPUs.
+    """
+
+    vgpus: int
+    idle: float
+    bad: float
+    advice: int
+    change: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """One epoch: when it began and ended, what was offered, how much in time, and every pool."""
+
+    start_s: float
+    end_s: float
+    offered: int
+    attainment: float
+    pools: Mapping[str, PoolEpoch]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return {
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "offered": self.offered,
+            "attainment": self.attainment,
+            "pools": {
+                name: {
+                    "vgpus": pool.vgpus,
+                    "idle_fraction": pool.idle,
+                    "bad_rate": pool.bad,
+                    "advice_gpus": pool.advice,
+                    "damped_gpus": pool.change,
+                }
+                for name, pool in self.pools.items()
+            },
+        }
+
+
+def epochs_of(
+    plan: Plan,
+    options: SimOptions,
+    epoch_s: float,
+    *,
+    follow: bool = True,
+    utilisation: float = UTILISATION,
+) -> Iterator[EpochResult]:
+    """Simulate epoch after epoch, pools resized in between.
+
+    Args:
+        plan: what serves first.
+        options: what is offered and how; failures and changes of plan are none of it.
+        epoch_s: length of an epoch (s); the last one may be shorter.
+        follow: whether the advice is followed, or only told.
+        utilisation: share of a GPU's time that shall be busy.
+
+    Raises:
+        InputError: the epoch is not positive, or an option does not fit.
+    """
+    if not epoch_s > 0:
+        raise InputError("epoch", f"{epoch_s} s is not positive")
+    if options.failures or options.changes:
+        raise InputError("epoch", "pools that follow the load know no failures and no other plan")
+    first = replace(options, reference=options.reference or plan)
+    offer = Offer(
+        arrivals=options.arrivals,
+        rates_rps=rates_of(plan, first),
+        duration_us=s_to_us(options.duration_s),
+        seed=options.seed,
+    )
+    requests = offered_requests(plan, offer)
+    edges = [*np.arange(0.0, options.duration_s, epoch_s).tolist(), options.duration_s]
+    last = dict.fromkeys((pool.name for pool in plan.pools), 0)
+    for begin, end in pairwise(edges):
+        arrivals = _between(plan, requests, begin, end)
+        length_us = s_to_us(end - begin)
+        result = simulate(plan, replace(first, arrivals=arrivals, duration_s=end - begin))
+        pools = {
+            pool.name: _pool_epoch(result, pool, last[pool.name], (length_us, utilisation))
+            for pool in plan.pools
+        }
+        yield EpochResult(
+            start_s=begin,
+            end_s=end,
+            offered=len(result.requests),
+            attainment=result.attainment,
+            pools=pools,
+        )
+        wanted = {name: pool.change for name, pool in pools.items()} if follow else {}
+        resized = with_gpus(plan, wanted)
+        last = {
+            after.name: after.vgpus - before.vgpus
+            for before, after in zip(plan.pools, resized.pools, strict=True)
+        }
+        plan = resized
+
+
+def _between(plan: Plan, requests: Records, begin_s: float, end_s: float) -> Instant:
+    """What is offered in an epoch, from its own beginning on."""
+    begin, end = s_to_us(begin_s), s_to_us(end_s)
+    chosen = requests[(requests["arrival_us"] >= begin) & (requests["arrival_us"] < end)]
+    return Instant(
+        by_model={
+            model.name: chosen["arrival_us"][chosen["model"] == number] - begin
+            for number, model in enumerate(plan.models)
+        }
+    )
+
+
+def _pool_epoch(
+    result: SimResult, pool: Pool, last_change: int, over: tuple[int, float]
+) -> PoolEpoch:
+    """What was measured of a pool and what it advises, in an epoch of so many µs at a utilisation."""
+    length_us, utilisation = over
+    plan = result.plan
+    users = [
+        number
+        for number, model in enumerate(plan.models)
+        if any(s.pool == pool.name for p in model.pipelines for s in p.stages)
+    ]
+    first = 0
+    for other in plan.pools:
+        if other.name == pool.name:
+            break
+        first += other.vgpus
+    uses = result.uses
+    mine = uses[(uses["vgpu"] >= first) & (uses["vgpu"] < first + pool.vgpus)]
+    asked = result.requests[np.isin(result.requests["model"], users)]
+    share = pool.share / WHOLE_GPU
+    busy_us = float((mine["end_us"] - mine["start_us"]).sum())
+    measured = Epoch(
+        gpus=pool.vgpus * share,
+        idle=idle_fraction(busy_us, pool.vgpus, length_us),
+        bad=bad_rate(len(asked), int((asked["outcome"] == SERVED).sum())),
+    )
+    return PoolEpoch(
+        vgpus=pool.vgpus,
+        idle=measured.idle,
+        bad=measured.bad,
+        advice=change(measured),
+        change=damped_change(measured, last_change, utilisation=utilisation),
+    )
+
+
+def with_gpus(plan: Plan, changes: Mapping[str, int]) -> Plan:
+    """A plan whose pools have more or fewer GPUs, by name; those of one part of a GPU in its parts.
+
+    Pools that shrink keep their first vGPUs; those that grow take free GPUs of their class in the
+    cluster's order, as many as there are. What a smaller pool can no longer carry is no longer
+    promised: promises are scaled down with it.
+    """
+    kept = {pool.name: _first_slots(pool, changes.get(pool.name, 0)) for pool in plan.pools}
+    taken = {(slot.node, slot.gpu) for slots in kept.values() for slot in slots}
+    pools: list[Pool] = []
+    for pool in plan.pools:
+        slots = kept[pool.name]
+        parts = WHOLE_GPU // pool.share
+        wanted = len(slots) + parts * max(0, changes.get(pool.name, 0))
+        for node, gpu in _gpus_of(plan, pool.gpu_class):
+            if len(slots) >= wanted:
+                break
+            if (node, gpu) not in taken:
+                taken.add((node, gpu))
+                slots = [*slots, *(Slot(node, gpu, part) for part in range(parts))]
+        runs = tuple(PlacementRun(node=s.node, gpu=s.gpu, slot=s.slot) for s in slots)
+        pools.append(replace(pool, vgpus=len(slots), placement=runs))
+    smaller = {
+        before.name: min(1.0, after.vgpus / before.vgpus)
+        for before, after in zip(plan.pools, pools, strict=True)
+    }
+    models = tuple(
+        replace(
+            model,
+            pipelines=tuple(
+                replace(
+                    pipeline,
+                    throughput_rps=pipeline.throughput_rps
+                    * min(smaller[stage.pool] for stage in pipeline.stages),
+                )
+                for pipeline in model.pipelines
+            ),
+        )
+        for model in plan.models
+    )
+    resized = replace(plan, pools=tuple(pools), models=models)
+    return replace(resized, gpus_used=resized.gpus())
+
+
+def _first_slots(pool: Pool, gpus: int) -> list[Slot]:
+    """The vGPUs that a pool keeps; one at least."""
+    slots = list(pool.slots())
+    fewer = max(0, -gpus) * (WHOLE_GPU // pool.share)
+    return slots[: max(1, len(slots) - fewer)]
+
+
+def _gpus_of(plan: Plan, gpu_class: str) -> Iterator[tuple[int, int]]:
+    """GPUs of a class, node by node."""
+    for node in range(plan.cluster.node_count):
+        group = plan.cluster.node_group_of(node)
+        if group.gpu_class == gpu_class:
+            yield from ((node, gpu) for gpu in range(group.gpus))
