@@ -27,8 +27,7 @@ from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository

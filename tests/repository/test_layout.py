@@ -1,6 +1,7 @@
 """The repository keeps the shape its documents describe."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ TOP_LEVEL = {
     "LICENSE",
 }
 MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
+MOST_FILES = 15  # Python files of one folder
 SELF_EVIDENT = {"__init__.py", "README.md", "conftest.py"}
 
 
@@ -67,3 +69,12 @@ def test_folders_are_at_most_four_levels_deep() -> None:
         if path.suffix == ".py" and path.parts[0] != "tests" and len(path.parts) > 5
     ]
     assert deep == []
+
+
+def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind() -> None:
+    counts = Counter(
+        str(path.parent)
+        for path in tracked_files()
+        if path.suffix == ".py" and path.parts[0] != "tests"
+    )
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}

@@ -10,8 +10,7 @@ from tests.fakes.plans import Own, hand_model, hand_pipeline, hand_plan, hand_st
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.reasons import DropReason
 from triton_backend.serving.gateway.event_log import to_line
 
