@@ -100,8 +100,8 @@ def read_run(fields: Fields, cluster: Cluster) -> PlacementRun:
         InputError: a field cannot be used, or it lies outside the cluster.
     """
     node = cluster.node_index(fields.text("node"))
-    counts = {n: fields.whole(n, least=1) for n in ("nodes", "gpus", "slots") if fields.has(n)}
-    run = PlacementRun(node=node, gpu=fields.whole("gpu"), slot=fields.whole("slot"), **counts)
+    counts = {n: fields.integer(n, least=1) for n in ("nodes", "gpus", "slots") if fields.has(n)}
+    run = PlacementRun(node=node, gpu=fields.integer("gpu"), slot=fields.integer("slot"), **counts)
     if run.node + run.nodes > cluster.node_count:
         raise fields.wrong("nodes", f"{run.nodes} from node {node} on, of {cluster.node_count}")
     most = max(group.gpus for group in cluster.nodes)
@@ -195,7 +195,7 @@ class Pool:
             name=fields.text("name"),
             gpu_class=fields.text("gpu_class"),
             share=read_share(fields),
-            vgpus=fields.whole("vgpus", least=1),
+            vgpus=fields.integer("vgpus", least=1),
             placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
             starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
         )
@@ -284,26 +284,28 @@ class Stage:
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """Inverse of `to_dict`."""
-        blocks = fields.wholes("blocks")
+        blocks = fields.integers("blocks")
         if len(blocks) != 2:  # noqa: PLR2004 - first and last
             raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
         tensors = map(TensorSpec.read, fields.items("boundary") if fields.has("boundary") else ())
-        wholes = {n: fields.whole(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)}
+        integers = {
+            n: fields.integer(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)
+        }
         memory = None
         if fields.has("memory_bytes"):
             given = fields.inner("memory_bytes")
-            memory = StageMemory(static=given.whole("static"), dynamic=given.whole("dynamic"))
+            memory = StageMemory(static=given.integer("static"), dynamic=given.integer("dynamic"))
         return cls(
             blocks=(blocks[0], blocks[1]),
             pool=fields.text("pool"),
-            latency_us=fields.whole("latency_us"),
-            transfer_us=fields.whole("transfer_us"),
-            latency_us_by_batch=fields.wholes("latency_us_by_batch", least=1),
-            boundary_bytes_per_sample=fields.whole("boundary_bytes_per_sample"),
+            latency_us=fields.integer("latency_us"),
+            transfer_us=fields.integer("transfer_us"),
+            latency_us_by_batch=fields.integers("latency_us_by_batch", least=1),
+            boundary_bytes_per_sample=fields.integer("boundary_bytes_per_sample"),
             boundary=tuple(tensors) if fields.has("boundary") else None,
             memory=memory,
             artifact=fields.text("artifact") if fields.has("artifact") else None,
-            **wholes,
+            **integers,
         )
 
 
@@ -447,7 +449,7 @@ class ModelPlan:
 
         return cls(
             name=fields.text("name"),
-            slo_us=fields.whole("slo_us", least=1),
+            slo_us=fields.integer("slo_us", least=1),
             throughput_rps=_number(fields, "throughput_rps"),
             policy=fields.text("policy") if fields.has("policy") else DEFAULT_POLICY,
             entries=tuple(
@@ -462,9 +464,9 @@ class ModelPlan:
 def _read_pipeline(fields: Fields) -> Pipeline:
     return Pipeline(
         entry=fields.text("entry") if fields.has("entry") else None,
-        batch=fields.whole("batch", least=1),
+        batch=fields.integer("batch", least=1),
         throughput_rps=_number(fields, "throughput_rps"),
-        latency_us=fields.whole("latency_us") if fields.has("latency_us") else 0,
+        latency_us=fields.integer("latency_us") if fields.has("latency_us") else 0,
         stages=tuple(map(Stage.read, fields.items("stages"))),
     )
 
@@ -667,7 +669,7 @@ class Plan:
         if not fields.has("format"):
             data = upgrade_format_1(data)
             fields = Fields(data)
-        fields.whole("format", least=FORMAT, most=FORMAT)
+        fields.integer("format", least=FORMAT, most=FORMAT)
         cluster = Cluster.read(fields.inner("cluster"))
         objective = fields.inner("objective")
         used = fields.inner("gpus_used")
@@ -687,7 +689,7 @@ class Plan:
             certificate=fields.table("certificate") if fields.has("certificate") else {},
             cluster=cluster,
             workload=Workload.read(fields.inner("workload")),
-            gpus_used={name: used.whole(name) for name in fields.table("gpus_used")},
+            gpus_used={name: used.integer(name) for name in fields.table("gpus_used")},
             pools=tuple(Pool.read(pool, cluster) for pool in fields.items("pools")),
             models=tuple(map(ModelPlan.read, fields.items("models"))),
         )

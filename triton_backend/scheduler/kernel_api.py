@@ -170,7 +170,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
 
 
 @kernel
-def settle(tables: Tables, queue: int) -> int:
+def settle_one(tables: Tables, queue: int) -> int:
     """Decide for one queue; `SETTLED` or `NEEDS_ROOM`."""
     plan = tables.topology.queues[queue]
     if plan["late"] == 1:
@@ -200,7 +200,7 @@ def settle_after_deviation(tables: Tables) -> int:
 @kernel
 def _settle_early(tables: Tables) -> int:
     for queue in range(len(tables.queues)):
-        if tables.topology.queues[queue]["late"] == 0 and settle(tables, queue) == NEEDS_ROOM:
+        if tables.topology.queues[queue]["late"] == 0 and settle_one(tables, queue) == NEEDS_ROOM:
             return NEEDS_ROOM
     return SETTLED
 
@@ -213,7 +213,7 @@ def settle_due(tables: Tables) -> int:
         queue = tables.queues[number]
         if queue["timer_us"] <= now:
             queue["expired"] = tables.requests[queue["first"]]["sequence"]
-            if settle(tables, number) == NEEDS_ROOM:
+            if settle_one(tables, number) == NEEDS_ROOM:
                 return NEEDS_ROOM
     return settle_due_late(tables)
 
@@ -262,7 +262,7 @@ def _settle_some(tables: Tables, queues: int) -> int:
         return settle_after_deviation(tables)
     if queues == DUE:
         return settle_due(tables)
-    return SETTLED if queues == NONE else settle(tables, queues)
+    return SETTLED if queues == NONE else settle_one(tables, queues)
 
 
 # The answer: rows of `Tables.out` as items, see its layout above.

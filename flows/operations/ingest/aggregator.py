@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flows.operations.ingest.minute_stats import (
     EPOCH,
-    Minutes,
+    MinuteStats,
     ModelCounts,
     Rows,
     VGpuFacts,
@@ -83,7 +83,7 @@ class EventAggregator:
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
     batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
-    minutes: Minutes = field(default_factory=Minutes)
+    minutes: MinuteStats = field(default_factory=MinuteStats)
 
     def take(self, item: Mapping[str, Any]) -> None:
         """One parsed line."""

@@ -15,7 +15,7 @@ from flows.operations.ingest.aggregator import (
     OpenRequest,
     PlanFinder,
 )
-from flows.operations.ingest.minute_stats import Minutes, ModelCounts, VGpuCounts, VGpuFacts
+from flows.operations.ingest.minute_stats import MinuteStats, ModelCounts, VGpuCounts, VGpuFacts
 from triton_backend.contract.shares import WHOLE_GPU
 
 FORMAT = 2  # 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model
@@ -67,7 +67,7 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
         document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
     aggregator.batches = {key: Batch(*batch) for key, batch in document["batches"]}
-    aggregator.minutes = Minutes(
+    aggregator.minutes = MinuteStats(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
         drops={tuple(key): dropped for key, dropped in document["drops"]},

@@ -117,7 +117,7 @@ class BatchInFlight:
         """Whether a stage exists and has not reported."""
         return self.reported <= stage < len(self.slots)
 
-    def keep(self, stage: int, times: TimesBody, now_us: int) -> None:
+    def keep_early(self, stage: int, times: TimesBody, now_us: int) -> None:
         """Keep a report that is not the next, where it is from the worker of a later stage.
 
         Two workers' sockets are read in any order where this process was kept waiting.
@@ -496,7 +496,7 @@ class Gateway:
             return  # aborted, or of another life of the scheduler
         hops = batch.dispatch.hops
         if stage != batch.reported or hops[stage].vgpu != times.vgpu:
-            batch.keep(stage, times, self._at(now_us))
+            batch.keep_early(stage, times, self._at(now_us))
             return
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)

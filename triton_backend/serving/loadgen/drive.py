@@ -50,7 +50,7 @@ class Drive:
 
     Attributes:
         give_up_s: a request is failed when its answer takes this much longer than its deadline.
-        progress: told (seconds since the start, sent, answered) about once a second.
+        progress: called with (seconds since the start, sent, answered) about once a second.
     """
 
     client: Client

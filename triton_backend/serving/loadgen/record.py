@@ -35,7 +35,7 @@ class Outcome(IntEnum):
 
     SERVED = 1  # answered within its deadline
     LATE = 2  # answered after it
-    DROPPED = 3  # told at once that its deadline cannot be met
+    DROPPED = 3  # answered at once that its deadline cannot be met
     FAILED = 4  # any other error, a wrong answer, or none
 
 

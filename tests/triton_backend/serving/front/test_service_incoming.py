@@ -86,7 +86,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
 def front(system: LocalSystem) -> Iterator[FrontService]:
     made = system.fronts["pair"]
     yield made
-    wait_for(lambda: made.held == 0)
+    wait_for(lambda: made.unanswered == 0)
 
 
 def answer_to(front: FrontService, incoming: Incoming) -> Result:
@@ -198,7 +198,7 @@ def test_any_request_is_answered_once(
 ) -> None:
     incoming = Incoming(picture(samples), timeout_us, f'{{"traceparent": "{trace}"}}', named)
     answer_to(front, incoming)
-    wait_for(lambda: front.held == 0)
+    wait_for(lambda: front.unanswered == 0)
 
 
 def test_a_reply_that_fails_ends_nothing(front: FrontService) -> None:
