@@ -52,7 +52,7 @@ class OpenRequest(NamedTuple):
     minute: int
 
 
-class Batch(NamedTuple):
+class DispatchedBatch(NamedTuple):
     """A batch that was dispatched: numbers of its model and pipeline, vGPUs of its path, samples."""
 
     request_ids: list[int]
@@ -82,7 +82,7 @@ class EventAggregator:
     plan: Plan | None = None
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
-    batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
+    batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
     minutes: MinuteStats = field(default_factory=MinuteStats)
 
     def take(self, item: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class EventAggregator:
         elif kind == "Arrival":
             self._arrival(item, self.plan)
         elif kind == "Dispatch":
-            self.batches[item["batch_id"]] = Batch(
+            self.batches[item["batch_id"]] = DispatchedBatch(
                 item["request_ids"],
                 item["model"],
                 item["pipeline"],

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from flows.operations.ingest.aggregator import (
-    Batch,
+    DispatchedBatch,
     EventAggregator,
     Header,
     OpenRequest,
@@ -66,7 +66,7 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
     if document.get("format") != FORMAT:
         document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
-    aggregator.batches = {key: Batch(*batch) for key, batch in document["batches"]}
+    aggregator.batches = {key: DispatchedBatch(*batch) for key, batch in document["batches"]}
     aggregator.minutes = MinuteStats(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
@@ -85,7 +85,9 @@ def _upgraded(document: dict[str, Any], aggregator: EventAggregator) -> dict[str
         numbers = [vgpu.pool for vgpu in aggregator.plan.vgpus()]
         for key, (request_ids, path, samples) in document["batches"]:
             row = rows[numbers[path[0]]]
-            batches.append((key, Batch(request_ids, row.model, row.pipeline, path, samples)))
+            batches.append(
+                (key, DispatchedBatch(request_ids, row.model, row.pipeline, path, samples))
+            )
     for (plan_id, vgpu, minute), (model, stage, gpu_class, divisor, _), counts in document["vgpus"]:
         facts = VGpuFacts(None, gpu_class, WHOLE_GPU // divisor)
         vgpus.append(((plan_id, vgpu, model, stage, minute), facts, counts))
