@@ -133,7 +133,6 @@ CANDIDATE = np.dtype(
             "samples",
             "latest_us",  # the last instant at which it can be sent
             "key",  # what ready candidates of a pool are ranked by
-            "place",  # in its pool's heap of ready ones
         )
     ]
 )
@@ -141,10 +140,9 @@ HEAP = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "timer_item",  # [place] heap of timers: candidates by pipeline, then pools
-            "timer_due_us",  # [item]
-            "timer_place",  # [item] NONE where it is not armed
-            "ready",  # [place] heaps of ready candidates, one per pool, one behind the other
+            "item",  # [place] row of the item that stands here; see `policies.late`
+            "place",  # [item] where it stands; NONE: nowhere
+            "key",  # [item] what it is ordered by
             "ready_count",  # [pool]
             "touched",  # [pool] 1 where a candidate became ready
         )
@@ -192,7 +190,7 @@ class Tables(NamedTuple):
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
         candidates: [pipeline] the batch that its queue would send now, of late binding.
-        heaps: [pipeline or pool] timers and ready candidates of late binding.
+        heaps: [2 x pipelines + pools] timers and ready candidates of late binding.
         paths: [batch slot, hop] vGPU.
         pending: [interval] work list of the propagation of delays.
         out: [row, `OUT_COLUMNS`] kind and numbers of decisions not yet read.
@@ -240,8 +238,8 @@ def new_tables(
     queues["timer_us"] = FAR
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
-    heaps = np.zeros(pipelines + len(topology.pools), dtype=HEAP)
-    heaps["timer_place"] = NONE
+    heaps = np.zeros(2 * pipelines + len(topology.pools), dtype=HEAP)
+    heaps["place"] = NONE
     counts["free_batch"] = counts["free_request"] = NONE
     counts["armed_timer_us"] = FAR
     empty = Tables(
