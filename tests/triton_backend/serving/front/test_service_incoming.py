@@ -50,9 +50,9 @@ def picture(samples: int = 1) -> Arrays:
 
 @dataclass
 class Incoming:
-    """A request of Triton's."""
+    """A request of Triton's; it fills a batch, so that it waits for no other."""
 
-    tensors: Any = field(default_factory=picture)
+    tensors: Any = field(default_factory=lambda: picture(BATCH))
     timeout_us: Any = 2_000_000
     headers: Any = "{}"
     named: Any = "7"
@@ -232,7 +232,7 @@ def test_a_request_that_cannot_be_asked_keeps_no_other_waiting(
         asked.append(1)
         raise Broken
 
-    first = system.ask("pair", picture(), 2_000_000, cancelled=ask_and_fail)
+    first = system.ask("pair", picture(BATCH), 2_000_000, cancelled=ask_and_fail)
     answer = system.ask("pair", picture(), 100_000)()
     assert isinstance(answer, Refusal)
     assert "after the deadline, in the queue" in answer.message
