@@ -1,6 +1,7 @@
 """The repository keeps the shape its documents describe."""
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -78,3 +79,19 @@ def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind() -> None:
         if path.suffix == ".py" and path.parts[0] != "tests"
     )
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_the_linters_settings_are_of_files_that_are_there() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    patterns = [pattern.replace("**", "**/*") for pattern in settings["per-file-ignores"]]
+    names = [one for pattern in patterns for one in _alternatives(pattern)]
+    assert [name for name in names if not any(ROOT.glob(name))] == []
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """A pattern for each word in its braces."""
+    before, brace, rest = pattern.partition("{")
+    if not brace:
+        return [pattern]
+    words, _, after = rest.partition("}")
+    return [f"{before}{word}{after}" for word in words.split(",")]

@@ -105,7 +105,7 @@ def answer_length(tables: Tables) -> int:
 
 
 @entry
-def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - a branch per event; numbers are handed over at less cost one by one
+def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912 - a branch per event; numbers are handed over at less cost one by one
     """Take one event in, decide, and write the answer; returns how many integers it has.
 
     Args:
