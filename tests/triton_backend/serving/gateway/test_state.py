@@ -88,6 +88,7 @@ def test_a_model_that_is_not_planned_is_refused(gateway: HeldGateway) -> None:
     assert drop.reason is DropReason.MODEL_REMOVED
 
 
+@pytest.mark.slow
 def test_a_request_refused_for_overload_says_so_to_its_front(gateway: HeldGateway) -> None:
     for number in range(2_000):  # three times what the slower stage can do
         now_us = 400 * number
