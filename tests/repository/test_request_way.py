@@ -20,6 +20,7 @@ TRITON = "serving/server/triton_models.py"  # runs only inside Triton
 # Python: prints for each the files of which a function is called between question and answer.
 PROGRAM = """
 import json, sys, tempfile, threading
+from dataclasses import replace
 from pathlib import Path
 
 ran, traced = set(), False
@@ -33,9 +34,12 @@ sys.setprofile(note)
 import numpy as np
 from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem
+from triton_backend.contract.plan import DEFAULT_POLICY
 
 tensors = {"image": np.ones((BATCH, 3, 16), np.float32), "mask": np.ones((BATCH, 4), np.uint8)}
-system = LocalSystem(Path(tempfile.mkdtemp()) / "serve", plan(two_stage()))
+made = plan(two_stage())
+models = tuple(replace(model, policy=DEFAULT_POLICY) for model in made.models)
+system = LocalSystem(Path(tempfile.mkdtemp()) / "serve", replace(made, models=models))
 system.ask("pair", tensors, 10_000_000)()
 for _ in range(5):
     ran, traced = set(), True

@@ -15,7 +15,7 @@ Here: numbers of events, what each does, the layout of the answer, and checks of
 Not here: how anything is decided (`policies`), requests and batches by name (`scheduler`).
 """
 
-from triton_backend.contract.decisions import Dispatch, Drop, Hop
+from triton_backend.contract.decisions import Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
@@ -25,7 +25,6 @@ from triton_backend.contract.events import (
     TransferDone,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.array_pointers import WORDS, tables_at
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.decisions import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import (
     NO_LEAD,

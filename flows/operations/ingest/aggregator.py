@@ -21,8 +21,8 @@ from flows.operations.ingest.minute_stats import (
     VGpuFacts,
     vgpu_facts,
 )
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import US_PER_S
 
 MINUTE_US = 60 * US_PER_S

@@ -7,6 +7,7 @@ from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,
+    DropReason,
     Hop,
     SetTimer,
 )
@@ -22,7 +23,6 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock

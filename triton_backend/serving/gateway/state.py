@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Hop, SetTimer
+from triton_backend.contract.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    SetTimer,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
@@ -31,7 +39,6 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import StagePlace
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused

@@ -17,8 +17,8 @@ from tests.triton_backend.serving.gateway.gateways import (
 )
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.reasons import DropReason
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
