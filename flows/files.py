@@ -59,7 +59,7 @@ def _percents_form(given: object) -> str:
     return "steps" if isinstance(given, dict | PercentsForm) else "list"
 
 
-# Told apart before they are read, so that a complaint is about the form that was meant.
+# Distinguished before they are read, so that a complaint is about the form that was meant.
 Percents = Annotated[
     Annotated[list[PositiveInt], Tag("list")] | Annotated[PercentsForm, Tag("steps")],
     Discriminator(_percents_form),

@@ -98,7 +98,7 @@ def prepare(place: Place) -> None:
     os.environ[_API] = place.api_url
 
 
-def answers(place: Place) -> bool:
+def is_up(place: Place) -> bool:
     """Whether the server is there."""
     try:
         with urllib.request.urlopen(f"{place.api_url}/health", timeout=5):  # noqa: S310  # our own or the operator's address
@@ -114,7 +114,7 @@ def wait_for_server(place: Place) -> None:
         OperationsError: it does not, or it has ended.
     """
     watch = Stopwatch()
-    while not answers(place):
+    while not is_up(place):
         ended = place.own_server and running(place.folder, "server") is None
         if ended or watch.seconds() > SERVER_SECONDS:
             where = f", see {log_of(place.folder, 'server')}" if place.own_server else ""
@@ -190,7 +190,7 @@ def status(place: Place) -> None:
     for path in sorted(place.folder.glob("*.pid")):
         found = running(place.folder, path.stem)
         say(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")
-    if not answers(place):
+    if not is_up(place):
         say(f"no Prefect server answers at {place.api_url}")
         return
     from flows.deployments.register import registered  # noqa: PLC0415  # slow to import

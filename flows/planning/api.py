@@ -30,7 +30,7 @@ def make_plan(
         cluster: GPUs and nodes.
         workload: models with their SLOs and weights or rates.
         options: how to plan.
-        watch: the clock of the run, where somebody wants to be told how far it is or to end it; else one
+        watch: the clock of the run, where somebody wants to follow its progress or to end it; else one
             with the options' time limit.
 
     Where a model has no batch-building rate, it is derived (`with_rates`); the plan's workload

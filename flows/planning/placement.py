@@ -24,8 +24,7 @@ from itertools import accumulate, groupby
 from flows.planning.packing import Part, pack
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 
 Gpu = tuple[int, int]  # node, index on the node
 Blocks = tuple[int, int]

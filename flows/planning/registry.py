@@ -1,4 +1,4 @@
-"""What a planner is, what it may be told, what it answers, and where planners are found.
+"""What a planner is, which options it takes, what it answers, and where planners are found.
 
 A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of `Planner`:
 adding one is a folder and a test. Each has one entry, `plan(inputs, options) -> Outcome`. What all
@@ -205,7 +205,7 @@ class Inputs:
 
     Attributes:
         workload: with the batch-building rates in use.
-        watch: the clock that planning looks at, and who is told how far it is.
+        watch: the clock that planning looks at; it reports progress.
         prove: whether a proof is wanted; without one, a good plan is enough.
     """
 

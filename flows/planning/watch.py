@@ -1,4 +1,4 @@
-"""The clock of a planning run: its time limit, its interruption, and who is told how far it is.
+"""The clock of a planning run: its time limit, its interruption, its progress.
 
 Every phase of a planner looks at it. Without a limit and without an interruption it changes nothing, so
 that the same inputs give the same plan.

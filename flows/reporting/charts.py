@@ -18,9 +18,9 @@ from flows.reporting.svg import (
     drawing,
     element,
     fits,
-    line,
     model_colour,
     rect,
+    straight_line,
     text,
     title,
 )
@@ -46,7 +46,7 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
     edges = np.arange(round(most_ms / step_ms) + 1) * step_ms
     shares = [np.histogram(np.minimum(v, edges[-1]), edges)[0] / max(len(v), 1) for _, v in runs]
     tallest = max((float(share.max()) for share in shares), default=0) or 1
-    parts = [line(left, floor, width - left, floor, stroke=FAINT)]
+    parts = [straight_line(left, floor, width - left, floor, stroke=FAINT)]
     parts += _ticks(most_ms, left, scale, floor)
     for i, share in enumerate(shares):
         heights = share / tallest * room
@@ -56,7 +56,7 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
             parts.append(_outline(edges, heights, left, scale, floor))
     x = left + slo_ms * scale
     parts += [
-        line(x, 24, x, floor, stroke=BAD, stroke_dasharray="4 3", stroke_width=1.5),
+        straight_line(x, 24, x, floor, stroke=BAD, stroke_dasharray="4 3", stroke_width=1.5),
         text(
             x - 5 if x > NARROW else x + 5,
             34,
@@ -71,7 +71,7 @@ def latency_svg(number: int, slo_ms: float, runs: Sequence[tuple[str, NDArray[np
         if i == 0:
             parts.append(rect(x, 5, 12, 10, fill=model_colour(number), fill_opacity=0.75))
         else:
-            parts.append(line(x, 10, x + 12, 10, stroke=INK, stroke_width=1.6))
+            parts.append(straight_line(x, 10, x + 12, 10, stroke=INK, stroke_width=1.6))
         parts.append(text(x + 17, 14, label, size=11, fill=SOFT))
     return drawing(width, height, parts, "latency distribution against the SLO")
 
@@ -96,19 +96,19 @@ def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes], width: float 
     for value in np.linspace(start, 1, 6):
         x = left + (value - start) * scale
         parts += [
-            line(x, top - 8, x, height - 22, stroke="#e9edf2"),
+            straight_line(x, top - 8, x, height - 22, stroke="#e9edf2"),
             text(x, height - 6, words.percent(value), size=10.5, fill=SOFT, text_anchor="middle"),
         ]
     if start < GOAL:
         x = left + (GOAL - start) * scale
-        parts.append(line(x, top - 12, x, height - 22, stroke=BAD, stroke_dasharray="4 3"))
+        parts.append(straight_line(x, top - 12, x, height - 22, stroke=BAD, stroke_dasharray="4 3"))
     for i, name in enumerate(names):
         y = top + i * row + row / 2 - 4
         short = words.shorten(name, fits(left - 24, 12))
         parts += [
             rect(0, y - 6, 4, 12, fill=model_colour(i)),
             text(12, y + 4, short, size=12),
-            line(left, y, width - right, y),
+            straight_line(left, y, width - right, y),
         ]
         for j, run in reversed(list(enumerate(runs))):
             outcome = run.models.get(name)
@@ -137,7 +137,7 @@ def _ticks(most_ms: float, left: float, scale: float, floor: float) -> list[str]
         anchor = "start" if value == 0 else "middle"
         label = words.number(float(value)) if value else "0 ms"
         parts += [
-            line(x, floor, x, floor + 4, stroke=FAINT),
+            straight_line(x, floor, x, floor + 4, stroke=FAINT),
             text(x, floor + 17, label, size=10.5, fill=SOFT, text_anchor=anchor),
         ]
     return parts

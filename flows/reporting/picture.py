@@ -18,9 +18,9 @@ from flows.reporting.svg import (
     drawing,
     element,
     fits,
-    line,
     model_colour,
     rect,
+    straight_line,
     text,
     text_width,
     title,
@@ -384,6 +384,8 @@ def _budget(
         )
     )
     parts.append(
-        line(left + model.slo_ms * scale, y - 2, left + model.slo_ms * scale, y + 9, stroke=INK)
+        straight_line(
+            left + model.slo_ms * scale, y - 2, left + model.slo_ms * scale, y + 9, stroke=INK
+        )
     )
     return "".join(parts)

@@ -14,7 +14,7 @@ from triton_backend.contract.units import us_to_ms
 SAME = 0.0005  # rates and SLOs that differ by less read the same
 
 
-class Held(NamedTuple):
+class StageUse(NamedTuple):
     """What a model has vGPUs for: a stage, on what, and with which other models."""
 
     stage: int
@@ -51,7 +51,7 @@ def gpus_moved(old: Plan, new: Plan) -> int:
 
 
 def _model_lines(
-    models: tuple[ModelPlan, ModelPlan], held: tuple[Counter[Held], Counter[Held]]
+    models: tuple[ModelPlan, ModelPlan], held: tuple[Counter[StageUse], Counter[StageUse]]
 ) -> list[str]:
     (old, new), (before, after) = models, held
     parts = [_move(what, count, "leave") for what, count in (before - after).items()]
@@ -68,14 +68,16 @@ def _model_lines(
     return [f"{new.name}: {'; '.join(parts)}"] if parts else []
 
 
-def _held(plan: Plan, name: str) -> Counter[Held]:
+def _held(plan: Plan, name: str) -> Counter[StageUse]:
     """vGPUs of a model by what they do."""
     users = _models_by_pool(plan)
-    held: Counter[Held] = Counter()
+    held: Counter[StageUse] = Counter()
     for row, (model, _, stage, pool) in zip(plan.stage_rows(), plan.placed_stages(), strict=True):
         if model.name == name:
             others = tuple(other for other in users[row.pool] if other != name)
-            held[Held(row.stage, pool.gpu_class, pool.share, stage.blocks, others)] += pool.vgpus
+            held[StageUse(row.stage, pool.gpu_class, pool.share, stage.blocks, others)] += (
+                pool.vgpus
+            )
     return held
 
 
@@ -87,7 +89,7 @@ def _models_by_pool(plan: Plan) -> list[tuple[str, ...]]:
     return [tuple(sorted(found)) for found in names]
 
 
-def _move(what: Held, count: int, verb: str) -> str:
+def _move(what: StageUse, count: int, verb: str) -> str:
     verb = f"{verb}s" if count == 1 else verb
     name = words.vgpus(count, what.share, what.gpu_class)
     shared = f" shared with {', '.join(what.others)}" if what.others else ""

@@ -57,7 +57,7 @@ def text(x: float, y: float, content: str, *, size: float = 12, **attributes: ob
     return _element("text", escape(content), settings | attributes)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
+def straight_line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
     """A straight line."""
     settings: dict[str, object] = {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": LINE}
     return _element("line", "", settings | attributes)

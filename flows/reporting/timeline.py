@@ -13,8 +13,7 @@ from flows.reporting import words
 from flows.reporting.data import Uses
 from flows.reporting.svg import model_colour
 from flows.reporting.view import PoolView, view_of
-from triton_backend.contract.placement import Slot
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import Plan, Slot
 from triton_backend.contract.units import US_PER_MS
 
 MOST_BARS = 120_000  # about 4 MB of page; longer runs show their first part

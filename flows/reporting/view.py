@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.placement import slot_table
-from triton_backend.contract.plan import Plan, Pool, StageRow
+from triton_backend.contract.plan import Plan, Pool, StageRow, slot_table
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
 

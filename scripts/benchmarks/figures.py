@@ -5,7 +5,7 @@
     asked = parser.parse_args()
     figures = [Figure(name="added latency p50", value=1.7, unit="ms", most=2.0), …]
     show(figures)
-    keep(asked, "gateway", figures, {"raw": …})
+    store(asked, "gateway", figures, {"raw": …})
     return exit_code(figures)
 
 A figure without a bound is reported, never judged; one without a value was not measured here.
@@ -57,7 +57,7 @@ class Figure:
         return ", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
         """`met`, `MISSED`, `reported` (no target) or `not measured`."""
         if self.value is None:
             return "not measured"
@@ -67,22 +67,22 @@ class Figure:
         most = math.inf if self.most is None else self.most
         return "met" if least <= self.value <= most else "MISSED"
 
-    def line(self) -> str:
-        """One line of the table."""
+    def table_row(self) -> str:
+        """Its row of the table."""
         value = "-" if self.value is None else f"{self.value:.6g}"
-        text = f"{self.name:<66} {value:>11} {self.unit:<6} {self.target:>12}  {self.verdict}"
+        text = f"{self.name:<66} {value:>11} {self.unit:<6} {self.target:>12}  {self.status}"
         return text + (f"  {self.note}" if self.note else "")
 
 
 def show(figures: Sequence[Figure]) -> None:
     """Print the table."""
     for figure in figures:
-        print(figure.line(), flush=True)
+        print(figure.table_row(), flush=True)
 
 
 def exit_code(figures: Sequence[Figure]) -> int:
     """1 where a target was missed, else 0."""
-    return int(any(figure.verdict == "MISSED" for figure in figures))
+    return int(any(figure.status == "MISSED" for figure in figures))
 
 
 def add_destinations(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def keep(
+def store(
     asked: argparse.Namespace,
     benchmark: str,
     figures: Sequence[Figure],
@@ -142,7 +142,7 @@ def keep(
         }
         record["figures"] = [
             {"name": f.name, "value": f.value, "unit": f.unit, "target": f.target,
-             "verdict": f.verdict, "note": f.note}
+             "status": f.status, "note": f.note}
             for f in figures
         ]  # fmt: skip
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -24,11 +24,10 @@ from typing import Any
 
 from flows.release.server import admin
 from flows.release.server.running import ServerState
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -298,7 +297,7 @@ def main() -> int:
         found, raw["latency"] = added_latency(options.port, each, options.rounds)
         figures += found
     show(figures)
-    keep(options, "gateway", figures, raw)
+    store(options, "gateway", figures, raw)
     return exit_code(figures)
 
 

@@ -14,11 +14,10 @@ import sys
 import time
 from typing import NamedTuple
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -105,7 +104,7 @@ def main() -> int:
     told = figures(found)
     show(told)
     runs = [[*size, *run] for size, measured in found.items() for run in measured]
-    keep(asked, "late_binding", told, {"runs": runs})
+    store(asked, "late_binding", told, {"runs": runs})
     return exit_code(told)
 
 

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 
 pb: Any = service_pb2
 INPUT = {"name": "x", "dtype": "FP32", "shape": [-1, 1000]}  # 4 KB
@@ -68,12 +68,12 @@ class TrivialHttp(asyncio.Protocol):
     ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs":[]}'
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Told by the event loop."""
+        """Called by the event loop."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._received = transport, b""
 
     def data_received(self, data: bytes) -> None:
-        """Told by the event loop."""
+        """Called by the event loop."""
         self._received += data
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
@@ -133,7 +133,7 @@ def main() -> int:
     show(figures)
     for text, count in summary["messages"].items():
         print(f"{count} x {text}")
-    keep(options, "load", figures, {"raw": summary})
+    store(options, "load", figures, {"raw": summary})
     return exit_code(figures)
 
 

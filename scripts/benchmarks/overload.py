@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from flows.clock import Stopwatch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.resource_usage import Sampler, resources
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, small_plan
 from triton_backend.contract.plan import Plan
@@ -98,17 +98,17 @@ def goodput_after_stall(served: Served, plan: Path, planned_rps: float) -> float
     time.sleep(STALLED_SECONDS / 3)
     processes = served.processes()
     try:
-        tell(processes, signal.SIGSTOP)
+        signal_all(processes, signal.SIGSTOP)
         time.sleep(STALL_SECONDS)
     finally:
-        tell(processes, signal.SIGCONT)
+        signal_all(processes, signal.SIGCONT)
     over_us = time.monotonic_ns() // 1000
     loaded = load.result()
     back_s = (over_us - loaded.started_us) / 1e6 + BACK_AFTER_SECONDS
     return mean_goodput(loaded, back_s, STALLED_SECONDS)
 
 
-def tell(processes: list[psutil.Process], signal_number: int) -> None:
+def signal_all(processes: list[psutil.Process], signal_number: int) -> None:
     """Send a signal to all that still live."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -209,7 +209,7 @@ def main() -> int:
     result = overload(options)
     figures = figures_of(result)
     show(figures)
-    keep(options, "overload", figures, {**result, "wall_seconds": watch.seconds()})
+    store(options, "overload", figures, {**result, "wall_seconds": watch.seconds()})
     return exit_code(figures)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import Load, Served, stretched
 from scripts.paper.cells import PaperData
 from triton_backend.contract.plan import DEFAULT_POLICY, Plan
@@ -265,7 +265,7 @@ def main() -> int:
             "guard_fraction": options.guard,
             "seconds_per_point": options.seconds,
         }
-        keep(options, name, figures, {**details, "rows": rows, "wall_seconds": watch.seconds()})
+        store(options, name, figures, {**details, "rows": rows, "wall_seconds": watch.seconds()})
     return exit_code(figures)
 
 

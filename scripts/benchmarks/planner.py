@@ -24,7 +24,7 @@ from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.preparation.profiling.csv_tables import read_tables
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload
@@ -295,7 +295,7 @@ def main(arguments: list[str]) -> int:
     figures = targets(solved)
     show(figures)
     plans = [{name: getattr(one, name) for name in Solved.__slots__} for one in solved]
-    keep(asked, "planner", [*figures, *_single(solved)], {"plans": plans})
+    store(asked, "planner", [*figures, *_single(solved)], {"plans": plans})
     return exit_code(figures)
 
 

@@ -30,7 +30,7 @@ from flows.release.server import admin
 from flows.release.server.running import ServerState
 from flows.state import ProjectState
 from flows.workspace import Workspace
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import FAILED, SERVED, Load
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
@@ -183,7 +183,7 @@ def main() -> int:
     figures, details = run(asked, home)
     show(figures)
     print(details)
-    keep(asked, "replan", figures, details)
+    store(asked, "replan", figures, details)
     shutil.rmtree(home)
     return exit_code(figures)
 

@@ -54,7 +54,7 @@ def _allocated(path: Path) -> int:
 
 
 class Sampler(threading.Thread):
-    """Samples `resources` until told to end."""
+    """Samples `resources` until it is ended."""
 
     def __init__(self, served: Served) -> None:
         super().__init__(daemon=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.release.rollout.change import change_plan, steps_to_dicts
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
 from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.simulator.run import simulate
@@ -123,7 +123,7 @@ def main() -> int:
     row = rollout(options)
     measured = figures(row, options)
     show(measured)
-    keep(options, "rollout", measured, {**row, "wall_seconds": watch.seconds()})
+    store(options, "rollout", measured, {**row, "wall_seconds": watch.seconds()})
     return exit_code(measured)
 
 

@@ -33,8 +33,7 @@ from tests.fakes.plans import (
     hand_stage,
 )
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.endpoints import Endpoints

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import Load, Served
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.results import SimResult
@@ -208,7 +207,7 @@ def main() -> int:
     rows = list(points(options))
     figures = figures_of(rows)
     show(figures)
-    keep(options, "shared pools", figures, {"rows": [dict(row) for row in rows]})
+    store(options, "shared pools", figures, {"rows": [dict(row) for row in rows]})
     return exit_code(figures)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from flows.planning import PlanOptions
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.paper.cells import OVERFLOW, PLANNERS, Cell, PaperData, ideal_load
 from scripts.paper.runs import Run, Runner, attainment, highest_load
 from triton_backend.contract.errors import InputError
@@ -297,7 +297,7 @@ def main(arguments: list[str]) -> int:
         name = f"accepted requests late, of {bench.offered:,} offered in exact runs"
         figures.append(Figure(name=name, value=bench.late, most=0.0))
         show(figures[-1:])
-    keep(asked, "simulator", figures, {"seeds": bench.seeds})
+    store(asked, "simulator", figures, {"seeds": bench.seeds})
     return exit_code(figures)
 
 

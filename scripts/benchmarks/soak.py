@@ -21,7 +21,7 @@ import psutil
 
 from flows.clock import Stopwatch
 from flows.release.rollout.change import PlanChange, change_plan, steps_to_dicts
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.resource_usage import resources
 from scripts.benchmarks.served import SHARED_FOLDER, Load, Served, samples_file, small_plan
 from triton_backend.contract.plan import Plan
@@ -156,7 +156,7 @@ def main() -> int:
     result = soak(options)
     figures = figures_of(result)
     show(figures)
-    keep(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
+    store(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
     return exit_code(figures)
 
 

@@ -2,7 +2,7 @@
 
 Two processes use the code of the workers (`event_loop`, `shared_memory`, `channel`): the sender copies a payload
 into the place that the channel names (as a runtime would write its outputs) and sends a BATCH frame;
-the receiver notes the instant at which its owner is told. One way, CLOCK_MONOTONIC of one machine.
+the receiver notes the instant at which its owner is notified. One way, CLOCK_MONOTONIC of one machine.
 *overhead* is that time less the sender's own copying. With `--netns` (root) the receiver runs in a network
 namespace of its own behind a veth pair, and raw TCP through the same pair is the yardstick.
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.layout import SlotLayout
@@ -51,7 +51,7 @@ def layout(size: int) -> SlotLayout:
 
 
 class Receiver:
-    """Answers every batch with the instant at which it was told of it."""
+    """Answers every batch with the instant at which it was notified of it."""
 
     def __init__(self, size: int) -> None:
         self.segment = Segment.create(f"{SEGMENT}-{os.getpid()}", layout(size), 2)
@@ -176,7 +176,7 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
 def one_hop(
     loop: EventLoop, owner: Sender, channel: Channel, source: NDArray[np.uint8]
 ) -> tuple[float, float]:
-    """Microseconds until the receiver was told, from the first and from the last byte written."""
+    """Microseconds until the receiver was notified, from the first and from the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
     place = channel.acquire(0)
@@ -288,7 +288,7 @@ def main() -> int:
         results = measure(options.repeats, netns=options.netns)
     measured = figures(results, netns=options.netns)
     show(measured)
-    keep(options, "transport", measured, {"raw": results})
+    store(options, "transport", measured, {"raw": results})
     return exit_code(measured)
 
 

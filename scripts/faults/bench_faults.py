@@ -29,7 +29,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import (
     SERVED,
     SHARED_FOLDER,
@@ -182,7 +182,7 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     if fault.lasts and isinstance(served, Far):
         served.mend()
     row["whole_again"] = wait_well(served)
-    print(line(row), flush=True)
+    print(table_row(row), flush=True)
     return row
 
 
@@ -192,7 +192,7 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def line(row: dict[str, Any]) -> str:
+def table_row(row: dict[str, Any]) -> str:
     """One line of the table: times in seconds, the longest wait past the deadline in ms."""
     if "offered" not in row:
         return f"{row['fault']:<38} {row['broken']}"
@@ -300,10 +300,10 @@ def main() -> int:
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
     if not options.only or any(fault.name in options.only for fault in FILLED):
         rows += in_namespace()
-    print(*(line(row) for row in rows if "offered" not in row), sep="\n")
+    print(*(table_row(row) for row in rows if "offered" not in row), sep="\n")
     figures = figures_of(rows)
     show(figures)
-    keep(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
+    store(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
     return exit_code(figures)
 
 

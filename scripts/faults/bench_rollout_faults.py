@@ -22,7 +22,7 @@ from flows.clock import Stopwatch, now_utc
 from flows.deployments import local as operations
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server import admin
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
 from scripts.faults import rollout_faults as faults
 from triton_backend.contract.errors import PoolPipeError
@@ -202,7 +202,7 @@ def main() -> int:
     figures = as_figures(rows)
     show(figures)
     print(table(rows))
-    keep(asked, "rollout faults", figures, {"rows": rows})
+    store(asked, "rollout faults", figures, {"rows": rows})
     if any("broken" in row for row in rows):
         print(f"left for inspection: {home}")
         return 1

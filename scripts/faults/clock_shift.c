@@ -1,7 +1,7 @@
 /* Moves the time of day of the processes it is preloaded into, by as many seconds as the file named
  * by CLOCK_SHIFT_FILE begins with (a 64-bit integer, read anew at every call through a mapping).
  * The machine's own clock and everybody's monotonic clock stay as they are. Waits until an instant of
- * that time are told to the kernel in the machine's own.
+ * that time are given to the kernel in the machine's own.
  *
  *     cc -shared -fPIC -O1 -o clock_shift.so clock_shift.c
  */

@@ -1,4 +1,4 @@
-"""A rollout that halts at a step until it is told to go on, so that a fault hits it there.
+"""A rollout that halts at a step until it is released, so that a fault hits it there.
 
 `halt_at` works in any process that rolls out; the flow here is what a Prefect worker starts.
 """

@@ -24,7 +24,7 @@ class Prober(threading.Thread):
         self.complaints: dict[str, int] = {}
 
     def run(self) -> None:
-        """Probe until told to end."""
+        """Probe until it is ended."""
         while not self._over.wait(PROBE_SECONDS):
             complaint = self._complaint()
             if complaint is not None:
@@ -44,12 +44,12 @@ class Prober(threading.Thread):
         if workers["up"] < workers["total"]:
             return f"{workers['up']} of {workers['total']} workers"
         for model in self._served.plan.models:
-            if not answers(self._served, model.name):
+            if not is_served(self._served, model.name):
                 return f"no answer of {model.name}"
         return None
 
 
-def answers(served: Served, model: str) -> bool:
+def is_served(served: Served, model: str) -> bool:
     """Whether a model answers one request."""
     body = {
         "inputs": [{"name": "input", "shape": [1, 4096], "datatype": "UINT8", "data": [0] * 4096}]
@@ -70,7 +70,7 @@ def wait_well(served: Served) -> bool:
         with contextlib.suppress(PoolPipeError):
             workers = served.state.control("status")["workers"]
             if workers["up"] == workers["total"] and all(
-                answers(served, m.name) for m in served.plan.models
+                is_served(served, m.name) for m in served.plan.models
             ):
                 return True
         time.sleep(PROBE_SECONDS)

@@ -1,7 +1,7 @@
 """Replay a gateway's event files through the scheduler core and compare every decision.
 
-The gateway logs what its core was told and what it answered. The same events told to a fresh core
-must be answered alike: the simulator and the gateway run the same scheduler.
+The gateway logs the events of its core and what it decided. A fresh core given the same events
+must decide alike: the simulator and the gateway run the same scheduler.
 
     .venv/bin/python scripts/faults/replay_events.py .poolpipe/serve
 
@@ -50,7 +50,7 @@ class Replay:
         self._core: Scheduler | None = None
         self._expected: list[Decision] = []
         self._lost = False  # something is missing since the last life began
-        self.told = 0
+        self.events = 0
         self.compared = 0
 
     def take(self, item: Event | Decision | Gap | dict[str, Any]) -> None:
@@ -90,20 +90,20 @@ class Replay:
             raise InputError(str(self._folder), "the event files do not begin with a plan")
         self._expected = list(self._core.handle(event))
         self._last = event
-        self.told += 1
+        self.events += 1
 
     def _compare(self, logged: Decision) -> None:
         answer = self._expected.pop(0) if self._expected else None
         if answer != logged:
             raise InputError(
-                f"event {self.told} {self._last}", f"logged {logged}, the replay answers {answer}"
+                f"event {self.events} {self._last}", f"logged {logged}, the replay answers {answer}"
             )
         self.compared += 1
 
     def _check_done(self) -> None:
         if self._expected:
             raise InputError(
-                f"event {self.told} {self._last}", f"the replay also answers {self._expected[0]}"
+                f"event {self.events} {self._last}", f"the replay also answers {self._expected[0]}"
             )
 
 
@@ -119,7 +119,7 @@ def main() -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{replay.told} events, {replay.compared} decisions alike")
+    print(f"{replay.events} events, {replay.compared} decisions alike")
     return 0
 
 

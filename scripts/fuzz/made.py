@@ -8,8 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.transport.wire import HEADER_BYTES, Kind, frame
 

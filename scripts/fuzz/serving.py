@@ -28,7 +28,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.release.server import admin
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.fuzz.made import (
     INPUT_BYTES,
     MODEL,
@@ -268,7 +268,7 @@ def main() -> int:
         figures, results = fuzz(Path(folder), options.port, options.count, options.seed)
     show(figures)
     with contextlib.suppress(BrokenPipeError):
-        keep(options, "fuzz", figures, results)
+        store(options, "fuzz", figures, results)
     return exit_code(figures)
 
 

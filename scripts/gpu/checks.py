@@ -86,11 +86,11 @@ class Bench:
         ]
 
 
-Outcome = tuple[bool | None, Any]  # pass or fail (None: only a figure), and the figure
-Check = Callable[[Bench], Outcome]
+Finding = tuple[bool | None, Any]  # pass or fail (None: only a figure), and the figure
+Check = Callable[[Bench], Finding]
 
 
-def check_device(bench: Bench) -> Outcome:
+def check_device(bench: Bench) -> Finding:
     """Name, driver, memory as the driver says."""
     try:
         from flows.preparation.profiling.devices import list_devices
@@ -101,7 +101,7 @@ def check_device(bench: Bench) -> Outcome:
         return None, {"compute_capability": capability, "no_inventory": str(error)}
 
 
-def check_cuda_door(bench: Bench) -> Outcome:
+def check_cuda_door(bench: Bench) -> Finding:
     """Copies there and back by way of pinned memory, then the same from a captured graph."""
     cuda, size = bench.cuda, 1 << 20
     stream, device = cuda.new_stream(), cuda.allocate(size)
@@ -130,7 +130,7 @@ def check_cuda_door(bench: Bench) -> Outcome:
     return eager and captured, figure
 
 
-def check_load(bench: Bench) -> Outcome:
+def check_load(bench: Bench) -> Finding:
     """Split the model, find a path, build and load the whole model as one stage."""
     source = write_example(bench.model, bench.work / f"{bench.model}.onnx")
     bench.split = split_model(
@@ -175,7 +175,7 @@ def error_between(found: Arrays, expected: Arrays) -> float:
     )
 
 
-def check_outputs(bench: Bench) -> Outcome:
+def check_outputs(bench: Bench) -> Finding:
     """The whole model against onnxruntime on the CPU, in fp32 without TF32."""
     bench.ready  # noqa: B018 -- skips
     inputs = bench.inputs(CHECKED_BATCH)
@@ -185,7 +185,7 @@ def check_outputs(bench: Bench) -> Outcome:
     return error <= FP32_ERROR, {"relative_error": error}
 
 
-def check_half(bench: Bench) -> Outcome:
+def check_half(bench: Bench) -> Finding:
     """The model in fp16 with fp16 boundaries; the loss is reported, not judged."""
     bench.ready  # noqa: B018 -- skips
     chain = convert_chain(bench.halves(), bench.work / "half", samples=CHECKED_BATCH)
@@ -196,7 +196,7 @@ def check_half(bench: Bench) -> Outcome:
     return None, {"relative_error": error, "predicted_on_cpu": chain.loss.max_relative}
 
 
-def check_split(bench: Bench) -> Outcome:
+def check_split(bench: Bench) -> Finding:
     """Two stages against the whole, both on the GPU."""
     bench.ready  # noqa: B018 -- skips
     inputs = bench.inputs(CHECKED_BATCH)
@@ -220,7 +220,7 @@ def compute_us(bench: Bench, stages: list[Path], batch: int, *, graphs: bool) ->
     return total_us
 
 
-def check_latency(bench: Bench) -> Outcome:
+def check_latency(bench: Bench) -> Finding:
     """Whole model by batch: eager and, where the path has it, by CUDA graph."""
     path, _ = bench.ready
     table: dict[str, dict[str, float]] = {}
@@ -234,7 +234,7 @@ def check_latency(bench: Bench) -> Outcome:
     return good if path.graphs else None, table
 
 
-def check_served(bench: Bench) -> Outcome:
+def check_served(bench: Bench) -> Finding:
     """Host to host against the GPU's own time, at batch 8."""
     path, _ = bench.ready
     stage = path.open(bench.whole(), graphs=path.graphs)
@@ -246,7 +246,7 @@ def check_served(bench: Bench) -> Outcome:
     return ratio <= SERVED_OVER_OWN, figure
 
 
-def check_two_stages(bench: Bench) -> Outcome:
+def check_two_stages(bench: Bench) -> Finding:
     """Two stages on one GPU against the whole model, at batch 8."""
     path, _ = bench.ready
     whole_us = compute_us(bench, [bench.whole()], CHECKED_BATCH, graphs=path.graphs)
@@ -255,7 +255,7 @@ def check_two_stages(bench: Bench) -> Outcome:
     return ratio <= SPLIT_OVER_WHOLE, {"whole_us": whole_us, "two_us": two_us, "ratio": ratio}
 
 
-def check_blocks(bench: Bench) -> Outcome:
+def check_blocks(bench: Bench) -> Finding:
     """Sum of all blocks against the whole model, which planners take to be equal."""
     path, split = bench.ready
     blocks = [extract_stage(split, i, i + 1) for i in range(split.blocks)]
@@ -266,7 +266,7 @@ def check_blocks(bench: Bench) -> Outcome:
     return None, {"sum_over_whole_by_batch": figure}
 
 
-def check_vgpus(bench: Bench) -> Outcome:
+def check_vgpus(bench: Bench) -> Finding:
     """One of v copies while the others run: under MPS with 100/v % each, and time-sliced."""
     path, _ = bench.ready
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
@@ -295,7 +295,7 @@ def check_vgpus(bench: Bench) -> Outcome:
     return True, {"batch": CHECKED_BATCH, "by_divisor": table}
 
 
-def check_layers(bench: Bench) -> Outcome:
+def check_layers(bench: Bench) -> Finding:
     """Layer times of the GPU mapped to nodes, and the cuts they give against the CPU's."""
     from scripts.gpu.layers import gpu_cuts
 
@@ -305,7 +305,7 @@ def check_layers(bench: Bench) -> Outcome:
     return None, gpu_cuts(path, split)
 
 
-def check_gateway(bench: Bench) -> Outcome:
+def check_gateway(bench: Bench) -> Finding:
     """Gateway and two pools of one vGPU each on this GPU, under Poisson load."""
     path, split = bench.ready
     if not isinstance(path, TensorrtPath):

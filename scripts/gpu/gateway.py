@@ -18,8 +18,7 @@ from flows.release.server.admin import start, stop
 from scripts.gpu.paths import CLASS, TensorrtPath
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.mps import MpsDaemon

@@ -42,7 +42,7 @@ def figure_10(study: Study) -> None:
     axis.set_ylabel("SLO attainment, mean of 18 models")
     axis.legend()
     study.draw(10, figure)
-    study.keep(
+    study.store(
         10,
         "reactive and reservation scheduling, HC2-L",
         [
@@ -89,7 +89,7 @@ def figure_13(study: Study) -> None:
     axes[0, 2].legend(loc="lower right")
     axes[1, 2].legend(loc="upper right")
     study.draw(13, figure)
-    study.keep(13, "sensitivity on HC1-S", filled(rows))
+    study.store(13, "sensitivity on HC1-S", filled(rows))
 
 
 def _gain(study: Study, cluster: Cluster, options: PlanOptions, slo_share: float) -> Row:

@@ -111,7 +111,7 @@ def ideal_load(cell: Cell, seed: int, shape: float = 1.0) -> float:
     """Highest load factor of a single server that loses no time and knows every deadline.
 
     Its rate is what the vGPUs of the cell's model run in whole batches, links apart; a request can
-    wait as long as its SLO leaves after the shortest path of a planned batch. It is told the very
+    wait as long as its SLO leaves after the shortest path of a planned batch. It knows the very
     instants that `simulate` draws for gamma gaps of `shape`. Smaller batches have more slack, and
     the first requests find every vGPU idle, so a policy may be a little better.
     """

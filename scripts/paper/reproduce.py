@@ -76,7 +76,7 @@ def figure_6(study: Study) -> None:
     axes[0].set_ylim(0, 1.5)
     axes[0].set_yticks(np.arange(0, 1.1, 0.2))
     study.draw(6, figure)
-    study.keep(6, "highest load factor at 99 % attainment", filled(rows))
+    study.store(6, "highest load factor at 99 % attainment", filled(rows))
 
 
 def figure_7(study: Study) -> None:
@@ -109,7 +109,7 @@ def figure_7(study: Study) -> None:
     axes[0].set_ylabel("SLO attainment, group G1")
     axes[0].legend(loc="lower left", fontsize="small", framealpha=1)
     study.draw(7, figure)
-    study.keep(7, "attainment of group G1 against load (Poisson)", rows)
+    study.store(7, "attainment of group G1 against load (Poisson)", rows)
 
 
 def figure_8(study: Study) -> None:
@@ -146,7 +146,7 @@ def figure_8(study: Study) -> None:
     axes[0].set_ylim(0, 1.25)
     axes[1].legend(loc="upper center", ncols=2, fontsize="small")
     study.draw(8, figure)
-    study.keep(8, "utilisation at 99 % attainment (Poisson)", filled(rows))
+    study.store(8, "utilisation at 99 % attainment (Poisson)", filled(rows))
 
 
 def _busy(study: Study, planner: str) -> dict[tuple[str, str], tuple[float, float]]:

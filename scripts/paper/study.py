@@ -65,7 +65,7 @@ class Study:
             self.factors[key] = self.highest(runs)
         return self.factors[key]
 
-    def keep(self, number: int, title: str, rows: Sequence[Row]) -> None:
+    def store(self, number: int, title: str, rows: Sequence[Row]) -> None:
         """Write a figure's table, and the same into the report."""
         names = list(rows[0])
         with (self.out / f"figure_{number}.csv").open("w", newline="", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.subclusters.gathering import staggered, uncoordinated
 from flows.planning.subclusters.partition import ToPart, divide, fits, imbalance, sums, value_of
 from flows.planning.watch import Watch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -448,7 +448,7 @@ def main(arguments: Sequence[str]) -> int:
             made = FIGURES[name](study)
             show(made)
             found += made
-        keep(asked, "symphony", found, {"seconds": asked.seconds, "seeds": asked.seeds})
+        store(asked, "symphony", found, {"seconds": asked.seconds, "seeds": asked.seeds})
     except InputError as error:
         parser.error(str(error))
     return exit_code(found)

@@ -12,8 +12,7 @@ import numpy as np
 
 from tests.fakes.plans import BLOCKS, HandPipeline, hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.results import SimResult

@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import ModelPlan, Objective, Pipeline, Plan, Pool, Stage
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Objective,
+    Pipeline,
+    PlacementRun,
+    Plan,
+    Pool,
+    Stage,
+)
 from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload

@@ -1,6 +1,8 @@
 """The repository keeps the shape its documents describe."""
 
 import re
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ TOP_LEVEL = {
     "LICENSE",
 }
 MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
+MOST_FILES = 15  # Python files of one folder
 SELF_EVIDENT = {"__init__.py", "README.md", "conftest.py"}
 
 
@@ -67,3 +70,28 @@ def test_folders_are_at_most_four_levels_deep() -> None:
         if path.suffix == ".py" and path.parts[0] != "tests" and len(path.parts) > 5
     ]
     assert deep == []
+
+
+def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind() -> None:
+    counts = Counter(
+        str(path.parent)
+        for path in tracked_files()
+        if path.suffix == ".py" and path.parts[0] != "tests"
+    )
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_the_linters_settings_are_of_files_that_are_there() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    patterns = [pattern.replace("**", "**/*") for pattern in settings["per-file-ignores"]]
+    names = [one for pattern in patterns for one in _alternatives(pattern)]
+    assert [name for name in names if not any(ROOT.glob(name))] == []
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """A pattern for each word in its braces."""
+    before, brace, rest = pattern.partition("{")
+    if not brace:
+        return [pattern]
+    words, _, after = rest.partition("}")
+    return [f"{before}{word}{after}" for word in words.split(",")]

@@ -41,11 +41,13 @@ def test_only_what_runs_is_changed_and_one_place_at_a_time() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_change_of_the_product_is_a_program() -> None:
     for mutant in draw(PARTS, 100, seed=0):
         ast.parse(mutant.apply((ROOT / mutant.path).read_text()))
 
 
+@pytest.mark.slow
 def test_a_draw_repeats_itself() -> None:
     assert draw(PARTS, 5, seed=1) == draw(PARTS, 5, seed=1) != draw(PARTS, 5, seed=2)
 

@@ -284,32 +284,32 @@ def _class_to_dict(gpu_class: GpuClass) -> dict[str, Any]:
 def _read_class(name: str, fields: Fields) -> GpuClass:
     known: dict[str, Any] = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
     if fields.has("vgpu_divisors"):
-        known["vgpu_divisors"] = fields.wholes("vgpu_divisors")
+        known["vgpu_divisors"] = fields.integers("vgpu_divisors")
     if fields.has("vgpu_percents"):
         known["vgpu_percents"] = _read_percents(fields)
         known.setdefault("vgpu_divisors", ())
     if fields.has("max_vgpus_per_gpu"):
-        known["max_vgpus_per_gpu"] = fields.whole("max_vgpus_per_gpu", least=1)
+        known["max_vgpus_per_gpu"] = fields.integer("max_vgpus_per_gpu", least=1)
     if fields.has("partitions"):
-        known["partitions"] = fields.lists_of_wholes("partitions")
+        known["partitions"] = fields.lists_of_integers("partitions")
     return GpuClass(name=name, **known)
 
 
 def _read_percents(fields: Fields) -> tuple[int, ...]:
     """A list of percents, or `{step, least}`: least, least + step, ... up to 100."""
     if not fields.is_object("vgpu_percents"):
-        return fields.wholes("vgpu_percents")
+        return fields.integers("vgpu_percents")
     given = fields.inner("vgpu_percents")
-    step = given.whole("step", least=1, most=MAX_PERCENT)
-    least = given.whole("least", least=1, most=MAX_PERCENT) if given.has("least") else step
+    step = given.integer("step", least=1, most=MAX_PERCENT)
+    least = given.integer("least", least=1, most=MAX_PERCENT) if given.has("least") else step
     return tuple(range(least, MAX_PERCENT + 1, step))
 
 
 def _read_group(fields: Fields) -> NodeGroup:
     return NodeGroup(
-        count=fields.whole("count", least=1, most=MAX_GPUS),
+        count=fields.integer("count", least=1, most=MAX_GPUS),
         gpu_class=fields.text("gpu_class"),
-        gpus=fields.whole("gpus", least=1, most=MAX_GPUS),
+        gpus=fields.integer("gpus", least=1, most=MAX_GPUS),
         nic_gbps=fields.number("nic_gbps"),
         devices=fields.texts("devices") if fields.has("devices") else None,
         **{name: fields.text(name) for name in ("host", "name") if fields.has(name)},

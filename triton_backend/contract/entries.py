@@ -59,8 +59,8 @@ class Entry:
         """Inverse of `to_dict`."""
         return cls(
             name=fields.text("name"),
-            block=fields.whole("block"),
-            budget_us=fields.whole("budget_us", least=1),
+            block=fields.integer("block"),
+            budget_us=fields.integer("budget_us", least=1),
             rate_rps=fields.number("rate_rps", least=0),
             inputs=tuple(
                 map(TensorSpec.read, fields.items("inputs") if fields.has("inputs") else ())

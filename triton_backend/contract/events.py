@@ -146,7 +146,7 @@ class PlanChanged:
         inherited: pairs of a vGPU's number in the plan before and in this one, of those whose worker
             goes on; None: as `transition.inherited_vgpus` says.
         lost: vGPUs of this plan that are not up (yet): their `WorkerBack` is to come. All others are
-            healthy, whatever was told of them before.
+            healthy, whatever was reported of them before.
     """
 
     now_us: int

@@ -54,22 +54,22 @@ class Fields:
             raise self.wrong(name, f"{value:g} is not within {least:g} and {most:g}")
         return value
 
-    def whole(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
+    def integer(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
         """A whole number within bounds."""
-        return self._whole(name, self._value(name), least, most)
+        return self._integer(name, self._value(name), least, most)
 
-    def wholes(self, name: str, *, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:
+    def integers(self, name: str, *, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:
         """A list of whole numbers, each within bounds."""
         return tuple(
-            self._whole(f"{name}[{i}]", value, least, most)
+            self._integer(f"{name}[{i}]", value, least, most)
             for i, value in enumerate(self._list(name))
         )
 
-    def lists_of_wholes(self, name: str) -> tuple[tuple[int, ...], ...]:
+    def lists_of_integers(self, name: str) -> tuple[tuple[int, ...], ...]:
         """A list of lists of whole numbers."""
         rows = self._list(name)
         lists = Fields({str(i): row for i, row in enumerate(rows)}, self._at(name))
-        return tuple(lists.wholes(str(i)) for i in range(len(rows)))
+        return tuple(lists.integers(str(i)) for i in range(len(rows)))
 
     def is_object(self, name: str) -> bool:
         """Whether a field is an object."""
@@ -132,7 +132,7 @@ class Fields:
             raise self.wrong(name, f"{_shown(value)} is not a list")
         return list(value)
 
-    def _whole(self, name: str, value: object, least: int, most: int) -> int:
+    def _integer(self, name: str, value: object, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, f"{_shown(value)} is not a whole number")
         if not least <= value <= most:

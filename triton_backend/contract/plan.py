@@ -16,14 +16,8 @@ from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.placement import (
-    PlacementRun,
-    Slot,
-    placement_to_dicts,
-    read_run,
-    slot_table,
-)
 from triton_backend.contract.shares import (
+    MAX_PERCENT,
     PER_PERCENT,
     WHOLE_GPU,
     check_share,
@@ -43,6 +37,96 @@ FORMAT = 2
 DEFAULT_POLICY = "reservation-ahead"
 TOLERANCE = 1e-6  # of sums of floats
 BYTES_PER_GIB = 1 << 30
+EXPAND_UP_TO = 512  # vGPUs of one pool listed one by one in a file; above, as ranges
+
+
+class Slot(NamedTuple):
+    """One vGPU: slot `slot` (0 .. divisor - 1) of GPU `gpu` of node number `node`."""
+
+    node: int
+    gpu: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRun:
+    """A block of vGPUs: every (node, gpu, slot) of three ranges, in lexicographic order."""
+
+    node: int
+    gpu: int
+    slot: int
+    nodes: int = 1
+    gpus: int = 1
+    slots: int = 1
+
+    @property
+    def vgpus(self) -> int:
+        """Number of vGPUs in the block."""
+        return self.nodes * self.gpus * self.slots
+
+    def expand(self) -> Iterator[Slot]:
+        """The vGPUs one by one."""
+        for node in range(self.node, self.node + self.nodes):
+            for gpu in range(self.gpu, self.gpu + self.gpus):
+                for slot in range(self.slot, self.slot + self.slots):
+                    yield Slot(node, gpu, slot)
+
+
+def placement_to_dicts(runs: tuple[PlacementRun, ...], cluster: Cluster) -> list[dict[str, Any]]:
+    """One entry per vGPU; where there are many, one per run with the counts `nodes/gpus/slots`."""
+    if sum(run.vgpus for run in runs) <= EXPAND_UP_TO:
+        return [
+            {"node": cluster.node_name(slot.node), "gpu": slot.gpu, "slot": slot.slot}
+            for run in runs
+            for slot in run.expand()
+        ]
+    return [
+        {
+            "node": cluster.node_name(run.node),
+            "gpu": run.gpu,
+            "slot": run.slot,
+            "nodes": run.nodes,
+            "gpus": run.gpus,
+            "slots": run.slots,
+        }
+        for run in runs
+    ]
+
+
+def read_run(fields: Fields, cluster: Cluster) -> PlacementRun:
+    """Inverse of one entry of `placement_to_dicts`.
+
+    Raises:
+        InputError: a field cannot be used, or it lies outside the cluster.
+    """
+    node = cluster.node_index(fields.text("node"))
+    counts = {n: fields.integer(n, least=1) for n in ("nodes", "gpus", "slots") if fields.has(n)}
+    run = PlacementRun(node=node, gpu=fields.integer("gpu"), slot=fields.integer("slot"), **counts)
+    if run.node + run.nodes > cluster.node_count:
+        raise fields.wrong("nodes", f"{run.nodes} from node {node} on, of {cluster.node_count}")
+    most = max(group.gpus for group in cluster.nodes)
+    if run.gpu + run.gpus > most:
+        raise fields.wrong("gpu", f"GPU {run.gpu + run.gpus - 1} on a node of at most {most}")
+    if run.slot + run.slots > MAX_PERCENT:
+        raise fields.wrong("slot", f"slot {run.slot + run.slots - 1} of at most {MAX_PERCENT}")
+    return run
+
+
+def slot_table(runs: Sequence[PlacementRun]) -> NDArray[np.int64]:
+    """Node, GPU and slot of every vGPU, in placement order: an array [vGPUs, 3]."""
+    blocks = [
+        np.stack(
+            np.meshgrid(
+                np.arange(run.node, run.node + run.nodes),
+                np.arange(run.gpu, run.gpu + run.gpus),
+                np.arange(run.slot, run.slot + run.slots),
+                indexing="ij",
+            ),
+            axis=-1,
+        ).reshape(-1, 3)
+        for run in runs
+    ]
+    return np.concatenate(blocks) if blocks else np.zeros((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +195,7 @@ class Pool:
             name=fields.text("name"),
             gpu_class=fields.text("gpu_class"),
             share=read_share(fields),
-            vgpus=fields.whole("vgpus", least=1),
+            vgpus=fields.integer("vgpus", least=1),
             placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
             starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
         )
@@ -200,26 +284,28 @@ class Stage:
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """Inverse of `to_dict`."""
-        blocks = fields.wholes("blocks")
+        blocks = fields.integers("blocks")
         if len(blocks) != 2:  # noqa: PLR2004 - first and last
             raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
         tensors = map(TensorSpec.read, fields.items("boundary") if fields.has("boundary") else ())
-        wholes = {n: fields.whole(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)}
+        integers = {
+            n: fields.integer(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)
+        }
         memory = None
         if fields.has("memory_bytes"):
             given = fields.inner("memory_bytes")
-            memory = StageMemory(static=given.whole("static"), dynamic=given.whole("dynamic"))
+            memory = StageMemory(static=given.integer("static"), dynamic=given.integer("dynamic"))
         return cls(
             blocks=(blocks[0], blocks[1]),
             pool=fields.text("pool"),
-            latency_us=fields.whole("latency_us"),
-            transfer_us=fields.whole("transfer_us"),
-            latency_us_by_batch=fields.wholes("latency_us_by_batch", least=1),
-            boundary_bytes_per_sample=fields.whole("boundary_bytes_per_sample"),
+            latency_us=fields.integer("latency_us"),
+            transfer_us=fields.integer("transfer_us"),
+            latency_us_by_batch=fields.integers("latency_us_by_batch", least=1),
+            boundary_bytes_per_sample=fields.integer("boundary_bytes_per_sample"),
             boundary=tuple(tensors) if fields.has("boundary") else None,
             memory=memory,
             artifact=fields.text("artifact") if fields.has("artifact") else None,
-            **wholes,
+            **integers,
         )
 
 
@@ -363,7 +449,7 @@ class ModelPlan:
 
         return cls(
             name=fields.text("name"),
-            slo_us=fields.whole("slo_us", least=1),
+            slo_us=fields.integer("slo_us", least=1),
             throughput_rps=_number(fields, "throughput_rps"),
             policy=fields.text("policy") if fields.has("policy") else DEFAULT_POLICY,
             entries=tuple(
@@ -378,9 +464,9 @@ class ModelPlan:
 def _read_pipeline(fields: Fields) -> Pipeline:
     return Pipeline(
         entry=fields.text("entry") if fields.has("entry") else None,
-        batch=fields.whole("batch", least=1),
+        batch=fields.integer("batch", least=1),
         throughput_rps=_number(fields, "throughput_rps"),
-        latency_us=fields.whole("latency_us") if fields.has("latency_us") else 0,
+        latency_us=fields.integer("latency_us") if fields.has("latency_us") else 0,
         stages=tuple(map(Stage.read, fields.items("stages"))),
     )
 
@@ -583,7 +669,7 @@ class Plan:
         if not fields.has("format"):
             data = upgrade_format_1(data)
             fields = Fields(data)
-        fields.whole("format", least=FORMAT, most=FORMAT)
+        fields.integer("format", least=FORMAT, most=FORMAT)
         cluster = Cluster.read(fields.inner("cluster"))
         objective = fields.inner("objective")
         used = fields.inner("gpus_used")
@@ -603,7 +689,7 @@ class Plan:
             certificate=fields.table("certificate") if fields.has("certificate") else {},
             cluster=cluster,
             workload=Workload.read(fields.inner("workload")),
-            gpus_used={name: used.whole(name) for name in fields.table("gpus_used")},
+            gpus_used={name: used.integer(name) for name in fields.table("gpus_used")},
             pools=tuple(Pool.read(pool, cluster) for pool in fields.items("pools")),
             models=tuple(map(ModelPlan.read, fields.items("models"))),
         )

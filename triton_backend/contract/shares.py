@@ -77,8 +77,8 @@ def read_share(fields: Fields) -> int:
     if divisor and percent:
         raise fields.wrong("vgpu_percent", "stands beside vgpu_divisor; one of the two is allowed")
     if percent:
-        return fields.whole("vgpu_percent", least=1, most=MAX_PERCENT) * PER_PERCENT
-    return WHOLE_GPU // fields.whole("vgpu_divisor", least=1, most=MAX_DIVISOR)
+        return fields.integer("vgpu_percent", least=1, most=MAX_PERCENT) * PER_PERCENT
+    return WHOLE_GPU // fields.integer("vgpu_divisor", least=1, most=MAX_DIVISOR)
 
 
 def share_to_dict(share: int) -> dict[str, Any]:

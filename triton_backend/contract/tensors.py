@@ -70,7 +70,7 @@ class TensorSpec:
         return cls(
             name=fields.text("name"),
             dtype=fields.text("dtype"),
-            shape=fields.wholes("shape", least=-1),
+            shape=fields.integers("shape", least=-1),
         )
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
 from triton_backend.contract.plan import (
     TOLERANCE,
     ModelPlan,
     Pipeline,
+    PlacementRun,
     Plan,
     Pool,
     Stage,

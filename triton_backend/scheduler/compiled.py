@@ -79,7 +79,9 @@ def _compiled(
     # kernels get all their arrays from the caller and hand them on from call to call.
     # What a closure closes over is in no cache key that survives the process, so only the kernel
     # that it becomes part of is cached.
-    cached = cast("FunctionType", function).__closure__ is None
+    plain = cast("FunctionType", function)
+    closed_over = [cell.cell_contents for cell in plain.__closure__ or ()]
+    cached = not closed_over
     compile_lazily = cast("Any", numba.njit)(
         cache=cached,
         error_model="numpy",
@@ -91,7 +93,9 @@ def _compiled(
     compiled: Any = compile_lazily(function)
     if isinstance(compiled, Dispatcher):
         compiled.__class__ = _Kernel if entry else _Inner
-    sources = _imported(cast("FunctionType", function).__globals__)
+    sources = _imported(plain.__globals__) | _imported(
+        dict(zip(plain.__code__.co_freevars, closed_over, strict=True))
+    )
     cache = getattr(compiled, "_cache", None)
     if cached and cache is not None:
         # numba looks only at the file of the kernel itself; kernels and constants from other

@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import slot_table
-from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.plan import Plan, slot_table
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.tables import KINDS, Tables, new_tables
 from triton_backend.scheduler.topology import Lead, Topology, resource_count, with_orphans

@@ -15,7 +15,7 @@ Here: numbers of events, what each does, the layout of the answer, and checks of
 Not here: how anything is decided (`policies`), requests and batches by name (`scheduler`).
 """
 
-from triton_backend.contract.decisions import Dispatch, Drop, Hop
+from triton_backend.contract.decisions import Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
@@ -25,7 +25,6 @@ from triton_backend.contract.events import (
     TransferDone,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.array_pointers import WORDS, tables_at
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (
@@ -107,7 +106,7 @@ def answer_length(tables: Tables) -> int:
 
 
 @entry
-def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - a branch per event; numbers are handed over at less cost one by one
+def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: int, d: int) -> int:  # noqa: C901, PLR0912 - a branch per event; numbers are handed over at less cost one by one
     """Take one event in, decide, and write the answer; returns how many integers it has.
 
     Args:
@@ -172,7 +171,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
 
 
 @kernel
-def settle(tables: Tables, queue: int) -> int:
+def settle_one(tables: Tables, queue: int) -> int:
     """Decide for one queue; `SETTLED` or `NEEDS_ROOM`."""
     plan = tables.topology.queues[queue]
     if plan["late"] == 1:
@@ -202,7 +201,7 @@ def settle_after_deviation(tables: Tables) -> int:
 @kernel
 def _settle_early(tables: Tables) -> int:
     for queue in range(_early_queues(tables)):
-        if tables.topology.queues[queue]["late"] == 0 and settle(tables, queue) == NEEDS_ROOM:
+        if tables.topology.queues[queue]["late"] == 0 and settle_one(tables, queue) == NEEDS_ROOM:
             return NEEDS_ROOM
     return SETTLED
 
@@ -215,7 +214,7 @@ def settle_due(tables: Tables) -> int:
         queue = tables.queues[number]
         if queue["timer_us"] <= now:
             queue["expired"] = tables.requests[queue["first"]]["sequence"]
-            if settle(tables, number) == NEEDS_ROOM:
+            if settle_one(tables, number) == NEEDS_ROOM:
                 return NEEDS_ROOM
     return settle_due_late(tables)
 
@@ -275,7 +274,7 @@ def _settle_some(tables: Tables, queues: int) -> int:
         return settle_after_deviation(tables)
     if queues == DUE:
         return settle_due(tables)
-    return SETTLED if queues == NONE else settle(tables, queues)
+    return SETTLED if queues == NONE else settle_one(tables, queues)
 
 
 # The answer: rows of `Tables.out` as items, see its layout above.

@@ -65,7 +65,7 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
 
 
 @kernel
-def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
+def _best_vgpu(
     tables: Tables,
     offer: Record,
     stage: int,
@@ -117,7 +117,7 @@ def _best_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
 
 
 @kernel
-def _offer_vgpu(  # noqa: PLR0913, PLR0917 - numbers, not options
+def _offer_vgpu(
     tables: Tables,
     offer: Record,
     stage: int,

@@ -331,7 +331,7 @@ class Scheduler:
         ]
         self._requests.difference_update(drop.request_id for drop in drops)
         self._orphans |= _orphans(old, done.tables)
-        # Where nothing goes on, no index has to be told of reservations or losses.
+        # Where nothing goes on, no index needs reservations or losses.
         decide = REFRESH if self._batches or lost else SETTLE
         return [*drops, *self._take(decide, event.now_us)]
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.decisions import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import (
     NO_LEAD,
@@ -139,7 +139,6 @@ CANDIDATE = np.dtype(
             "keep_us",  # the last instant until which it stays as it is, at most that
             "target",  # samples that a batch shall have, where the rate is measured
             "key",  # what ready candidates of a pool are ranked by
-            "place",  # in its pool's heap of ready ones
         )
     ]
 )
@@ -147,10 +146,9 @@ HEAP = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "timer_item",  # [place] heap of timers: candidates by pipeline, then pools
-            "timer_due_us",  # [item]
-            "timer_place",  # [item] NONE where it is not armed
-            "ready",  # [place] heaps of ready candidates, one per pool, one behind the other
+            "item",  # [place] row of the item that stands here; see `policies.late`
+            "place",  # [item] where it stands; NONE: nowhere
+            "key",  # [item] what it is ordered by
             "ready_count",  # [pool]
             "touched",  # [pool] 1 where a candidate became ready
         )
@@ -199,7 +197,7 @@ class Tables(NamedTuple):
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
         candidates: [pipeline] the batch that its queue would send now, of late binding.
-        heaps: [pipeline or pool] timers and ready candidates of late binding.
+        heaps: [2 x pipelines + pools] timers and ready candidates of late binding.
         paths: [batch slot, hop] vGPU.
         pending: [interval] work list of the propagation of delays.
         out: [row, `OUT_COLUMNS`] kind and numbers of decisions not yet read.
@@ -250,8 +248,8 @@ def new_tables(
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
     counts["early"] = (topology.queues["late"] == 0).sum()
-    heaps = np.zeros(pipelines + len(topology.pools), dtype=HEAP)
-    heaps["timer_place"] = NONE
+    heaps = np.zeros(2 * pipelines + len(topology.pools), dtype=HEAP)
+    heaps["place"] = NONE
     counts["free_batch"] = counts["free_request"] = NONE
     counts["armed_timer_us"] = FAR
     empty = Tables(

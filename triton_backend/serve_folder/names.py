@@ -13,15 +13,15 @@ def check_name(name: str) -> None:
     """Refuse a name that cannot be a folder, a Triton model and none of ours at once.
 
     Raises:
-        InputError: it has other characters than letters, digits and _.- or begins like ours.
+        InputError: it has other characters than A-Z, a-z, 0-9 and _.- or begins like ours.
     """
     if not _LEGAL_NAME.fullmatch(name) or name.startswith(RESERVED_PREFIX):
         raise InputError(
             f"model name {name!r}",
-            f"cannot be served: a name has letters, digits, _ . - and no {RESERVED_PREFIX!r} first",
+            f"cannot be served: a name has A-Z a-z 0-9 _ . - and no {RESERVED_PREFIX!r} first",
         )
 
 
 def short_name(name: str) -> str:
-    """A name of any length and letters as ten hexadecimal digits."""
+    """A name of any length and characters as ten hexadecimal digits."""
     return hashlib.sha256(name.encode()).hexdigest()[:10]

@@ -3,7 +3,7 @@
 The settings are written once per start (`serve_folder/settings.py`); every rollout adds a folder
 `generations/N` with a completed `plan.json`. A `Deployment` is both together and answers where
 things are: sockets, segments, layouts, slots. All processes compute the same answers from the same
-two files, so nobody has to be told.
+two files, so nobody has to send them.
 """
 
 import hashlib

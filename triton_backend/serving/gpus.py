@@ -1,4 +1,4 @@
-"""The GPUs of a node: which of its vGPUs need CUDA MPS, and what their workers are told.
+"""The GPUs of a node: which of its vGPUs need CUDA MPS, and what is set for their workers.
 
 Stages on CPU classes and emulated stages need nothing of this. The daemon of a node is shared by
 the generations that live side by side during a rollout, so whoever leaves last stops it.

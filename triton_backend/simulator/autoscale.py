@@ -1,7 +1,7 @@
 """Pools that follow the load: epochs simulated one by one, vGPUs added or freed between them by advice.
 
 What is offered is drawn once for the whole run and cut into epochs. After each, every pool is told its
-advice (`contract.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
+advice (`scheduler.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
 as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
 
 An epoch begins with idle vGPUs and an empty queue: what waits or runs at a boundary is finished by the
@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from triton_backend.contract.advice import (
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import PlacementRun, Plan, Pool, Slot
+from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.units import s_to_us
+from triton_backend.scheduler.advice import (
     UTILISATION,
     Epoch,
     bad_rate,
@@ -23,11 +27,6 @@ from triton_backend.contract.advice import (
     damped_change,
     idle_fraction,
 )
-from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun, Slot
-from triton_backend.contract.plan import Plan, Pool
-from triton_backend.contract.shares import WHOLE_GPU
-from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.compiled import Records
 from triton_backend.simulator.offered import Instant, Offer, offered_requests
 from triton_backend.simulator.results import SimResult

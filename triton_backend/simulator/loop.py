@@ -10,10 +10,10 @@ from triton_backend.scheduler.feedback import worker_back, worker_lost
 from triton_backend.scheduler.kernel_api import (
     arrive,
     next_timer,
-    settle,
     settle_after_deviation,
     settle_all,
     settle_due,
+    settle_one,
 )
 from triton_backend.scheduler.queues import free_request
 from triton_backend.scheduler.tables import (
@@ -130,7 +130,7 @@ def _arrive(world: World) -> int:
     ):
         return _refuse(request, OVERLOAD)
     arrive(world.tables, queue, number, deadline, samples)
-    status = settle(world.tables, queue)
+    status = settle_one(world.tables, queue)
     _count(world, before)
     return status
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
 from triton_backend.scheduler.compiled import NONE, Integers, Records

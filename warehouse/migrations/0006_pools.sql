@@ -1,4 +1,4 @@
--- A vGPU may serve several stages, of several models: its minutes are told apart by model and stage.
+-- A vGPU may serve several stages, of several models: its minutes are counted by model and stage.
 -- Sizes of vGPUs are whole 300ths of a GPU, as plans have them, and no longer divisors only.
 
 CREATE TEMP TABLE former_vgpu_minutes AS SELECT * FROM vgpu_minutes;

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from flows.operations.ingest.minute_stats import (
     EPOCH,
-    Minutes,
+    MinuteStats,
     ModelCounts,
     Rows,
     VGpuFacts,
     vgpu_facts,
 )
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import US_PER_S
 
 MINUTE_US = 60 * US_PER_S
@@ -52,7 +52,7 @@ class OpenRequest(NamedTuple):
     minute: int
 
 
-class Batch(NamedTuple):
+class DispatchedBatch(NamedTuple):
     """A batch that was dispatched, under the plan of that instant; it may end under a later one.
 
     Attributes:
@@ -89,8 +89,8 @@ class EventAggregator:
     plan: Plan | None = None
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
-    batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
-    minutes: Minutes = field(default_factory=Minutes)
+    batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
+    minutes: MinuteStats = field(default_factory=MinuteStats)
 
     def take(self, item: Mapping[str, Any]) -> None:
         """One parsed line."""
@@ -117,12 +117,12 @@ class EventAggregator:
 
     def batch(
         self, request_ids: list[int], model: int, pipeline: int, vgpus: list[int], samples: int
-    ) -> Batch:
+    ) -> DispatchedBatch:
         """A batch that is dispatched under the plan in force."""
         assert self.plan is not None
         planned = self.plan.models[model]
         tables = [stage.latency_us_by_batch for stage in planned.pipelines[pipeline].stages]
-        return Batch(
+        return DispatchedBatch(
             request_ids,
             self._header.plan_id,
             planned.name,

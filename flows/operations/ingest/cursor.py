@@ -9,13 +9,13 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from flows.operations.ingest.aggregator import (
-    Batch,
+    DispatchedBatch,
     EventAggregator,
     Header,
     OpenRequest,
     PlanFinder,
 )
-from flows.operations.ingest.minute_stats import Minutes, ModelCounts, VGpuCounts, VGpuFacts
+from flows.operations.ingest.minute_stats import MinuteStats, ModelCounts, VGpuCounts, VGpuFacts
 from triton_backend.contract.shares import WHOLE_GPU
 
 # 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model; 2 knew a batch's
@@ -68,12 +68,12 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
     if document.get("format") != FORMAT:
         document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
-    batches = [(key, Batch(*batch)) for key, batch in document["batches"]]
+    batches = [(key, DispatchedBatch(*batch)) for key, batch in document["batches"]]
     aggregator.batches = {
         key: batch._replace(facts=[VGpuFacts(*one) for one in batch.facts])
         for key, batch in batches
     }
-    aggregator.minutes = Minutes(
+    aggregator.minutes = MinuteStats(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
         drops={tuple(key): dropped for key, dropped in document["drops"]},

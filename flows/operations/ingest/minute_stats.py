@@ -62,7 +62,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Minutes:
+class MinuteStats:
     """Counts of every minute that is still open, by the keys above."""
 
     models: dict[ModelKey, ModelCounts] = field(default_factory=dict[ModelKey, ModelCounts])

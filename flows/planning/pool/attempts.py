@@ -27,7 +27,7 @@ from flows.planning.pool.integer import (
 )
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.solve import Answer, Limits, solve_integer
+from flows.planning.solver.solve import Limits, Solution, solve_integer
 from flows.planning.watch import Watch
 
 
@@ -199,7 +199,7 @@ class Attempts:
                 attempt = nodes
         return ceiling
 
-    def _attempt(self, columns: Columns, cutoff: float, nodes: int) -> Answer | None:
+    def _attempt(self, columns: Columns, cutoff: float, nodes: int) -> Solution | None:
         """One run of the integer program, vGPU counts [n, S] for values; None: nothing better."""
         best = self.best
         program, layout = integer_program(best.problem, columns, best.goal, -np.inf)

@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Solution:
     """Best solution found (None where there is none), and a bound no solution exceeds.
 
     `nodes` and `iterations` (of the simplex method) tell the effort, the same on every machine.
@@ -103,7 +103,7 @@ def solve_integer(
     limits: Limits,
     solver: str = "highs",
     start: NDArray[np.float64] | None = None,
-) -> Answer:
+) -> Solution:
     """Solve; solutions that do not beat the cutoff may be cut off.
 
     HiGHS begins with the solution `start`, where one is given.
@@ -119,7 +119,7 @@ def solve_integer(
     return _with_highs(program, limits, start)
 
 
-def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | None) -> Answer:
+def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | None) -> Solution:
     highs = _highs(program)
     if start is not None:
         solution = highspy.HighsSolution()
@@ -139,7 +139,7 @@ def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | N
     found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     status = highs.modelStatusToString(highs.getModelStatus())
     infeasible = highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible
-    return Answer(
+    return Solution(
         values=np.array(highs.getSolution().col_value) if found else None,
         bound=-np.inf if infeasible else float(info.mip_dual_bound),
         status=status.lower(),
@@ -148,7 +148,7 @@ def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | N
     )
 
 
-def _with_gurobi(program: Program, limits: Limits) -> tuple[Answer | None, str]:
+def _with_gurobi(program: Program, limits: Limits) -> tuple[Solution | None, str]:
     """The answer, or why there is none."""
     try:
         import gurobipy  # noqa: PLC0415 - an optional extra, loaded only when asked for
@@ -186,12 +186,12 @@ def _limit_gurobi(model: Any, limits: Limits) -> None:
         model.Params.TimeLimit = limits.seconds
 
 
-def _gurobi_answer(model: Any, x: Any) -> Answer:
+def _gurobi_answer(model: Any, x: Any) -> Solution:
     names = {2: "optimal", 3: "infeasible", 4: "infeasible", 6: "infeasible"}
     names |= {8: "solution limit reached", 9: "time limit reached", 15: "enough"}
     status = names.get(model.Status, f"gurobi status {model.Status}")
     bound = -np.inf if status == "infeasible" else float(model.ObjBound)
-    return Answer(
+    return Solution(
         values=np.array(x.X) if model.SolCount else None,
         bound=bound,
         status=status,

@@ -286,7 +286,7 @@ def _unload(change: _Change) -> None:
     for name in [*change.old_nodes(), *change.removed()]:
         change.state.unload(name)
         remove_model(change.folder, name)
-    change.hosts.leave(change.old, change.old_generation, (change.new, change.generation))
+    change.hosts.unload(change.old, change.old_generation, (change.new, change.generation))
 
 
 def _drain(change: _Change) -> None:
@@ -314,7 +314,7 @@ def _abort(change: _Change) -> None:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
         remove_model(change.folder, name)
-    change.hosts.leave(change.new, change.generation, (change.old, change.old_generation))
+    change.hosts.unload(change.new, change.generation, (change.old, change.old_generation))
 
 
 def plan_in_force(folder: Path) -> Plan:

@@ -164,7 +164,7 @@ class OtherHosts:
             for node in nodes:
                 self.at(address).load(node_model(node, generation))
 
-    def leave(self, plan: Plan, generation: int, by: tuple[Plan, int]) -> None:
+    def unload(self, plan: Plan, generation: int, by: tuple[Plan, int]) -> None:
         """Take a generation off all hosts as far as they answer.
 
         Args:

@@ -46,7 +46,7 @@ class LiveView:
         elif sample.at_s // MINUTE_S > self._minute_start.at_s // MINUTE_S:
             self._close_minute(sample)
 
-    def minutes(self) -> list[dict[str, Any]]:
+    def closed_minutes(self) -> list[dict[str, Any]]:
         """Closed minutes: `minute` (seconds since 1970) and per model its counts and p99."""
         return list(self._minutes)
 

@@ -33,7 +33,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What goes out."""
 
     body: bytes
@@ -72,18 +72,18 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, path: str, host: str) -> Answer:
+    def answer(self, path: str, host: str) -> Response:
         """The answer to GET `path` asked of `host`."""
         if self._address in LOOPBACK and host.rpartition(":")[0] not in LOOPBACK:
-            return Answer(b"wrong host\n", "text/plain", HTTPStatus.FORBIDDEN)
+            return Response(b"wrong host\n", "text/plain", HTTPStatus.FORBIDDEN)
         if path == "/":
             page = render_page(self._watch.plan, self._watch.live_json, self._watch.history_json)
-            return Answer(page.encode(), "text/html; charset=utf-8")
+            return Response(page.encode(), "text/html; charset=utf-8")
         if path == "/live.json":
-            return Answer(self._watch.live_json.encode(), "application/json")
+            return Response(self._watch.live_json.encode(), "application/json")
         if path == "/history.json":
-            return Answer(self._watch.history_json.encode(), "application/json")
-        return Answer(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
+            return Response(self._watch.history_json.encode(), "application/json")
+        return Response(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
 
 class _Handler(BaseHTTPRequestHandler):

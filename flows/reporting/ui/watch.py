@@ -127,7 +127,7 @@ class SystemWatch:
     def _day(self) -> dict[str, Any]:
         """The warehouse's minutes, and after them those seen here that it does not have."""
         last = self._history.minutes[-1]["minute"] if self._history.minutes else 0
-        own = [row for row in self._view.minutes() if row["minute"] > last]
+        own = [row for row in self._view.closed_minutes() if row["minute"] > last]
         return asdict(self._history) | {"minutes": self._history.minutes + own}
 
 

@@ -1,7 +1,9 @@
 """A project folder with a small cluster, workload and warehouse, and the command line in it."""
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +37,16 @@ class Ran:
 Command = Callable[..., Ran]
 
 
+WAREHOUSE, PLAN_FILE = "poolpipe.duckdb", "plan.json"
+PLAN = ("plan", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
+
+
+def write_inputs(folder: Path) -> None:
+    """A cluster and a workload file."""
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster().to_dict()))
+    (folder / "workload.yaml").write_text(yaml.safe_dump(workload().to_dict()))
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project; the current folder."""
@@ -42,16 +54,34 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("POOLPIPE_HOME", "POOLPIPE_WAREHOUSE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "160")
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster().to_dict()))
-    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(workload().to_dict()))
+    write_inputs(tmp_path)
     return tmp_path
 
 
-@pytest.fixture
-def profiled(project: Path) -> Path:
-    """A project whose warehouse has the profile of `net`."""
-    with open_warehouse(project / "poolpipe.duckdb") as warehouse:
+@pytest.fixture(scope="session")
+def profiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `profiled` copies."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with open_warehouse(folder / WAREHOUSE) as warehouse:
         import_profile(warehouse, profile(), "test", NOW)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def planned_once(profiled_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `planned` copies."""
+    folder = tmp_path_factory.mktemp("planned")
+    write_inputs(folder)
+    shutil.copy(profiled_once / WAREHOUSE, folder)
+    with chdir(folder):
+        assert run([*PLAN, "-o", PLAN_FILE]) == 0
+    return folder
+
+
+@pytest.fixture
+def profiled(project: Path, profiled_once: Path) -> Path:
+    """A project whose warehouse has the profile of `net`."""
+    shutil.copy(profiled_once / WAREHOUSE, project)
     return project
 
 
@@ -70,11 +100,8 @@ def poolpipe(project: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
-def planned(profiled: Path, poolpipe: Command) -> Path:
+def planned(project: Path, planned_once: Path) -> Path:
     """A project with `plan.json`, stored too."""
-    ran = poolpipe(*PLAN, "-o", "plan.json")
-    assert ran.code == 0, ran.err
-    return profiled / "plan.json"
-
-
-PLAN = ("plan", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
+    for name in (WAREHOUSE, PLAN_FILE):
+        shutil.copy(planned_once / name, project)
+    return project / PLAN_FILE

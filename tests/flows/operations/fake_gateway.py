@@ -8,11 +8,9 @@ from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.fakes.plans import Own, hand_model, hand_pipeline, hand_plan, hand_stage, make_plan
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
+from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.serving.gateway.event_log import to_line
 
 SLO_US = 100_000

@@ -10,8 +10,7 @@ from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile()}

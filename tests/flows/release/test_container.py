@@ -17,8 +17,7 @@ from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model
 from triton_backend.serve_folder.settings import ServeOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from warehouse.db import open_warehouse
 from warehouse.details import figures as stored_figures
 
@@ -28,23 +28,23 @@ def asked(*arguments: str) -> argparse.Namespace:
 def test_a_figure_is_judged_by_its_bounds_and_only_where_it_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert [f.verdict for f in FIGURES] == ["met", "MISSED", "met", "reported", "not measured"]
+    assert [f.status for f in FIGURES] == ["met", "MISSED", "met", "reported", "not measured"]
     assert [f.target for f in FIGURES] == ["<= 2", ">= 100", "= 0", "", "<= 2"]
     assert exit_code(FIGURES) == 1
-    assert exit_code([f for f in FIGURES if f.verdict != "MISSED"]) == 0
+    assert exit_code([f for f in FIGURES if f.status != "MISSED"]) == 0
     show(FIGURES)
     assert "MISSED  of wrk" in capsys.readouterr().out
 
 
 def test_figures_go_where_the_command_line_says(tmp_path: Path) -> None:
     out, warehouse = tmp_path / "new" / "figures.json", tmp_path / "figures.duckdb"
-    keep(asked("--output", str(out), "--warehouse", str(warehouse)), "trial", FIGURES, {"raw": 7})
+    store(asked("--output", str(out), "--warehouse", str(warehouse)), "trial", FIGURES, {"raw": 7})
     record = json.loads(out.read_text())
     assert (record["benchmark"], record["raw"], len(record["figures"])) == ("trial", 7, 5)
     assert record["machine"]["cpu_count"]
     assert record["versions"]["numpy"]
-    with open_warehouse(warehouse) as store:
-        rows = stored_figures(store, "trial")
+    with open_warehouse(warehouse) as opened:
+        rows = stored_figures(opened, "trial")
     by_name = {row["name"]: (row["value"], row["unit"], row["target"]) for row in rows}
     assert by_name == {
         "latency p50": (1.5, "ms", "<= 2"),
@@ -58,5 +58,5 @@ def test_figures_go_where_the_command_line_says(tmp_path: Path) -> None:
 
 def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    keep(asked(), "trial", FIGURES)
+    store(asked(), "trial", FIGURES)
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,7 @@ import pytest
 
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun, Slot
-from triton_backend.contract.plan import Plan, Stage
+from triton_backend.contract.plan import PlacementRun, Plan, Slot, Stage
 from triton_backend.contract.tensors import TensorSpec
 
 STAGE = ("models", 0, "pipelines", 0, "stages", 0)

@@ -19,8 +19,7 @@ from tests.fakes.plans import (
 )
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan, StageMemory
+from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
 from triton_backend.contract.transition import Inherited, inherited_vgpus, steps, transition
 
 GIB = 1 << 30

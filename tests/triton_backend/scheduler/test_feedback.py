@@ -8,6 +8,7 @@ from triton_backend.contract.decisions import (
     Abort,
     Dispatch,
     Drop,
+    DropReason,
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
@@ -17,7 +18,6 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 
 

@@ -6,7 +6,15 @@ import pytest
 
 from tests.fakes.plans import Own, make_plan, two_stages
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Hop, SetTimer
+from triton_backend.contract.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    SetTimer,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     BatchLost,
@@ -19,7 +27,6 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.handover import LeftOut, Numbering, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.invariants import check_invariants
-from triton_backend.scheduler.kernel_api import arrive, settle
+from triton_backend.scheduler.kernel_api import arrive, settle_one
 from triton_backend.scheduler.tables import Tables, new_tables
 from triton_backend.scheduler.topology import build_topology
 
@@ -17,7 +17,7 @@ def busy_tables() -> Tables:
     tables = new_tables(build_topology(two_stages()))
     for number in range(10):
         arrive(tables, 0, number, 100_000 + number, 1)
-        settle(tables, 0)
+        settle_one(tables, 0)
     check_invariants(tables)
     return tables
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from tests.fakes.plans import Own, make_plan, two_stages
-from triton_backend.contract.decisions import Dispatch, Drop, Hop
+from triton_backend.contract.decisions import Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.events import (
     Event,
     LinkPaceChanged,
     PaceChanged,
     PlanChanged,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler import kernel_api
 from triton_backend.scheduler.array_pointers import addresses
 from triton_backend.scheduler.kernel_api import (

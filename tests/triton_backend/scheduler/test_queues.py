@@ -8,12 +8,12 @@ from tests.triton_backend.scheduler.arrivals import arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,
+    DropReason,
 )
 from triton_backend.contract.events import (
     Arrival,
     Cancel,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.probe import BY_FINISH, probe

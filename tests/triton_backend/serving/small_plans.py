@@ -5,8 +5,7 @@ from typing import Any
 
 from tests.fakes.plans import HandModel, HandStage, hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan, Pool
+from triton_backend.contract.plan import PlacementRun, Plan, Pool
 from triton_backend.contract.tensors import TensorSpec
 
 BATCH = 4

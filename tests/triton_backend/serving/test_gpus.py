@@ -11,7 +11,7 @@ from tests.triton_backend.serving import small_plans as plans
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
+from triton_backend.contract.plan import PlacementRun
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment

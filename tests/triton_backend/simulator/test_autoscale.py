@@ -7,8 +7,7 @@ import pytest
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.simulator.autoscale import epochs_of, with_gpus
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import simulate

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate

@@ -1,13 +1,50 @@
-"""What policies do with the head of a queue: how large a batch fits, wait, dispatch, drop.
+"""Policies that serve the head of a queue first: how large a batch fits, wait, dispatch, drop.
 
 Which pipeline takes the head, what else makes it drop the head, and how vGPUs are compared
 (`rank_by`, see `probe`) is a policy's own.
 """
 
+from collections.abc import Callable
+
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.probe import commit, probe
 from triton_backend.scheduler.queues import drop, make_batch, prefix
-from triton_backend.scheduler.tables import DEADLINE, Tables
+from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
+
+
+def head_first(
+    choose: Callable[[Tables, int], int],
+    wastes_capacity: Callable[[Tables, int, int, int], bool],
+    rank_by: int,
+) -> Callable[[Tables, int], int]:
+    """The kernel `decide(tables, queue)` of a policy: dispatch, drop or wait, head after head.
+
+    Args:
+        choose: a kernel that quotes the pipelines of a queue at their planned batches and says
+            which takes the head; NONE where none can hold it.
+        wastes_capacity: a kernel that says of a queue, a pipeline and a batch size that fits the
+            head's deadline whether the head is dropped nevertheless.
+        rank_by: how vGPUs are compared.
+    """
+
+    @inlined
+    def decide(tables: Tables, number: int) -> int:
+        queue = tables.queues[number]
+        queue["timer_us"] = FAR
+        while queue["first"] != NONE:
+            if out_of_room(tables):
+                return NEEDS_ROOM
+            pipeline = choose(tables, number)
+            size = largest_in_time(tables, number, pipeline, rank_by)
+            if size == 0 or wastes_capacity(tables, number, pipeline, size):
+                drop_head(tables, number, pipeline)
+            elif waits(tables, number, pipeline, size, rank_by):
+                return SETTLED
+            else:
+                dispatch_head(tables, number, pipeline, size, rank_by)
+        return SETTLED
+
+    return decide
 
 
 @inlined

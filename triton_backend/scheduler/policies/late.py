@@ -41,7 +41,7 @@ State of a candidate: ABSENT, WAITING (for `opens`), READY (in its pool's heap),
 stage or link was busy: tried again when it is free, or when anything ends off its plan).
 """
 
-from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.queues import drop, make_batch, prefix
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
@@ -131,8 +131,8 @@ def settle_due_late(tables: Tables) -> int:
     now = tables.counts[0]["now_us"]
     pipelines = len(tables.candidates)
     while tables.counts[0]["timers"] > 0:
-        item = tables.heaps[0]["timer_item"]
-        if tables.heaps[item]["timer_due_us"] > now:
+        item = tables.heaps[0]["item"]
+        if tables.heaps[item]["key"] > now:
             break
         if item >= pipelines:
             _disarm(tables, item)
@@ -153,7 +153,7 @@ def next_late_timer(tables: Tables) -> int:
     """Earliest instant at which a candidate or a pool has to be looked at; FAR where none has."""
     if tables.counts[0]["timers"] == 0:
         return FAR
-    return tables.heaps[tables.heaps[0]["timer_item"]]["timer_due_us"]
+    return tables.heaps[tables.heaps[0]["item"]]["key"]
 
 
 # Candidates
@@ -397,7 +397,7 @@ def _match(tables: Tables, pool: int) -> int:
     while tables.heaps[pool]["ready_count"] > 0 and counts["paused"] == 0:
         if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
             return NEEDS_ROOM
-        pipeline = tables.heaps[topology.pools[pool]["first_candidate"]]["ready"]
+        pipeline = tables.heaps[_ready_base(tables, pool)]["item"] - _timers(tables)
         queue = topology.pipelines[pipeline]["queue"]
         if tables.candidates[pipeline]["keep_us"] < now:
             if _gather(tables, queue) == NEEDS_ROOM:
@@ -467,140 +467,117 @@ def _pool_free_from(tables: Tables, pool: int) -> int:
     return soonest
 
 
-# Ready candidates of a pool: a binary heap in `ready` from `pool_candidates[pool]` on. A candidate's
-# `place` is where it stands there.
+# Timers and ready candidates: binary heaps of items with keys, in `heaps`. A heap is a run of rows; an
+# item is a row too, and lies in one heap at a time:
+#
+#     rows   0 .. pipelines            .. timers                     .. timers + pipelines
+#            | candidates by pipeline | pools |   ready candidates, pool behind pool    |
+#            '---- one heap of timers --------'   '--- a heap ---''--- a heap ---'
+#
+# `item` [place] is who stands at a place, `place` [item] where an item stands (NONE: nowhere), `key`
+# [item] what it is ordered by; ties: the lower item.
 
 
 @inlined
-def _before(tables: Tables, one: int, other: int) -> bool:
-    a, b = tables.candidates[one]["key"], tables.candidates[other]["key"]
-    return a < b or (a == b and one < other)
+def _timers(tables: Tables) -> int:
+    """Rows of the heap of timers, which come before those of ready candidates."""
+    return len(tables.candidates) + len(tables.topology.pools)
+
+
+@inlined
+def _ready_base(tables: Tables, pool: int) -> int:
+    """The first place of a pool's heap of ready candidates."""
+    return _timers(tables) + tables.topology.pools[pool]["first_candidate"]
 
 
 @kernel
 def _join_ready(tables: Tables, pipeline: int) -> None:
     pool = tables.topology.pipelines[pipeline]["pool"]
-    base = tables.topology.pools[pool]["first_candidate"]
-    place = tables.heaps[pool]["ready_count"]
+    item = _timers(tables) + pipeline
+    tables.heaps[item]["key"] = tables.candidates[pipeline]["key"]
     tables.heaps[pool]["ready_count"] += 1
-    _sift_up(tables, base, place, pipeline)
+    _put(tables.heaps, _ready_base(tables, pool), tables.heaps[pool]["ready_count"], item)
 
 
 @kernel
 def _leave_ready(tables: Tables, pipeline: int) -> None:
     pool = tables.topology.pipelines[pipeline]["pool"]
-    base = tables.topology.pools[pool]["first_candidate"]
-    place = tables.candidates[pipeline]["place"]
+    item = _timers(tables) + pipeline
     tables.heaps[pool]["ready_count"] -= 1
-    last = tables.heaps[base + tables.heaps[pool]["ready_count"]]["ready"]
-    tables.candidates[pipeline]["place"] = NONE
-    if last != pipeline:
-        _sift_down(tables, base, tables.heaps[pool]["ready_count"], place, last)
-        _sift_up(tables, base, tables.candidates[last]["place"], last)
-
-
-@kernel
-def _sift_up(tables: Tables, base: int, place: int, pipeline: int) -> None:
-    while place > 0:
-        parent = (place - 1) // 2
-        above = tables.heaps[base + parent]["ready"]
-        if not _before(tables, pipeline, above):
-            break
-        tables.heaps[base + place]["ready"] = above
-        tables.candidates[above]["place"] = place
-        place = parent
-    tables.heaps[base + place]["ready"] = pipeline
-    tables.candidates[pipeline]["place"] = place
-
-
-@kernel
-def _sift_down(tables: Tables, base: int, count: int, place: int, pipeline: int) -> None:
-    while 2 * place + 1 < count:
-        child = 2 * place + 1
-        if child + 1 < count and _before(
-            tables, tables.heaps[base + child + 1]["ready"], tables.heaps[base + child]["ready"]
-        ):
-            child += 1
-        below = tables.heaps[base + child]["ready"]
-        if not _before(tables, below, pipeline):
-            break
-        tables.heaps[base + place]["ready"] = below
-        tables.candidates[below]["place"] = place
-        place = child
-    tables.heaps[base + place]["ready"] = pipeline
-    tables.candidates[pipeline]["place"] = place
-
-
-# Timers: one binary heap in `timers` of items by (due, item). Items 0 .. are candidates by pipeline,
-# those after them pools. `timer_place` is where an item stands, NONE where it is not armed.
+    _remove(tables.heaps, _ready_base(tables, pool), tables.heaps[pool]["ready_count"], item)
 
 
 @kernel
 def _arm(tables: Tables, item: int, due_us: int) -> None:
     """Set an item's timer, or move it."""
-    place = tables.heaps[item]["timer_place"]
-    if place == NONE:
-        place = tables.counts[0]["timers"]
+    if tables.heaps[item]["place"] == NONE:
         tables.counts[0]["timers"] += 1
-        tables.heaps[place]["timer_item"] = item
-        tables.heaps[item]["timer_place"] = place
-    tables.heaps[item]["timer_due_us"] = due_us
-    _timer_down(tables, _timer_up(tables, place))
+    tables.heaps[item]["key"] = due_us
+    _put(tables.heaps, 0, tables.counts[0]["timers"], item)
 
 
 @kernel
 def _disarm(tables: Tables, item: int) -> None:
     """Take an item's timer away, where it has one."""
-    place = tables.heaps[item]["timer_place"]
-    if place == NONE:
-        return
-    tables.heaps[item]["timer_place"] = NONE
-    tables.counts[0]["timers"] -= 1
-    count = tables.counts[0]["timers"]
-    if place < count:
-        moved = tables.heaps[count]["timer_item"]
-        tables.heaps[place]["timer_item"] = moved
-        tables.heaps[moved]["timer_place"] = place
-        _timer_down(tables, _timer_up(tables, place))
+    if tables.heaps[item]["place"] != NONE:
+        tables.counts[0]["timers"] -= 1
+        _remove(tables.heaps, 0, tables.counts[0]["timers"], item)
 
 
 @inlined
-def _earlier(tables: Tables, one: int, other: int) -> bool:
-    a, b = tables.heaps[one]["timer_due_us"], tables.heaps[other]["timer_due_us"]
+def _before(heaps: Records, one: int, other: int) -> bool:
+    a, b = heaps[one]["key"], heaps[other]["key"]
     return a < b or (a == b and one < other)
 
 
-@kernel
-def _timer_up(tables: Tables, place: int) -> int:
-    item = tables.heaps[place]["timer_item"]
-    while place > 0:
-        parent = (place - 1) // 2
-        above = tables.heaps[parent]["timer_item"]
-        if not _earlier(tables, item, above):
-            break
-        tables.heaps[place]["timer_item"] = above
-        tables.heaps[above]["timer_place"] = place
-        place = parent
-    tables.heaps[place]["timer_item"] = item
-    tables.heaps[item]["timer_place"] = place
-    return place
+@inlined
+def _set(heaps: Records, place: int, item: int) -> None:
+    heaps[place]["item"] = item
+    heaps[item]["place"] = place
 
 
 @kernel
-def _timer_down(tables: Tables, place: int) -> None:
-    count = tables.counts[0]["timers"]
-    item = tables.heaps[place]["timer_item"]
-    while 2 * place + 1 < count:
-        child = 2 * place + 1
-        if child + 1 < count and _earlier(
-            tables, tables.heaps[child + 1]["timer_item"], tables.heaps[child]["timer_item"]
+def _put(heaps: Records, base: int, count: int, item: int) -> None:
+    """Put an item into the heap whose first place is `base`, or move it there by its new key.
+
+    `count` items are in the heap then.
+    """
+    place = heaps[item]["place"]
+    if place == NONE:
+        place = base + count - 1
+    _put_at(heaps, base, count, place, item)
+
+
+@kernel
+def _remove(heaps: Records, base: int, count: int, item: int) -> None:
+    """Take an item out of a heap, which has `count` left."""
+    place = heaps[item]["place"]
+    heaps[item]["place"] = NONE
+    last = heaps[base + count]["item"]
+    if last != item:
+        _put_at(heaps, base, count, place, last)
+
+
+@inlined
+def _put_at(heaps: Records, base: int, count: int, place: int, item: int) -> None:
+    """Put an item at a free place, or as far below or above it as it belongs."""
+    child = base + 2 * (place - base) + 1
+    while child < base + count:
+        if child + 1 < base + count and _before(
+            heaps, heaps[child + 1]["item"], heaps[child]["item"]
         ):
             child += 1
-        below = tables.heaps[child]["timer_item"]
-        if not _earlier(tables, below, item):
+        below = heaps[child]["item"]
+        if not _before(heaps, below, item):
             break
-        tables.heaps[place]["timer_item"] = below
-        tables.heaps[below]["timer_place"] = place
+        _set(heaps, place, below)
         place = child
-    tables.heaps[place]["timer_item"] = item
-    tables.heaps[item]["timer_place"] = place
+        child = base + 2 * (place - base) + 1
+    while place > base:
+        parent = base + (place - base - 1) // 2
+        above = heaps[parent]["item"]
+        if not _before(heaps, item, above):
+            break
+        _set(heaps, place, above)
+        place = parent
+    _set(heaps, place, item)

@@ -12,36 +12,11 @@ A request of several samples counts as that many and is never split: where the q
 its size is the longest run of whole requests that fits.
 """
 
-from triton_backend.scheduler.compiled import FAR, NONE, kernel
-from triton_backend.scheduler.policies.head import (
-    dispatch_head,
-    drop_head,
-    largest_in_time,
-    out_of_room,
-    waits,
-)
+from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.policies.head import head_first
 from triton_backend.scheduler.probe import BY_FINISH, probe
-from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
-
-
-@kernel
-def decide(tables: Tables, number: int) -> int:
-    """Dispatch, drop or wait for one queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
-    queue = tables.queues[number]
-    queue["timer_us"] = FAR
-    while queue["first"] != NONE:
-        if out_of_room(tables):
-            return NEEDS_ROOM
-        pipeline = _least_waiting(tables, number)
-        size = largest_in_time(tables, number, pipeline, BY_FINISH)
-        if size == 0:
-            drop_head(tables, number, pipeline)
-        elif waits(tables, number, pipeline, size, BY_FINISH):
-            return SETTLED
-        else:
-            dispatch_head(tables, number, pipeline, size, BY_FINISH)
-    return SETTLED
 
 
 @kernel
@@ -62,4 +37,10 @@ def _least_waiting(tables: Tables, number: int) -> int:
     return best
 
 
-POLICIES = {"reservation": decide}
+@inlined
+def _never(_tables: Tables, _number: int, _pipeline: int, _size: int) -> bool:
+    """Every batch that ends by the head's deadline is dispatched."""
+    return False
+
+
+POLICIES = {"reservation": head_first(_least_waiting, _never, BY_FINISH)}

@@ -16,36 +16,11 @@ What else was tried, with figures, is in `../DECISIONS.md`.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
-from triton_backend.scheduler.policies.head import (
-    dispatch_head,
-    drop_head,
-    largest_in_time,
-    out_of_room,
-    waits,
-)
+from triton_backend.scheduler.policies.head import head_first
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
-from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
-
-
-@kernel
-def decide(tables: Tables, number: int) -> int:
-    """Dispatch, drop or wait for one queue at `now_us`; `SETTLED` or `NEEDS_ROOM`."""
-    queue = tables.queues[number]
-    queue["timer_us"] = FAR
-    while queue["first"] != NONE:
-        if out_of_room(tables):
-            return NEEDS_ROOM
-        pipeline = _choose(tables, number)
-        size = largest_in_time(tables, number, pipeline, BY_UPLINK)
-        if size == 0 or _wastes_capacity(tables, number, pipeline, size):
-            drop_head(tables, number, pipeline)
-        elif waits(tables, number, pipeline, size, BY_UPLINK):
-            return SETTLED
-        else:
-            dispatch_head(tables, number, pipeline, size, BY_UPLINK)
-    return SETTLED
 
 
 @kernel
@@ -88,4 +63,4 @@ def _wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> b
     return tables.quotes[pipeline]["wait_us"] > 0
 
 
-POLICIES = {"reservation-ahead": decide}
+POLICIES = {"reservation-ahead": head_first(_choose, _wastes_capacity, BY_UPLINK)}

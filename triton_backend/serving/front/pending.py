@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
@@ -403,14 +403,14 @@ class PendingRequests:
 
 
 def full(model: str, limit: int) -> Refusal:
-    """What a client is told when `limit` requests wait already."""
+    """What a client reads when `limit` requests wait already."""
     return Refusal(
         "UNAVAILABLE", f"model {model!r}: {limit} requests are waiting, no more are taken"
     )
 
 
 def dropped(model: str, request: Request, body: DropBody) -> Refusal:
-    """What the client of a dropped request is told."""
+    """What the client of a dropped request reads."""
     reason, name = body.reason, f"model {model!r}"
     if reason is DropReason.CANCELLED:
         return Refusal("CANCELLED", f"{name}: the client cancelled the request")
@@ -437,7 +437,7 @@ def dropped(model: str, request: Request, body: DropBody) -> Refusal:
 
 
 def expired(model: str, request: Request, now_us: int) -> Refusal:
-    """What the client of a request is told that nobody has answered in time."""
+    """What the client of a request reads that nobody has answered in time."""
     late_ms = us_to_ms(now_us - request.deadline_us)
     state = "in flight" if request.batch_id is not None else "in the queue"
     if request.express and request.batch_id is None:

@@ -141,7 +141,7 @@ class FrontService:
         return self._watch.looked_us
 
     @property
-    def held(self) -> int:
+    def unanswered(self) -> int:
         """Requests taken and not answered yet."""
         return len(self._pending.all())
 
@@ -233,7 +233,7 @@ class FrontService:
             return
         connection.send(frame(Kind.HELLO, pack_hello(FrontHello(self.model))))
         self._scheduler = connection
-        # Told again by number, so that one already told is not counted twice. An express request may
+        # Announced again by number, so that one already known is not counted twice. An express request may
         # be in flight since the last scheduler's life, and runs twice then.
         for request in self._pending.all():
             if request.batch_id is None:

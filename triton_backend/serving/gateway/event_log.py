@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract import decisions, events
-from triton_backend.contract.decisions import Decision, Dispatch, Drop, Hop
+from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.events import Event, PlanChanged
-from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Refused

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Hop, SetTimer
+from triton_backend.contract.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    SetTimer,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
@@ -31,7 +39,6 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import StagePlace
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused
@@ -122,7 +129,7 @@ class BatchInFlight:
         """Whether a stage exists and has not reported."""
         return self.reported <= stage < len(self.slots)
 
-    def keep(self, stage: int, times: TimesBody, now_us: int) -> None:
+    def keep_early(self, stage: int, times: TimesBody, now_us: int) -> None:
         """Keep a report that is not the next, where it is from the worker of a later stage.
 
         Two workers' sockets are read in any order where this process was kept waiting.
@@ -537,7 +544,7 @@ class Gateway:
             return  # aborted, or of another life of the scheduler
         hops = batch.dispatch.hops
         if stage != batch.reported or hops[stage].vgpu != times.vgpu:
-            batch.keep(stage, times, self._at(now_us))
+            batch.keep_early(stage, times, self._at(now_us))
             return
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)

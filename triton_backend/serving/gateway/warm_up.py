@@ -1,7 +1,7 @@
 """Compiling the core's kernels before the first request needs them.
 
 The first event of a scheduler takes 0.5 s (from the cache on disk) to 20 s (without). Every kind of
-event goes through one compiled call (`core.acts`), so a scheduler of its own is told one, and the
+event goes through one compiled call (`kernel_api`), so a scheduler of its own gets one, and the
 real one never waits for a compiler.
 """
 

@@ -97,7 +97,7 @@ class WorkerPaces:
 
 @dataclass(slots=True)
 class _Correction:
-    """Time that something takes in percent of the planned, as the scheduler was told last.
+    """Time that something takes in percent of the planned, as last reported to the scheduler.
 
     `heard_us`: when something was reported of it last.
     """

@@ -1,6 +1,6 @@
 """Judges the workers, stages and links of one generation by what is reported of their batches.
 
-It is told every report and asked now and then (`look`), and answers with actions for the gateway to
+It is given every report and asked now and then (`look`), and answers with actions for the gateway to
 take; it takes none. Which detector acts when, and on what evidence, is drawn in the README here.
 
 Not here: processes that are dead or hung (`processes`), the measures (`pace`).
@@ -281,7 +281,7 @@ class Quarantine:
     """Workers that were taken out because they stayed slow: probed now and then, let back in time.
 
     Such a worker keeps its process: often it is well, and was only kept from its processor. After a
-    rest it is told to run its stage on zeros, five times a second. While its probes stay slow its
+    rest it is ordered to run its stage on zeros, five times a second. While its probes stay slow its
     process is renewed in the end, because then the fault may lie there. One that comes and goes
     rests twice as long each time.
     """

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.payload import Arrays
 
-# How the gateway's refusals read; broken connections and dead workers are told otherwise.
+# How the gateway's refusals read; broken connections and dead workers read otherwise.
 REFUSED_MARKS = ("deadline cannot be met", "is overloaded", "no more are taken")
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from triton_backend.contract.units import US_PER_S, s_to_us, us_to_s
 from triton_backend.serving.loadgen.client import Answer, Client, Status
-from triton_backend.serving.loadgen.payload import Arrays, Request, relative_error
-from triton_backend.serving.loadgen.record import RECORD, Checks, LoadRun, Outcome
+from triton_backend.serving.loadgen.payload import Arrays, Payload, relative_error
+from triton_backend.serving.loadgen.record import RECORD, Checks, LoadRun, RequestOutcome
 from triton_backend.serving.loadgen.schedule import Schedule
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class ModelLoad:
     """
 
     name: str
-    requests: Sequence[Request]
+    requests: Sequence[Payload]
     deadline_us: int
     send_deadline: bool = False
     tolerance: float = 1e-4
@@ -50,7 +50,7 @@ class Drive:
 
     Attributes:
         give_up_s: a request is failed when its answer takes this much longer than its deadline.
-        progress: told (seconds since the start, sent, answered) about once a second.
+        progress: called with (seconds since the start, sent, answered) about once a second.
     """
 
     client: Client
@@ -156,14 +156,18 @@ class Drive:
     def _now_us(self) -> int:
         return s_to_us(asyncio.get_running_loop().time() - self._start_s)
 
-    def _outcome(self, load: ModelLoad, answer: Answer, choice: int, *, in_time: bool) -> Outcome:
+    def _outcome(
+        self, load: ModelLoad, answer: Answer, choice: int, *, in_time: bool
+    ) -> RequestOutcome:
         if answer.status != Status.OK:
             self._messages[answer.message] += 1
-            return Outcome.DROPPED if answer.status == Status.REFUSED else Outcome.FAILED
+            return (
+                RequestOutcome.DROPPED if answer.status == Status.REFUSED else RequestOutcome.FAILED
+            )
         expected = load.requests[choice].expected
         if expected is not None and not self._right(load, answer, expected):
-            return Outcome.FAILED
-        return Outcome.SERVED if in_time else Outcome.LATE
+            return RequestOutcome.FAILED
+        return RequestOutcome.SERVED if in_time else RequestOutcome.LATE
 
     def _right(self, load: ModelLoad, answer: Answer, expected: Arrays) -> bool:
         checks = self._checks[load.name]

@@ -18,28 +18,16 @@ from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import NUMPY_DTYPES
 
 Arrays = Mapping[str, NDArray[np.generic]]
 RANDOM_REQUESTS = 8  # different requests of a model that has no file of samples
-NUMPY_TYPES: Mapping[str, type[np.generic]] = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "BF16": np.uint16,  # numpy has none: the upper half of a float32 is carried as its bits
-    "FP32": np.float32,
-    "FP64": np.float64,
-}
+# numpy has no BF16: the upper half of a float32 is carried as its bits.
+NUMPY_TYPES: Mapping[str, type[np.generic]] = {**NUMPY_DTYPES, "BF16": np.uint16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Payload:
     """Tensors of one request and, where known, of its answer."""
 
     inputs: Arrays
@@ -48,15 +36,15 @@ class Request:
 
 def random_requests(
     specs: tuple[TensorSpec, ...], *, samples: int, rng: np.random.Generator
-) -> list[Request]:
+) -> list[Payload]:
     """`RANDOM_REQUESTS` requests of `samples` samples each; floats are standard normal."""
     return [
-        Request(inputs={spec.name: _random(spec, samples, rng) for spec in specs})
+        Payload(inputs={spec.name: _random(spec, samples, rng) for spec in specs})
         for _ in range(RANDOM_REQUESTS)
     ]
 
 
-def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: int) -> list[Request]:
+def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: int) -> list[Payload]:
     """Requests of `samples` samples each, in the file's order.
 
     Raises:
@@ -75,7 +63,7 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
     if total < samples:
         raise InputError(str(path), f"{total} samples, one request takes {samples}")
     return [
-        Request(
+        Payload(
             inputs={spec.name: inputs[spec.name][at : at + samples] for spec in specs},
             expected={name: array[at : at + samples] for name, array in outputs.items()} or None,
         )

@@ -30,12 +30,12 @@ HISTOGRAM_EDGES_MS = np.logspace(-1, 5, 6 * 20 + 1)  # 0.1 ms .. 100 s, 20 bins 
 MESSAGES_KEPT = 5
 
 
-class Outcome(IntEnum):
+class RequestOutcome(IntEnum):
     """What became of a request; offered = served + late + dropped + failed."""
 
     SERVED = 1  # answered within its deadline
     LATE = 2  # answered after it
-    DROPPED = 3  # told at once that its deadline cannot be met
+    DROPPED = 3  # answered at once that its deadline cannot be met
     FAILED = 4  # any other error, a wrong answer, or none
 
 
@@ -98,8 +98,8 @@ class LoadRun:
 
 
 def _model_summary(rows: NDArray[np.void]) -> dict[str, Any]:
-    counts = {o.name.lower(): int(np.sum(rows["outcome"] == o)) for o in Outcome}
-    answered = rows[np.isin(rows["outcome"], [Outcome.SERVED, Outcome.LATE])]
+    counts = {o.name.lower(): int(np.sum(rows["outcome"] == o)) for o in RequestOutcome}
+    answered = rows[np.isin(rows["outcome"], [RequestOutcome.SERVED, RequestOutcome.LATE])]
     latency_us = answered["done_us"] - answered["intended_us"]
     offered = len(rows)
     return {

@@ -138,7 +138,7 @@ class FrontModel(_Model):
 
     def values(self) -> Values:
         """Requests by outcome."""
-        return front_values(self.name, self._service.counters, self._service.held)
+        return front_values(self.name, self._service.counters, self._service.unanswered)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later.

@@ -194,7 +194,7 @@ class Connection:
         self._pending_bytes += len(rest)
         frames_bytes = self._pending_bytes - sum(payload.size for payload in self._payloads)
         if frames_bytes > MAX_PENDING_BYTES:
-            # Told through the poll, as any other end.
+            # Reported through the poll, as any other end.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             return False
@@ -423,7 +423,7 @@ class Connection:
             handler.on_frame(self, header, self._body)
 
     def _wake_at(self, missing_bytes: int) -> None:
-        """Be told only when so much is there: fewer, larger reads of a large payload."""
+        """Be woken only when so much is there: fewer, larger reads of a large payload."""
         least = min(missing_bytes, _WAKE_AT_BYTES)
         if least != self._least_bytes:
             self._least_bytes = least

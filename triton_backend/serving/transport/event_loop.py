@@ -271,7 +271,7 @@ class EventLoop:
             _LOG.exception("the end of %s", connection.name)
 
     def close(self) -> None:
-        """Close everything; nobody is told."""
+        """Close everything; nobody is notified."""
         for connection in list(self._connections.values()):
             connection.close()
         for listener, _ in self._listeners.values():

@@ -17,9 +17,8 @@ from functools import cache
 from itertools import chain, starmap
 from typing import Any, NamedTuple
 
-from triton_backend.contract.decisions import Hop
+from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.errors import PoolPipeError
-from triton_backend.contract.reasons import DropReason
 
 MAGIC = b"PPIP"
 VERSION = 2

@@ -91,7 +91,7 @@ class SchedulerLink:
     def report(self, *, idle: bool) -> bool:
         """Connect, and say HELLO when idle: the scheduler takes a worker that reports for idle.
 
-        From another host, only when heartbeats have told the gateway's time.
+        From another host, only when heartbeats have brought the gateway's time.
 
         Returns:
             whether the scheduler knows this worker.

@@ -6,6 +6,7 @@ from tests.flows.cli.conftest import Command
 
 
 @pytest.mark.usefixtures("profiled")
+@pytest.mark.slow
 def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
     minutes = [30 + 20 * (minute // 30 % 2) for minute in range(180)]
     rows = "".join(f"{minute},{count}\n" for minute, count in enumerate(minutes))

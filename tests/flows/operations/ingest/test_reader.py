@@ -21,8 +21,7 @@ from tests.flows.operations.fake_gateway import (
     the_plan,
     workspace_of,
 )
-from triton_backend.contract.decisions import Abort
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.decisions import Abort, DropReason
 from warehouse.plans import add_plan
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -69,8 +69,8 @@ def test_whole_minutes_are_kept_and_partial_ones_are_not() -> None:
     view = LiveView()
     for at_s in range(90, 310, 2):
         view.add(sample(at_s, at_s))
-    assert [row["minute"] for row in view.minutes()] == [120, 180, 240]
-    assert view.minutes()[0]["models"]["m"]["offered"] == 60
+    assert [row["minute"] for row in view.closed_minutes()] == [120, 180, 240]
+    assert view.closed_minutes()[0]["models"]["m"]["offered"] == 60
 
 
 def test_percentiles_are_interpolated_and_bounded_by_the_last_finite_bucket() -> None:

@@ -24,8 +24,7 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.contract.placement import PlacementRun
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.policies.late import (
     BY_HEAD,
     LEAST_DEADLINE,

@@ -4,13 +4,13 @@ from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,
+    DropReason,
     SetTimer,
 )
 from triton_backend.contract.events import (
     Arrival,
     Timer,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.scheduler.scheduler import Scheduler
 
 

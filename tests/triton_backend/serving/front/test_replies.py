@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.decisions import DropReason
 from triton_backend.serving.front.pending import Request, dropped
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.wire import DropBody

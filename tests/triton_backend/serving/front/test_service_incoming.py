@@ -50,9 +50,9 @@ def picture(samples: int = 1) -> Arrays:
 
 @dataclass
 class Incoming:
-    """A request of Triton's."""
+    """A request of Triton's; it fills a batch, so that it waits for no other."""
 
-    tensors: Any = field(default_factory=picture)
+    tensors: Any = field(default_factory=lambda: picture(BATCH))
     timeout_us: Any = 2_000_000
     headers: Any = "{}"
     named: Any = "7"
@@ -86,7 +86,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
 def front(system: LocalSystem) -> Iterator[FrontService]:
     made = system.fronts["pair"]
     yield made
-    wait_for(lambda: made.held == 0)
+    wait_for(lambda: made.unanswered == 0)
 
 
 def answer_to(front: FrontService, incoming: Incoming) -> Result:
@@ -198,7 +198,7 @@ def test_any_request_is_answered_once(
 ) -> None:
     incoming = Incoming(picture(samples), timeout_us, f'{{"traceparent": "{trace}"}}', named)
     answer_to(front, incoming)
-    wait_for(lambda: front.held == 0)
+    wait_for(lambda: front.unanswered == 0)
 
 
 def test_a_reply_that_fails_ends_nothing(front: FrontService) -> None:
@@ -232,7 +232,7 @@ def test_a_request_that_cannot_be_asked_keeps_no_other_waiting(
         asked.append(1)
         raise Broken
 
-    first = system.ask("pair", picture(), 2_000_000, cancelled=ask_and_fail)
+    first = system.ask("pair", picture(BATCH), 2_000_000, cancelled=ask_and_fail)
     answer = system.ask("pair", picture(), 100_000)()
     assert isinstance(answer, Refusal)
     assert "after the deadline, in the queue" in answer.message

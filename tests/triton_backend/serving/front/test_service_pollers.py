@@ -22,7 +22,7 @@ def test_a_request_that_cannot_be_announced_is_answered_and_leaves_nothing(tmp_p
     answer = system.ask("pair", picture(1), 2**64 - 1)()
     assert isinstance(answer, Refusal)
     assert answer.status == "INTERNAL"
-    assert front.held == 0
+    assert front.unanswered == 0
     assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
     system.stop()
 

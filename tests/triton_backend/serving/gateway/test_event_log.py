@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
-from triton_backend.contract.decisions import Abort, Dispatch, Drop, Hop, SetTimer
+from triton_backend.contract.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
 from triton_backend.contract.events import (
     Arrival,
     Cancel,
@@ -16,7 +16,6 @@ from triton_backend.contract.events import (
     Timer,
     WorkerLost,
 )
-from triton_backend.contract.reasons import DropReason
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.gateway.event_log import EventLog, Gap, read_events, to_line
 

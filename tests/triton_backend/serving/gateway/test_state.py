@@ -17,8 +17,8 @@ from tests.triton_backend.serving.gateway.gateways import (
 )
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.reasons import DropReason
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
@@ -88,6 +88,7 @@ def test_a_model_that_is_not_planned_is_refused(gateway: HeldGateway) -> None:
     assert drop.reason is DropReason.MODEL_REMOVED
 
 
+@pytest.mark.slow
 def test_a_request_refused_for_overload_says_so_to_its_front(gateway: HeldGateway) -> None:
     for number in range(2_000):  # three times what the slower stage can do
         now_us = 400 * number

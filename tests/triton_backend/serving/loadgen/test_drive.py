@@ -17,7 +17,7 @@ from triton_backend.serving.loadgen.client import Answer, Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient
 from triton_backend.serving.loadgen.client_http import MAX_CONNECTIONS, HttpClient
 from triton_backend.serving.loadgen.drive import Drive, ModelLoad, run_precisely
-from triton_backend.serving.loadgen.payload import Request
+from triton_backend.serving.loadgen.payload import Payload
 from triton_backend.serving.loadgen.record import LoadRun
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule
 
@@ -32,7 +32,7 @@ def drive(protocol: str, reply: Reply = doubled, **changes: Any) -> LoadRun:
     sink, client_type = PROTOCOLS[protocol]
     x = np.arange(4, dtype=np.float32).reshape(1, 4)
     fields: dict[str, Any] = {
-        "requests": [Request(inputs={"x": x + i}, expected={"y": (x + i) * 2}) for i in range(3)],
+        "requests": [Payload(inputs={"x": x + i}, expected={"y": (x + i) * 2}) for i in range(3)],
         "deadline_us": GENEROUS_US,
     }
     fields |= changes

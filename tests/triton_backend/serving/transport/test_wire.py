@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_backend.contract.decisions import Hop
-from triton_backend.contract.reasons import DropReason
+from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.serving.transport import wire
 from triton_backend.serving.transport.wire import FrameError, Kind
 

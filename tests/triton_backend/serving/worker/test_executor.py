@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.front.replies import Refusal
@@ -70,7 +70,8 @@ def system(tmp_path: Path) -> Iterator[LocalSystem]:
 
 
 def picture() -> Arrays:
-    return {"image": np.ones((1, 3, 16), np.float32), "mask": np.ones((1, 4), np.uint8)}
+    """A whole batch, which waits for no other request."""
+    return {"image": np.ones((BATCH, 3, 16), np.float32), "mask": np.ones((BATCH, 4), np.uint8)}
 
 
 def failing(times: int, then: Callable[..., object]) -> Callable[..., object]:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.reasons import DropReason
 
 
 def test_numbers_and_texts_stay_as_logs_and_frames_hold_them() -> None:
