@@ -39,6 +39,7 @@ PARTS = (
     "flows/planning/placement.py",
     "flows/planning/pool/bound.py",
     "flows/planning/pool/divide.py",
+    "flows/planning/pool/search.py",
     "flows/planning/pool/spare_gpus.py",
 )
 PLAIN, COMPILED = {"NUMBA_DISABLE_JIT": "1"}, {"NUMBA_DISABLE_JIT": "0"}
