@@ -54,7 +54,7 @@ def test_command_builds_what_it_can_and_names_what_it_cannot(
     assert (report["built"], report["reused"], len(report["failures"])) == (3, 0, 3)
     assert {engine["gpu_class"] for engine in report["engines"]} == {"L4-test"}
     assert "left out for V100: tiny blocks [0, 1) and 2 more: compute capability 7.0" in err
-    assert "near-cpu runs on CPUs, left out" in err
+    assert "near-cpu runs in onnxruntime, left out" in err
     assert build("--capability", "V100=8.0") == 0
     report = json.loads(capsys.readouterr().out)["tiny"]
     assert (report["built"], report["reused"]) == (3, 3)
