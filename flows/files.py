@@ -6,7 +6,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 
 import json
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -276,25 +276,31 @@ def _read_form(path: Path, form: type[Form]) -> Form:
 
 
 def _complaint(path: Path, error: ValidationError) -> InputError:
-    """The first error in one line, `file, nodes[0].gpus: reason`.
+    """The first error in one line, `file, nodes[0].gpus: reason`, and the second where there are two.
 
-    A field nobody knows goes first: what is missing then is often the one that was meant.
+    What is missing is often there under a name that nobody knows.
     """
-    errors = error.errors(include_url=False)
-    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    given = first["input"]
-    reason = " ".join(first["msg"].split())
-    if first["type"] == "missing":
+    first, *more = map(_fault, error.errors(include_url=False))
+    field, reason = first
+    if len(more) == 1:
+        reason += f" (and {': '.join(filter(None, more[0]))})"
+    elif more:
+        reason += f" (and {len(more)} more)"
+    return InputError(f"{path}, {field}" if field else str(path), reason)
+
+
+def _fault(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Field and reason of one error."""
+    loc: tuple[int | str, ...] = error["loc"]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+    reason = " ".join(str(error["msg"]).split())
+    if error["type"] == "missing":
         reason = "is missing"
-    elif first["type"] == "extra_forbidden":
+    elif error["type"] == "extra_forbidden":
         reason = "no such field"
-    elif not isinstance(given, (dict, list)):
-        reason = f"{reason}, not {given!r}"
-    more = error.error_count() - 1
-    return InputError(
-        f"{path}, {field}" if field else str(path), reason + (f" (and {more} more)" if more else "")
-    )
+    elif not isinstance(error["input"], (dict, list)):
+        reason = f"{reason}, not {error['input']!r}"
+    return field, reason
 
 
 def _text(path: Path) -> str:

@@ -99,7 +99,7 @@ def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason:
     ("change", "field", "reason"),
     [
         (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "valid integer"),
-        (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and 1 more)"),
+        (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and nodes[1].gpu: no such"),
         (("count: 2", "count: 0"), "nodes[0].count", "greater than 0, not 0"),
         (("gpu_class: P4", "gpu_class: T4"), "nodes[1].gpu_class", "'T4' is not one of"),
         (("[1, 2]", "[1, 9]"), "gpu_classes.L4.vgpu_divisors", "from 1 to 4"),
@@ -150,7 +150,7 @@ def test_a_workload_is_read_with_what_it_states_alone(tmp_path: Path) -> None:
         ("models: [{name: a}]", r"models\[0\].slo_ms: is missing"),
         ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms"),
         ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
-        ("models: [{name: a, slo: 20}]", r"models\[0\].slo: no such field \(and 1 more\)"),
+        ("models: [{name: a, slo: 20}]", r"slo_ms: is missing \(and models\[0\].slo: no such"),
         ("[1, 2]", "valid dictionary"),
     ],
 )
