@@ -5,7 +5,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from triton_backend.scheduler.admission import ADMISSION, OVERLOAD_FACTOR, admits
+from triton_backend.scheduler.admission import ADMISSION, FILLED_SHARE, OVERLOAD_FACTOR, admits
 
 MEMORY_US, SAMPLE_US, FAR_US = 100_000.0, 1_000.0, 10**9
 
@@ -55,3 +55,11 @@ def test_who_cannot_be_in_time_is_let_in_and_counts_as_no_work() -> None:
     rows = door(work_us=20_000.0)
     assert admits(rows, 0, 1, 10_000, 0)
     assert rows[0]["work_us"] == 20_000.0
+
+
+def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> None:
+    offered = 2 * OVERLOAD_FACTOR * MEMORY_US / SAMPLE_US
+    full_us = FILLED_SHARE * 10_000
+    for work_us, admitted in ((full_us, True), (full_us + 1, False)):
+        rows = door(offered=offered, batching=1.0, work_us=work_us)
+        assert admits(rows, 0, 1, 10_000, 0) is admitted

@@ -169,7 +169,8 @@ def test_by_uplink_the_first_of_equal_vgpus_is_taken() -> None:
 
 
 def test_an_answer_that_takes_any_time_at_all_has_its_slot_on_the_uplink() -> None:
-    tables = new_tables(build_topology(make_plan([[Own(latency_us=(10,), bytes_out=1_250)]])))
+    plan = make_plan([[Own(latency_us=(10,), bytes_out=500)]])
+    tables = new_tables(build_topology(plan, count_io=True))
     probe(tables, 0, 1, 0, BY_FINISH)
     answer = tables.offers[0, 1]
     assert (answer["move_start_us"], answer["move_end_us"]) == (10, 11)
