@@ -20,7 +20,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -31,10 +31,14 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
 from triton_backend.contract.decisions import Hop
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.reasons import DropReason
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front import pending
 from triton_backend.serving.gateway import service
 from triton_backend.serving.transport import authentication, connection, wire
@@ -60,7 +64,7 @@ DECODERS: Mapping[Any, tuple[str, ...]] = {
         "Connection._finish_payload",
         "_advance",
     ),
-    pending: ("RequestReader.", "_trace"),
+    pending: ("RequestReader.", "_parameter"),
     service: ("_control_request",),
 }
 BODIES: Mapping[Kind, Callable[[bytes], object]] = {
@@ -292,12 +296,34 @@ class Incoming:
 
 
 _PLAN = plan(two_stage())
-_READER = pending.RequestReader(_PLAN.models[0])
+_SETTINGS = ServeSettings.begin(Path(), _PLAN, ServeOptions())
+_ENTRIES = tuple(
+    Entry(name=name, block=block, budget_us=budget_us, rate_rps=1.0, inputs=inputs)
+    for name, block, budget_us, inputs in (
+        ("whole", 0, 400_000, ()),
+        ("urgent", 0, 200_000, ()),
+        ("other", 0, 100_000, (tensor("other", 4, dtype="UINT8"),)),
+    )
+)
+
+
+def _reader(model: ModelPlan) -> pending.RequestReader:
+    return pending.RequestReader(Deployment(_SETTINGS, 1, replace(_PLAN, models=(model,))), model)
+
+
+def _with_entries(model: ModelPlan) -> ModelPlan:
+    (one,) = model.pipelines
+    pipelines = tuple(replace(one, entry=entry.name) for entry in _ENTRIES)
+    return replace(model, entries=_ENTRIES, pipelines=pipelines)
+
+
+_READERS = (_reader(_PLAN.models[0]), _reader(_with_entries(_PLAN.models[0])))
 
 
 def request(data: bytes) -> None:
     """A KServe request as a front reads it; what is accepted can be announced."""
-    read = _READER.read(Incoming(data), 10**15, print)
+    reader = _READERS[data[0] % 2 if data else 0]
+    read = reader.read(Incoming(data[1:]), 10**15, print)
     read.number = 1
     body = wire.ArrivalBody(read.number, read.deadline_us, read.samples)
     assert wire.unpack_arrival(wire.pack_arrival(body)) == body
@@ -329,7 +355,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.ANSWER: wire.pack_answer(wire.AnswerBody(1, 2, 3)),
         Kind.BATCH_FAILED: wire.pack_failure(wire.FailureBody("x", 1, 2)),
         Kind.STAGE_DONE: wire.pack_times(wire.TimesBody(1, 2, 3)),
-        Kind.RUN_STAGE: wire.pack_run_stage(1),
+        Kind.RUN_STAGE: wire.pack_run_stage(wire.RunStageBody(0, 0, 0, 1)),
         Kind.STAGE_RESULT: wire.pack_stage_result(""),
     }
     kinds = list(Kind)
@@ -344,9 +370,15 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "body", bytes([0]) + b"[" * 5000
     yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
     yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
-    yield "request", bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0]) + b'{"traceparent": "00-1"}'
-    yield "request", bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0]) + b'["traceparent"]'
-    yield "request", bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0]) + b"traceparent" + b"[" * 5000
+    good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
+    texts = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
+    named = (b'{"%b": "%b"}' % (pending.ENTRY_PARAMETER.encode(), e) for e in (b"whole", b"none"))
+    for text in (*texts, *named, b""):
+        for entries in range(2):
+            yield "request", bytes([entries]) + good_request + text
+    # Only the third entry's tensor; only the tensors of the others, with a timeout.
+    yield "request", bytes([1, 1, 0, 1, 1, 4, 1, 2, 0, 0, 0, 0, 0])
+    yield "request", bytes([1, *good_request[:5], 0, 0x80, 0x1A, 6, 0])
     yield "control", b'{"command": "prepare", "generation": 2}'
     yield "control", b'{"command": "status"}'
 

@@ -5,7 +5,14 @@ from math import exp
 import numpy as np
 import pytest
 
-from triton_backend.scheduler.admission import ADMISSION, FILLED_SHARE, OVERLOAD_FACTOR, admits
+from tests.fakes.plans import Own, make_plan
+from triton_backend.scheduler.admission import (
+    ADMISSION,
+    FILLED_SHARE,
+    OVERLOAD_FACTOR,
+    admits,
+    new_admission,
+)
 
 MEMORY_US, SAMPLE_US, FAR_US = 100_000.0, 1_000.0, 10**9
 
@@ -63,3 +70,9 @@ def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> Non
     for work_us, admitted in ((full_us, True), (full_us + 1, False)):
         rows = door(offered=offered, batching=1.0, work_us=work_us)
         assert admits(rows, 0, 1, 10_000, 0) is admitted
+
+
+@pytest.mark.parametrize(("batches", "batching"), [(1, 0), (2, 1)])
+def test_only_batches_of_several_samples_are_kept_large(batches: int, batching: int) -> None:
+    plan = make_plan([[Own(latency_us=(1_000, 1_500)[:batches])]])
+    assert new_admission(plan)[0]["batching"] == batching

@@ -57,3 +57,17 @@ def test_a_pipeline_that_ends_in_time_goes_before_one_that_is_free_sooner() -> N
     ]
     assert not [d for d in decided if isinstance(d, Drop)]
     assert {d.pipeline for d in decided if isinstance(d, Dispatch)} == {1}
+
+
+def test_a_smaller_batch_costs_nothing_while_a_vgpu_is_free() -> None:
+    pool = Own(latency_us=(6_000, 8_000, 9_000, 10_000), gpus=1)
+    scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy="reservation-ahead")
+    decided = [
+        decision
+        for number in range(3)
+        for decision in scheduler.handle(
+            Arrival(now_us=0, request_id=number, model=0, deadline_us=8_500)
+        )
+    ]
+    (batch,) = [d for d in decided if isinstance(d, Dispatch)]
+    assert batch.request_ids == (0, 1)
