@@ -6,10 +6,10 @@ field and reason. Not here: whether the values make sense together (the core typ
 
 import json
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
     PositiveInt,
     Tag,
     ValidationError,
+    model_validator,
 )
 
 from flows.device_class import DeviceClass
@@ -41,11 +42,25 @@ class FileForm(BaseModel):
 
 
 class RuntimeForm(FileForm):
-    """How a CPU stands for a GPU class: the cores, threads per stage, and its stretch."""
+    """How a CPU stands for a GPU class: the cores, threads per stage, and its stretch.
 
-    cores: list[int] = Field(min_length=1)
-    threads: PositiveInt = 1
-    stretch: PositiveFloat = 1.0
+    With `provider: cuda` a GPU runs it in onnxruntime: the way for cards that no TensorRT knows.
+    """
+
+    kind: Literal["onnxruntime"] = "onnxruntime"
+    provider: Literal["cpu", "cuda"] = "cpu"
+    cores: list[int] | None = Field(default=None, min_length=1)
+    threads: PositiveInt | None = None
+    stretch: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        on_cpu = [n for n in ("cores", "threads", "stretch") if getattr(self, n) is not None]
+        if self.provider == "cuda" and on_cpu:
+            raise ValueError(f"{on_cpu[0]} is of provider cpu alone")
+        if self.provider == "cpu" and self.cores is None:
+            raise ValueError("cores is missing")
+        return self
 
 
 class PercentsForm(FileForm):
@@ -117,7 +132,7 @@ class WorkloadForm(FileForm):
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a cluster.yaml; how its classes run on CPUs is `read_device_classes`'s.
+    """The cluster of a cluster.yaml; how its classes are run is `read_device_classes`'s.
 
     Raises:
         InputError: the file cannot be read or used, with field and reason.
@@ -137,7 +152,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def read_device_classes(path: Path) -> dict[str, DeviceClass]:
-    """CPU classes of a cluster.yaml: the GPU classes that state a `runtime`, by name.
+    """Classes of a cluster.yaml that onnxruntime runs: those that state a `runtime`, by name.
 
     Raises:
         InputError: the file cannot be read, or this machine lacks the cores named.
@@ -152,8 +167,13 @@ def read_device_classes(path: Path) -> dict[str, DeviceClass]:
 
 def _device_class(named: tuple[str, RuntimeForm]) -> DeviceClass:
     name, runtime = named
+    if runtime.provider == "cuda":
+        return DeviceClass(name=name, provider=runtime.provider)
     return DeviceClass(
-        name=name, cores=tuple(runtime.cores), threads=runtime.threads, stretch=runtime.stretch
+        name=name,
+        cores=tuple(runtime.cores or ()),
+        threads=runtime.threads or 1,
+        stretch=1.0 if runtime.stretch is None else runtime.stretch,
     )
 
 
@@ -256,21 +276,31 @@ def _read_form(path: Path, form: type[Form]) -> Form:
 
 
 def _complaint(path: Path, error: ValidationError) -> InputError:
-    """The first error in one line: `file, nodes[0].gpus: reason`."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    given = first["input"]
-    reason = " ".join(first["msg"].split())
-    if first["type"] == "missing":
+    """The first error in one line, `file, nodes[0].gpus: reason`, and the second where there are two.
+
+    What is missing is often there under a name that nobody knows.
+    """
+    first, *more = map(_fault, error.errors(include_url=False))
+    field, reason = first
+    if len(more) == 1:
+        reason += f" (and {': '.join(filter(None, more[0]))})"
+    elif more:
+        reason += f" (and {len(more)} more)"
+    return InputError(f"{path}, {field}" if field else str(path), reason)
+
+
+def _fault(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Field and reason of one error."""
+    loc: tuple[int | str, ...] = error["loc"]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+    reason = " ".join(str(error["msg"]).split())
+    if error["type"] == "missing":
         reason = "is missing"
-    elif first["type"] == "extra_forbidden":
+    elif error["type"] == "extra_forbidden":
         reason = "no such field"
-    elif not isinstance(given, (dict, list)):
-        reason = f"{reason}, not {given!r}"
-    more = error.error_count() - 1
-    return InputError(
-        f"{path}, {field}" if field else str(path), reason + (f" (and {more} more)" if more else "")
-    )
+    elif not isinstance(error["input"], (dict, list)):
+        reason = f"{reason}, not {error['input']!r}"
+    return field, reason
 
 
 def _text(path: Path) -> str:

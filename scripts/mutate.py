@@ -1,10 +1,12 @@
 """Small random changes to the product, one at a time: do the tests notice?
 
-    .venv/bin/python -m scripts.mutate [--count 40] [--seed 0] [--only triton_backend/scheduler]
+    .venv/bin/python -m scripts.mutate [--count 40] [--skip 0] [--seed 0] [--only triton_backend/scheduler] [--part]
 
 Draws places in contract, scheduler and the parts of the planner that prove or check, makes each change in a
 copy of the tree and runs the tests of that part there: first those of the file, then the fast ones. What no
-test notices survives and is printed. Survivors that change nothing are explained in `MUTANTS.md`.
+test notices survives and is printed. Survivors that change nothing are explained in `MUTANTS.md`. A long draw can
+be tried in pieces: `--skip 60 --count 40` goes on where `--count 60` ended. `--part` leaves out the simulator and
+the gateway, which take most of the time and notice little more.
 
 A change is a comparison (< for <=, == for !=), a sign (+ for -, * for //), an off-by-one (a constant, and a
 `min` for a `max`), or a negated condition. Tests run with kernels as plain Python, but for those of the
@@ -39,6 +41,7 @@ PARTS = (
     "flows/planning/placement.py",
     "flows/planning/pool/bound.py",
     "flows/planning/pool/divide.py",
+    "flows/planning/pool/search.py",
     "flows/planning/pool/spare_gpus.py",
 )
 PLAIN, COMPILED = {"NUMBA_DISABLE_JIT": "1"}, {"NUMBA_DISABLE_JIT": "0"}
@@ -47,7 +50,7 @@ CORE = (
     (COMPILED, ("tests/triton_backend/simulator", "tests/triton_backend/serving/gateway")),
 )
 PLANNER = ((COMPILED, ("tests/flows/planning", "tests/flows/cli/plan")),)
-CPU_SECONDS = 400
+CPU_SECONDS = 200
 NOTICED_TARGET = 0.9
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -182,11 +185,11 @@ def files_of(parts: Sequence[str]) -> list[Path]:
     return [path.relative_to(ROOT) for path in found]
 
 
-def draw(parts: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Mutants drawn at random without repetition, all places alike."""
+def draw(parts: Sequence[str], count: int, seed: int, skip: int = 0) -> list[Mutant]:
+    """Mutants drawn at random without repetition, all places alike; the first `skip` are left out."""
     every = [m for path in files_of(parts) for m in mutants_of(path, (ROOT / path).read_text())]
     rng = np.random.default_rng(seed)
-    chosen = rng.permutation(len(every))[:count]
+    chosen = rng.permutation(len(every))[skip : skip + count]
     return [every[number] for number in chosen]
 
 
@@ -249,24 +252,27 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=40, help="changes to try")
+    parser.add_argument("--skip", type=int, default=0, help="of the draw, tried before")
+    parser.add_argument("--part", action="store_true", help="only the tests of the part itself")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", nargs="+", default=PARTS, metavar="PATH", help="files or folders")
     asked = parser.parse_args()
-    mutants = draw(asked.only, asked.count, asked.seed)
+    mutants = draw(asked.only, asked.count, asked.seed, asked.skip)
+    core = CORE[:1] if asked.part else CORE
     survivors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="poolpipe-mutants-") as scratch:
         copy = Path(scratch)
         for name in COPIED:
             shutil.copytree(ROOT / name, copy / name)
         shutil.copy2(ROOT / "pyproject.toml", copy)
-        for environment, tests in (*CORE, *PLANNER):
+        for environment, tests in (*core, *PLANNER):
             if not passes(copy, environment, tests):
                 print(f"{' '.join(tests)}: fail without any change", file=sys.stderr)
                 return 1
         for mutant in mutants:
             watch = Stopwatch()
             line = mutant.describe((ROOT / mutant.path).read_text())
-            suites = CORE if mutant.path.parts[0] == "triton_backend" else PLANNER
+            suites = core if mutant.path.parts[0] == "triton_backend" else PLANNER
             lives = not noticed(copy, mutant, suites)
             if lives:
                 survivors.append(line)

@@ -4,9 +4,13 @@ Exit codes: 0 success, 2 wrong usage or bad input (one line on stderr), 1 failur
 interrupted. Not here: which commands there are (`registry`), and any heavy import.
 """
 
+import errno
+import shutil
 import signal
 import sys
+import tempfile
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -20,6 +24,7 @@ FAILURE = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="poolpipe",
@@ -62,10 +67,21 @@ def _complaint(error: Exception) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         return error.format_message(), WRONG_INPUT
     if isinstance(error, OSError):  # a full disk, a folder nobody may write: nobody's wrong input
-        return f"{error.filename or 'output'}: {error.strerror or error}", FAILURE
+        room = f" ({_room()})" if error.errno in FULL else ""
+        return f"{error.filename or 'output'}: {error.strerror or error}{room}", FAILURE
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}", FAILURE
     return str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE
+
+
+def _room() -> str:
+    """How much is free where commands write: an error of a full disk seldom says which one it was."""
+    from flows.state import project_state, warehouse_path
+
+    places = (project_state().home, warehouse_path().parent, Path(tempfile.gettempdir()))
+    there = [next(p for p in (q.absolute(), *q.absolute().parents) if p.exists()) for q in places]
+    free = {p.stat().st_dev: (p, shutil.disk_usage(p).free) for p in reversed(there)}
+    return ", ".join(f"{p}: {bytes_left:,} bytes free" for p, bytes_left in free.values())
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -1,14 +1,16 @@
 """`scripts/operations`: server, worker, deployments and pages of this machine, in one process.
 
     up [--class NAME ...]   start what does not run yet, and register prefect.yaml
-    status                  what runs, and what is registered
+       [--cluster C --workload W --nightly "0 3 * * *"]   and replan every night (UTC)
+    status                  what runs, what is registered, and whether nights are replanned
     down                    end what was started here; what it knows stays
 
 State lies in the project's folder (POOLPIPE_HOME, default .poolpipe). The server's port is
 POOLPIPE_PREFECT_PORT (4200), the page's POOLPIPE_UI_PORT (8080). With PREFECT_API_URL set no server
 is started: worker and deployments join that one. `--class` names GPU classes (or CPU classes that
 stand in) that this machine profiles: each has a work pool, a deployment and a worker of its own. On
-a host that does nothing else, `--only-classes` leaves the rest out.
+a host that does nothing else, `--only-classes` leaves the rest out. `--nightly` also arms the trigger
+that replans when the load or the cluster changes; later `up`s keep it, `--no-nightly` takes it back.
 
 Processes are started while this one still imports Prefect, which takes as long as all the rest.
 """
@@ -23,6 +25,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.clock import Stopwatch
 from flows.deployments.background import log_of, running, say, start, stop
@@ -30,11 +33,15 @@ from flows.deployments.orchestration.home import prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 
+if TYPE_CHECKING:
+    from flows.deployments.nightly import Nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "poolpipe"
 CLASS_POOL = "gpu-{}"
 PREFECT = (sys.executable, "-m", "prefect")
 SERVER_SECONDS, POLL_SECONDS = 120.0, 0.1
+NIGHTLY_FILE = "nightly.yaml"
 LAST_PORT, LOOPBACK = 65_535, "127.0.0.1"
 
 
@@ -147,8 +154,14 @@ def worker_command(pool: str) -> list[str]:
     return [*PREFECT, "worker", "start", "--pool", pool, "--name", name, "--type", "process"]
 
 
-def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> None:
-    """Start what does not run yet, and register every deployment.
+def up(
+    place: Place,
+    classes: Sequence[str],
+    *,
+    only_classes: bool = False,
+    nightly: "Nightly | None" = None,
+) -> None:
+    """Start what does not run yet, register every deployment, and arm replanning.
 
     Raises:
         InputError: another program has a port.
@@ -163,6 +176,8 @@ def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> N
     wait_for_server(place)
     if not only_classes:
         register(ROOT, POOL)
+        if nightly is not None:
+            _arm(nightly)
         start(place.folder, "worker", worker_command(POOL), within=ROOT)
         page = Path(sys.executable).with_name("poolpipe")
         start(place.folder, "page", [str(page), "ui", "--port", str(place.ui_port)], within=ROOT)
@@ -174,6 +189,46 @@ def up(place: Place, classes: Sequence[str], *, only_classes: bool = False) -> N
         say(f"Prefect: http://127.0.0.1:{place.port}")
     if not only_classes:
         say(f"page: http://127.0.0.1:{place.ui_port}")
+
+
+def _arm(nightly: "Nightly") -> None:
+    from flows.deployments.nightly import arm, described  # noqa: PLC0415  # slow to import
+
+    arm(nightly)
+    for line in described():
+        say(line)
+
+
+def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
+    """What nights are replanned for: as asked now and noted for later, or as noted before.
+
+    Raises:
+        InputError: an option or a file is missing or wrong.
+    """
+    given = {name: getattr(asked, name) for name in ("cluster", "workload", "nightly")}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    noted = place.folder / NIGHTLY_FILE
+    if asked.no_nightly:
+        noted.unlink(missing_ok=True)
+    if len(missing) == len(given):
+        if asked.word != "up" or asked.only_classes or not noted.exists():
+            return None
+        from flows.deployments.nightly import kept  # noqa: PLC0415  # slow to import
+
+        return kept(noted)
+    if missing:
+        raise InputError(
+            ", ".join(missing), "is missing: --cluster, --workload, --nightly go together"
+        )
+    if asked.word != "up" or asked.only_classes or asked.no_nightly:
+        raise InputError("--nightly", "goes with `up` alone, where replanning is registered")
+    from flows.deployments.nightly import Nightly, keep  # noqa: PLC0415  # as above
+
+    here: Path = asked.called_from
+    files = {name: (here / given[name]).resolve() for name in ("cluster", "workload")}
+    nightly = Nightly(**files, cron=given["nightly"])
+    keep(noted, nightly)
+    return nightly
 
 
 def down(place: Place) -> None:
@@ -193,9 +248,10 @@ def status(place: Place) -> None:
     if not is_up(place):
         say(f"no Prefect server answers at {place.api_url}")
         return
-    from flows.deployments.register import registered  # noqa: PLC0415  # slow to import
+    from flows.deployments.nightly import described  # noqa: PLC0415  # slow to import
+    from flows.deployments.register import registered  # noqa: PLC0415  # as above
 
-    for line in registered():
+    for line in (*registered(), *described()):
         say(line)
 
 
@@ -209,13 +265,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("word", choices=("up", "status", "down"))
     parser.add_argument("--class", dest="classes", action="append", default=[], metavar="NAME")
     parser.add_argument("--only-classes", action="store_true")
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help="of the nights")
+    parser.add_argument("--workload", type=Path, metavar="FILE", help="of the nights")
+    parser.add_argument("--nightly", metavar="CRON", help="when to replan: five fields, UTC")
+    parser.add_argument("--no-nightly", action="store_true", help="take it back")
+    # `scripts/operations` changes to the repository; files are named as seen from where it was called.
+    parser.add_argument("--called-from", type=Path, default=Path(), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     try:
         place = place_of()
         prepare(place)
+        nightly = nightly_of(place, asked)
         if asked.word == "up":
             watch = Stopwatch()
-            up(place, asked.classes, only_classes=asked.only_classes)
+            up(place, asked.classes, only_classes=asked.only_classes, nightly=nightly)
             say(f"up after {watch.seconds():.0f} s")
         elif asked.word == "down":
             down(place)

@@ -38,12 +38,13 @@ class PrepareParameters(Parameters):
     max_batch: int = Field(default=8, ge=1, le=256)
 
 
-class CpuRuntime(BaseModel):
-    """The CPU that stands for a class, as cluster.yaml states it."""
+class OnnxRuntime(BaseModel):
+    """What runs a class in onnxruntime, as cluster.yaml states it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    cores: list[int]
+    provider: Literal["cpu", "cuda"] = "cpu"
+    cores: list[int] = []
     threads: int = 1
     stretch: float = 1.0
 
@@ -56,7 +57,9 @@ class ProfileClassParameters(BaseModel):
     split: Path = Field(description="Folder of the split model, as the worker's host sees it.")
     gpu_class: str
     divisors: list[int] = Field(default=[1])
-    runtime: CpuRuntime | None = Field(default=None, description="None: a GPU of the host.")
+    runtime: OnnxRuntime | None = Field(
+        default=None, description="None: engines on a GPU of the host."
+    )
     known: list[dict[str, Any]] = Field(default=[], description="Cells measured before.")
 
     @classmethod
@@ -67,7 +70,7 @@ class ProfileClassParameters(BaseModel):
             split=request.split.resolve(),
             gpu_class=request.gpu_class,
             divisors=list(request.divisors),
-            runtime=device and CpuRuntime(**device.to_options()),
+            runtime=device and OnnxRuntime(**device.to_options()),
             known=ClassProfile(cells=request.known).to_rows(),
         )
 

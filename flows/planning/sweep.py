@@ -138,6 +138,15 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
     return replace(situation, workload=Workload(models=models))
 
 
+def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
+    """SLO of every model as a multiple of the workload's own."""
+    _require(value > 0, "slo", value)
+    models = tuple(
+        replace(m, slo_us=max(1, round(value * m.slo_us))) for m in situation.workload.models
+    )
+    return replace(situation, workload=Workload(models=models))
+
+
 def _fastest_us(profile: ModelProfile) -> float:
     whole = [table for (_, divisor), table in profile.latency_us.items() if divisor == 1]
     if not whole:
@@ -179,6 +188,7 @@ def _require(holds: bool, vary: str, value: float) -> None:  # noqa: FBT001 - th
 VARIATIONS: Mapping[str, Callable[[Situation, str, float], Situation]] = {
     "gpus": _gpus,
     "ratio": _ratio,
+    "slo": _slo,
     "slo-scale": _slo_scale,
     "bandwidth": _bandwidth,
     "margin": _margin,

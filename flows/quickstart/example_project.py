@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.device_class import DeviceClass
-from flows.preparation.building.onnxruntime import CpuClass
+from flows.preparation.building.onnxruntime import OnnxRuntimeClass
 from flows.preparation.splitting.examples import write_example
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -76,14 +76,14 @@ def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[Offered
     return tuple(found.values())
 
 
-def example_classes() -> dict[str, CpuClass]:
+def example_classes() -> dict[str, OnnxRuntimeClass]:
     """The two CPU classes: the first and the last core this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
     slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=SLOW_STRETCH)
     return {
-        FAST: CpuClass(device=fast, divisors=(1, 2)),
-        SLOW: CpuClass(device=slow, divisors=(1,)),
+        FAST: OnnxRuntimeClass(device=fast, divisors=(1, 2)),
+        SLOW: OnnxRuntimeClass(device=slow, divisors=(1,)),
     }
 
 

@@ -51,8 +51,9 @@ from triton_backend.serve_folder.settings import (
     plan_artifacts,
 )
 
-# Python 3.12 and current security fixes; any later one of the same Python will do.
-TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:25.08-py3"
+# NVIDIA's bulletin 5828 of May 2026 (CVE-2026-24206 to 24209: requests without a login) is mended from 26.03 on; this is
+# the newest release known. It wants cards of compute capability 7.5 and later: older ones need an image without the fixes.
+TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
 TLS_KINDS = ("off", "server", "mutual")
 GATEWAY = "gateway"
 STAGE_PREFIX = "poolpipe_stage_"
@@ -162,6 +163,11 @@ class NodeContainer:
     vgpus: int
     shared_memory_mib: int
     stages: tuple[StageHere, ...]
+
+    @property
+    def memory_gib(self) -> int:
+        """What it is given at least; twice as much is its limit."""
+        return 2 + 2 * self.vgpus
 
 
 def label(text: str) -> str:
@@ -428,7 +434,7 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
         "gpus": max(m.gpus for m in members) if any(m.on_gpu for m in members) else 0,
         "shares_gpus": any(m.shares_gpus for m in members),
         "cpus": 1 + max(m.vgpus for m in members),
-        "memory_gib": 2 + 2 * max(m.vgpus for m in members),
+        "memory_gib": max(m.memory_gib for m in members),
         "shared_memory_mib": max(m.shared_memory_mib for m in members),
     }
 

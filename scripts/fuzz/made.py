@@ -16,6 +16,25 @@ MODEL = "sink"
 INPUT_BYTES = 64
 SLO_US = 200_000
 SOME, MANY, MOST = 0.2, 0.3, 0.7
+OF_REQUESTS = (
+    "timeout",
+    "priority",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "binary_data_output",
+    "traceparent",
+    "mine",
+)
+OF_TENSORS = (
+    "binary_data_size",
+    "binary_data",
+    "classification",
+    "shared_memory_region",
+    "shared_memory_byte_size",
+    "shared_memory_offset",
+)
+VALUES: tuple[Any, ...] = (0, -1, 1, 2**31, 2**63, 2**64 - 1, 1.5, 1e300, True, None, "x", [], {})
 Draws = np.random.Generator
 pb: Any = service_pb2  # generated at import time: no names a type checker could see
 
@@ -93,9 +112,28 @@ def _tensor(draws: Draws) -> dict[str, Any]:
     }
 
 
+def _parameters(draws: Draws, names: tuple[str, ...]) -> dict[str, Any]:
+    """Some of the parameters that KServe and Triton know, with values of every kind."""
+    chosen = draws.choice(names, int(draws.integers(0, 3)))
+    return {str(name): VALUES[int(draws.integers(len(VALUES)))] for name in chosen}
+
+
 def bad_json(draws: Draws) -> bytes:
-    """A KServe request that is wrong in one or several places, or cut short."""
-    body = json.dumps({"inputs": [_tensor(draws)] * int(draws.integers(0, 3))}).encode()
+    """A KServe request that is wrong in one or several places, deeply nested, or cut short."""
+    tensor = _tensor(draws)
+    if draws.random() < SOME:
+        depth = int(draws.choice([10, 1_000, 30_000]))
+        nested = b"[" * depth + b"]" * (depth if draws.random() < MOST else 0)
+        return b'{"inputs":[{"name":"input","shape":[1,64],"datatype":"UINT8","data":%b}]}' % nested
+    if draws.random() < MANY:
+        tensor["parameters"] = _parameters(draws, OF_TENSORS)
+    request: dict[str, Any] = {"inputs": [tensor] * int(draws.integers(0, 3))}
+    if draws.random() < MANY:
+        request["parameters"] = _parameters(draws, OF_REQUESTS)
+    if draws.random() < SOME:
+        outputs = [{"name": "output", "parameters": _parameters(draws, OF_TENSORS)}]
+        request["outputs"] = outputs * int(draws.integers(1, 3))
+    body = json.dumps(request).encode()
     return body[: int(draws.integers(len(body)))] if draws.random() < MANY else body
 
 

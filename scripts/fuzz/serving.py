@@ -15,11 +15,13 @@ import contextlib
 import socket
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +47,7 @@ from triton_backend.serving.deployment import Deployment
 
 ELSEWHERE = "127.0.0.2"
 CONNECTION_TIMEOUT_S = 5.0
+MOST_IN_PIECES, PIECES, PIECE_PAUSE_S = 20_000, 8, 0.005
 RAW_TIMEOUT_S = 0.05  # Triton waits for the rest of what may become a request
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Draws = np.random.Generator
@@ -193,6 +196,36 @@ def http_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
     return run
 
 
+def in_pieces(port: int) -> Callable[[int, Draws], Counter[str]]:
+    """Good and bad requests that trickle in, a few bytes at a time; the status, or how it ended."""
+
+    def run(count: int, draws: Draws) -> Counter[str]:
+        ends: Counter[str] = Counter()
+        pause = threading.Event()
+        for _ in range(count):
+            body = bad_json(draws)[:MOST_IN_PIECES]
+            said = len(body) + int(draws.choice([0, 0, 0, -1, 1, 1_000_000]))
+            head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {said}\r\n\r\n"
+            data = head.encode() + body
+            cuts = sorted(int(at) for at in draws.integers(len(data) + 1, size=PIECES))
+            with socket.create_connection(("127.0.0.1", port), CONNECTION_TIMEOUT_S) as peer:
+                peer.settimeout(10 * RAW_TIMEOUT_S)
+                try:
+                    for begin, end in pairwise([0, *cuts, len(data)]):
+                        peer.sendall(data[begin:end])
+                        pause.wait(PIECE_PAUSE_S)
+                    first = peer.recv(4096)
+                except TimeoutError:
+                    ends["left open"] += 1
+                except OSError:
+                    ends["closed"] += 1
+                else:
+                    ends[first.split()[1].decode() if first else "closed"] += 1
+        return ends
+
+    return run
+
+
 def grpc_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
     """Malformed messages over one channel; how often each gRPC status came."""
 
@@ -223,7 +256,8 @@ def fuzz(root: Path, port: int, count: int, seed: int) -> tuple[list[Figure], di
             ("our TCP sockets", 0.2, frames(system.tcp_doors())),
             ("requests over HTTP", 0.2, http_requests(state.http_url)),
             ("requests over gRPC", 0.1, grpc_requests(state.grpc_url)),
-            ("raw bytes to HTTP", 0.1, raw(port, http_opening)),
+            ("HTTP in pieces", 0.02, in_pieces(port)),
+            ("raw bytes to HTTP", 0.08, raw(port, http_opening)),
             ("raw bytes to gRPC", 0.1, raw(port + 1, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")),
         )
         raw_results: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from threading import Barrier
 
 import pytest
 
+from flows.device_class import DeviceClass
 from flows.files import (
     read_cluster,
     read_device_classes,
@@ -70,11 +71,35 @@ def test_a_runtime_makes_a_device_class_and_stays_out_of_the_cluster(tmp_path: P
     assert classes["P4"].to_options() == {"cores": [0], "threads": 1, "stretch": 4.0}
 
 
+def test_a_runtime_may_ask_for_a_gpu(tmp_path: Path) -> None:
+    text = CLUSTER.replace("  P4:", "  P4: {runtime: {kind: onnxruntime, provider: cuda}}")
+    classes = read_device_classes(written(tmp_path, text))
+    assert classes == {"P4": DeviceClass(name="P4", provider="cuda")}
+    assert DeviceClass.from_options("P4", classes["P4"].to_options()) == classes["P4"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "reason"),
+    [
+        ("{provider: cuda, cores: [0]}", "cores is of provider cpu alone"),
+        ("{provider: cuda, stretch: 2}", "stretch is of provider cpu alone"),
+        ("{}", "cores is missing"),
+        ("{provider: rocm, cores: [0]}", "'cpu' or 'cuda'"),
+        ("{kind: tensorrt}", "'onnxruntime'"),
+    ],
+)
+def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason: str) -> None:
+    path = written(tmp_path, CLUSTER.replace("  P4:", f"  P4: {{runtime: {runtime}}}"))
+    with pytest.raises(InputError, match=reason) as refused:
+        read_device_classes(path)
+    assert "P4" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
         (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "valid integer"),
-        (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and 1 more)"),
+        (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and nodes[1].gpu: no such"),
         (("count: 2", "count: 0"), "nodes[0].count", "greater than 0, not 0"),
         (("gpu_class: P4", "gpu_class: T4"), "nodes[1].gpu_class", "'T4' is not one of"),
         (("[1, 2]", "[1, 9]"), "gpu_classes.L4.vgpu_divisors", "from 1 to 4"),
@@ -125,6 +150,7 @@ def test_a_workload_is_read_with_what_it_states_alone(tmp_path: Path) -> None:
         ("models: [{name: a}]", r"models\[0\].slo_ms: is missing"),
         ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms"),
         ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
+        ("models: [{name: a, slo: 20}]", r"slo_ms: is missing \(and models\[0\].slo: no such"),
         ("[1, 2]", "valid dictionary"),
     ],
 )

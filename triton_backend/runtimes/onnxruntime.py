@@ -153,7 +153,7 @@ def _open(folder: Path, artifact: Artifact, threads: int) -> onnxruntime.Inferen
         raise InputError(str(folder), f"its model file {path.name!r} is missing")
     providers: list[Any] = ["CPUExecutionProvider"]
     if artifact.device == CUDA:
-        _require_cuda(path)
+        require_cuda(str(path))
         providers.insert(0, (CUDA_PROVIDER, {"use_tf32": "0"}))
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
@@ -165,11 +165,15 @@ def _open(folder: Path, artifact: Artifact, threads: int) -> onnxruntime.Inferen
     return session
 
 
-def _require_cuda(path: Path) -> None:
-    """Without the provider onnxruntime would run on the CPU and say nothing."""
+def require_cuda(where: str) -> None:
+    """Refuse a GPU where onnxruntime has no CUDA: it would run on the CPU and say nothing.
+
+    Raises:
+        InputError: naming what asked for it, and what to install.
+    """
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         raise InputError(
-            str(path),
+            where,
             f"is for a GPU, and onnxruntime {onnxruntime.__version__} here has no CUDA provider:"
             " install onnxruntime-gpu in its place",
         )

@@ -38,7 +38,9 @@ def whatif(
     vary: Annotated[
         str,
         typer.Option(
-            metavar="WHAT[:CLASS]", help="gpus, ratio, slo-scale, bandwidth, margin or classes."
+            metavar="WHAT[:CLASS]",
+            help="gpus, ratio, slo (times the workload's own), slo-scale (times the model's fastest"
+            " latency), bandwidth, margin or classes.",
         ),
     ],
     values: Annotated[

@@ -8,10 +8,10 @@ import typer
 from flows.cli.console import notes, print_json, progress, show, table
 from flows.cli.prepare.selection import (
     Names,
-    cpu_classes,
     engine_options,
     gpu_classes,
     model_names,
+    onnxruntime_classes,
 )
 from flows.cli.registry import command
 from flows.cli.shared_options import (
@@ -63,7 +63,7 @@ def build(
         options = engine_options(batch, precision, library, capability)
         _build_engines(work, model_names(work, names), cluster, options, as_json=as_json)
         return
-    classes = cpu_classes(cluster)
+    classes = onnxruntime_classes(cluster)
     built: dict[str, dict[str, dict[tuple[int, int], BuiltArtifact]]] = {}
     with progress("building") as report:
         for name in model_names(work, names):

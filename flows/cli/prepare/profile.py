@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.console import note, print_json, progress, show, table
-from flows.cli.prepare.selection import Names, cpu_classes, engine_options, model_names
+from flows.cli.prepare.selection import Names, engine_options, model_names, onnxruntime_classes
 from flows.cli.registry import command
 from flows.cli.shared_options import (
     WAREHOUSE,
@@ -77,7 +77,7 @@ def profile(
             work, model_names(work, names), cluster, (options, gpus, limits), as_json=as_json
         )
         return
-    classes = cpu_classes(cluster)
+    classes = onnxruntime_classes(cluster)
     with progress("profiling") as report:
 
         def on_cell(at: int, of: int, key: "CellKey") -> None:

@@ -10,7 +10,7 @@ from flows.cli.console import note, notes
 from flows.cli.shared_options import pairs
 
 if TYPE_CHECKING:
-    from flows.preparation.building.onnxruntime import CpuClass
+    from flows.preparation.building.onnxruntime import OnnxRuntimeClass
     from flows.preparation.building.tensorrt.engines import EngineOptions
     from flows.workspace import Workspace
 
@@ -37,40 +37,41 @@ def model_names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
     return found
 
 
-def cpu_classes(cluster: Path) -> "list[CpuClass]":
-    """CPU classes of a cluster file with their divisors; classes without a runtime are named."""
+def onnxruntime_classes(cluster: Path) -> "list[OnnxRuntimeClass]":
+    """Classes that onnxruntime runs, with their divisors; classes without a runtime are named."""
     from flows.files import read_cluster, read_device_classes
-    from flows.preparation.building.onnxruntime import CpuClass
+    from flows.preparation.building.onnxruntime import OnnxRuntimeClass
     from triton_backend.contract.errors import InputError
 
     known, devices = read_cluster(cluster), read_device_classes(cluster)
     if not devices:
         raise InputError(
-            f"{cluster}, gpu_classes", "none has a `runtime: {cores, threads, stretch}` to run here"
+            f"{cluster}, gpu_classes",
+            "none has a `runtime: {cores, threads, stretch}` or `{provider: cuda}` to run here",
         )
     without = [c.name for c in known.gpu_classes if c.name not in devices]
     notes(f"class {name} has no runtime here, left out" for name in without)
     return [
-        CpuClass(device=device, divisors=known.gpu_class(name).vgpu_divisors)
+        OnnxRuntimeClass(device=device, divisors=known.gpu_class(name).vgpu_divisors)
         for name, device in devices.items()
     ]
 
 
 def gpu_classes(cluster: Path) -> list[str]:
-    """Classes of a cluster file that no CPU stands in for."""
+    """Classes of a cluster file that are left to engines: those without a `runtime`."""
     from flows.files import read_cluster, read_device_classes
     from triton_backend.contract.errors import InputError
 
-    on_cpu = read_device_classes(cluster)
+    on_onnxruntime = read_device_classes(cluster)
     classes = [c.name for c in read_cluster(cluster).gpu_classes]
-    found = [name for name in classes if name not in on_cpu]
+    found = [name for name in classes if name not in on_onnxruntime]
     if not found:
         raise InputError(
-            f"{cluster}, gpu_classes", "every class has a `runtime` on CPUs, none is a GPU"
+            f"{cluster}, gpu_classes", "every class has a `runtime`, none is left for engines"
         )
     for name in classes:
-        if name in on_cpu:
-            note(f"class {name} runs on CPUs, left out")
+        if name in on_onnxruntime:
+            note(f"class {name} runs in onnxruntime, left out")
     return found
 
 

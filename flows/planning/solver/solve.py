@@ -4,7 +4,9 @@ Both take the same `Program`. Random seeds and thread counts are fixed, so that 
 proof or by its node limit repeats itself exactly.
 """
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import highspy
@@ -171,6 +173,27 @@ def _with_gurobi(program: Program, limits: Limits) -> tuple[Solution | None, str
             return _gurobi_answer(model, x), ""
     except gurobipy.GurobiError as error:
         return None, f"Gurobi refused {variables} variables and {rows} rows: {error}"
+
+
+def gurobi_licence() -> str:
+    """What Gurobi says of its licence when it starts, or why it does not start.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    import gurobipy  # noqa: PLC0415 - as above
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        try:
+            with gurobipy.Env(empty=True) as env:
+                env.setParam("LogToConsole", 0)
+                env.setParam("LogFile", str(log))
+                env.start()
+        except gurobipy.GurobiError as error:
+            return str(error)
+        lines = [line for line in log.read_text().splitlines() if "icense" in line]
+    return lines[-1].strip() if lines else "says nothing of a licence"
 
 
 def _limit_gurobi(model: Any, limits: Limits) -> None:

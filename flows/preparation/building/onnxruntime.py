@@ -1,4 +1,4 @@
-"""Artifacts of onnxruntime: the stage's ONNX file beside the class's cores, threads, stretch.
+"""Artifacts of onnxruntime: the stage's ONNX file beside the class's cores, threads, stretch, or its GPU.
 
 onnxruntime optimises when it loads, for the machine it is on; nothing is compiled here. The file is
 linked, not copied, where the file system allows it.
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import onnxruntime
 
@@ -122,9 +123,14 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+class _Place(TypedDict):
+    max_batch: int
+    root: Path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuClass:
-    """A CPU class and the vGPU divisors it is wanted with."""
+class OnnxRuntimeClass:
+    """A class that onnxruntime runs, and the vGPU divisors it is wanted with."""
 
     device: DeviceClass
     divisors: tuple[int, ...] = (1,)
@@ -136,16 +142,16 @@ def build_stages(
     stages: Sequence[tuple[int, int]],
     device: DeviceClass,
 ) -> dict[tuple[int, int], BuiltArtifact]:
-    """Artifacts of stages [first, last) for one CPU class, built or found, by stage."""
+    """Artifacts of stages [first, last) for one class, built or found, by stage."""
     built: dict[tuple[int, int], BuiltArtifact] = {}
     for first, last in stages:
-        built[first, last] = build_stage(
-            extract_stage(split, first, last),
-            split.stage_inputs(first),
-            split.stage_outputs(last),
-            device_class=device,
-            max_batch=split.max_batch,
-            root=work.state.artifacts,
+        file = extract_stage(split, first, last)
+        tensors = (split.stage_inputs(first), split.stage_outputs(last))
+        where: _Place = {"max_batch": split.max_batch, "root": work.state.artifacts}
+        built[first, last] = (
+            build_cuda_stage(file, *tensors, gpu_class=device.name, **where)
+            if device.on_gpu
+            else build_stage(file, *tensors, device_class=device, **where)
         )
     now = now_utc()
     with work.open() as warehouse:
@@ -156,7 +162,7 @@ def build_stages(
 
 
 def build_step(
-    work: Workspace, split: SplitModel, classes: Sequence[CpuClass]
+    work: Workspace, split: SplitModel, classes: Sequence[OnnxRuntimeClass]
 ) -> dict[str, dict[tuple[int, int], BuiltArtifact]]:
     """Artifacts of every block and of the whole model, by class and stage."""
     whole = (0, split.blocks)

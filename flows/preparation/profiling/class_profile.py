@@ -15,7 +15,7 @@ from typing import Any
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
-from flows.preparation.building.onnxruntime import CpuClass
+from flows.preparation.building.onnxruntime import OnnxRuntimeClass
 from flows.preparation.building.tensorrt.engines import EngineOptions
 from flows.preparation.profiling.devices import Device, usable_gpus
 from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
@@ -43,7 +43,7 @@ class ClassRequest:
     Attributes:
         split: folder of the split model.
         divisors: vGPU divisors the class is wanted with.
-        device: the CPU that stands for the class; None for a GPU.
+        device: what runs the class in onnxruntime; None for engines on a GPU.
         known: cells that need not be measured again.
     """
 
@@ -111,8 +111,8 @@ def _measure(
     progress: Progress | None,
 ) -> None:
     if request.device is not None:
-        on_cpu = CpuClass(device=request.device, divisors=request.divisors)
-        profile_step(work, split, [on_cpu], limits=request.limits, progress=progress)
+        wanted = OnnxRuntimeClass(device=request.device, divisors=request.divisors)
+        profile_step(work, split, [wanted], limits=request.limits, progress=progress)
         return
     if gpu is None:
         raise InputError(f"class {request.gpu_class!r}", "has no `runtime`, and no GPU is here")
@@ -153,6 +153,8 @@ def device_limits(request: ClassRequest, gpu: Device | None) -> list[str]:
     """Names of what is measured on, one user each: a GPU, or the cores that stand for one."""
     if gpu is not None:
         return [f"gpu:{gpu.uuid}"]
+    if request.device is not None and request.device.on_gpu:
+        return [f"gpu:{platform.node()}"]
     cores = request.device.cores if request.device else ()
     return [f"cpu:{platform.node()}:{core}" for core in cores]
 

@@ -1,4 +1,4 @@
-"""Every block of a model measured on CPU classes, and the whole model beside the sum of its blocks.
+"""Every block of a model measured in onnxruntime, on CPU classes or a GPU, and the whole model beside the sum of its blocks.
 
 What an earlier run left is found by content, and said to be reused.
 """
@@ -10,7 +10,7 @@ from typing import Self
 
 from flows.clock import Stopwatch, now_utc
 from flows.preparation.building.keys import BuiltArtifact
-from flows.preparation.building.onnxruntime import CpuClass, build_step
+from flows.preparation.building.onnxruntime import OnnxRuntimeClass, build_step
 from flows.preparation.profiling.measure import (
     CellKey,
     MeasuredCell,
@@ -24,6 +24,7 @@ from flows.preparation.profiling.ratio import SumRatio, WholeTarget, measure_rat
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.onnxruntime import require_cuda
 from warehouse.profiles import (
     CellRecord,
     add_cells,
@@ -62,7 +63,7 @@ class Prepared:
 def profile_step(
     work: Workspace,
     split: SplitModel,
-    classes: Sequence[CpuClass],
+    classes: Sequence[OnnxRuntimeClass],
     *,
     batches: Sequence[int] | None = None,
     limits: MeasureLimits | None = None,
@@ -79,6 +80,8 @@ def profile_step(
     batches = tuple(batches or range(1, split.max_batch + 1))
     if not set(batches) <= set(range(1, split.max_batch + 1)):
         raise InputError("batches", f"{list(batches)} exceed the split's {split.max_batch}")
+    for each in classes:
+        _check_runs_here(each)
     artifacts = build_step(work, split, classes)
     targets = _targets(split, classes, artifacts, batches)
     with CellStore(work, split) as store:
@@ -104,9 +107,23 @@ def profile_step(
     )
 
 
+def _check_runs_here(wanted: OnnxRuntimeClass) -> None:
+    """Refuse a class that nothing here could measure, before anything is built.
+
+    Raises:
+        InputError: onnxruntime has no CUDA, or parts of a GPU are asked for.
+    """
+    if not wanted.device.on_gpu:
+        return
+    where = f"class {wanted.device.name!r}"
+    require_cuda(where)
+    if wanted.divisors != (1,):
+        raise InputError(where, "parts of a GPU are measured with engines: `--runtime tensorrt`")
+
+
 def _targets(
     split: SplitModel,
-    classes: Sequence[CpuClass],
+    classes: Sequence[OnnxRuntimeClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
     batches: tuple[int, ...],
 ) -> list[ProfileTarget]:
@@ -186,7 +203,7 @@ class CellStore:
 def _ratios(
     work: Workspace,
     split: SplitModel,
-    classes: Sequence[CpuClass],
+    classes: Sequence[OnnxRuntimeClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
     limits: MeasureLimits | None,
     *,

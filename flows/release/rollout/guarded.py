@@ -116,6 +116,7 @@ def roll_out(
     if breach is None:
         return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
     say(f"  {breach}; putting plan {in_force.plan_id} back")
+    say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
     with work.open() as warehouse:
         failure = _change_plan(work, warehouse, rollout, in_force, say)
     if failure is not None:

@@ -113,7 +113,9 @@ def test_output_that_cannot_be_written_is_no_traceback(planned: Path) -> None:
             cwd=planned.parent,
         )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "output: No space left on device" in done.stderr
+    assert "output: No space left on device (" in done.stderr
+    assert f"{planned.parent}: " in done.stderr
+    assert " bytes free" in done.stderr
 
 
 @pytest.mark.slow

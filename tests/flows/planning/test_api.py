@@ -34,6 +34,11 @@ def test_the_same_inputs_give_the_same_plan_apart_from_times() -> None:
     assert planned() == planned()
 
 
+def test_a_plan_that_nothing_cut_short_says_so() -> None:
+    plan = make_plan(PROFILES, cluster(), workload())
+    assert (plan.certificate["status"], plan.certificate["notes"]) == ("optimal", [])
+
+
 def test_a_slow_class_joins_through_partitioning() -> None:
     demand = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
     pool = make_plan(PROFILES, cluster(), workload(demand))

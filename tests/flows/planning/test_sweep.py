@@ -27,6 +27,7 @@ def curve(vary: str, *values: float) -> list[float | None]:
         ("gpus:slow", (0, 4, 40)),
         ("ratio", (0.0, 0.5, 1.0)),
         ("slo-scale", (2, 5, 10)),
+        ("slo", (1, 2, 4)),
         ("bandwidth", (1e-5, 1, 10)),
         ("classes", (1, 2)),
     ],

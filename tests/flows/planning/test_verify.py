@@ -184,3 +184,19 @@ def test_how_a_gpu_is_cut_is_derived_again(changed: dict[str, Any], text: str) -
     kind = replace(plan.cluster.gpu_classes[0], **changed)
     object.__setattr__(plan.cluster, "gpu_classes", (kind,))  # behind the back of the form's checks
     assert [found for found in verify_plan(plan) if found.startswith("GPU")] == [text] * bool(text)
+
+
+def test_links_that_carry_too_much_are_named_by_node_and_direction() -> None:
+    """Both ends of the one transfer of a plan whose links became slower after it was made."""
+    plan = planned()
+    slow = tuple(replace(group, nic_gbps=1e-6) for group in plan.cluster.nodes)
+    found = verify_plan(replace(plan, cluster=replace(plan.cluster, nodes=slow)))
+    said = {text.split(" carries")[0] for text in found if " carries" in text}
+    (pipeline,) = [p for p in plan.models[0].pipelines if len(p.stages) == 2]
+    ends = zip(pipeline.stages, ("uplink", "downlink"), strict=True)
+    expected = {
+        f"{plan.cluster.node_name(slot.node)}: {what}"
+        for stage, what in ends
+        for slot in plan.pool_of(stage).slots()
+    }
+    assert said == expected

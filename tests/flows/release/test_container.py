@@ -202,7 +202,9 @@ def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> No
     (container,) = pod["containers"]
     assert (spec["replicas"], spec["serviceName"]) == (2, "poolpipe-slow")
     assert pod["nodeSelector"] == {"poolpipe/gpu-class": "SLOW"}
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    requested = container["resources"]["requests"]["memory"]
+    limits = container["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": 2, "memory": f"{2 * int(requested.removesuffix('Gi'))}Gi"}
     environment = {item["name"]: item.get("value") for item in container["env"]}
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert container["args"] == ["$(POD_NAME)"]
@@ -242,6 +244,8 @@ def test_compose_is_what_its_specification_takes(bundle: Bundle) -> None:
         assert "ports" not in plain[name]
         (device,) = plain[name]["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["count"]) == ("nvidia", 2)
+        assert plain[name]["mem_limit"] == "12g"
+        assert plain[name]["pids_limit"] == 4096
         settings = yaml.safe_load((bundle.folder / "nodes" / name / "settings.json").read_text())
         aliases = plain[name]["networks"]["pools"]["aliases"]
         assert set(aliases) <= set(settings["hosts"].values())
@@ -287,7 +291,8 @@ def test_nodes_on_cpus_and_rehearsals_ask_for_no_gpu(tmp_path: Path) -> None:
     assert asked.notes == ("2 stages have no artifact and are emulated",)
     options = ContainerOptions(request_gpus=False)
     rehearsed = render_container(emulated, tmp_path / "rehearsed", options)
-    assert "limits" not in pod_of(rehearsed, "poolpipe-slow")["containers"][0]["resources"]
+    limits = pod_of(rehearsed, "poolpipe-slow")["containers"][0]["resources"]["limits"]
+    assert set(limits) == {"memory"}
     assert "deploy" not in (rehearsed.folder / "compose.yaml").read_text()
 
 

@@ -154,3 +154,18 @@ def test_a_damaged_plan_names_the_field(
         at[path[-1]] = value
     with pytest.raises(InputError, match=complaint):
         Plan.from_dict(data)
+
+
+def test_a_duty_cycle_is_at_least_a_microsecond() -> None:
+    assert stage(duty_cycle_us=1).duty_cycle_us == 1
+    with pytest.raises(InputError, match="0 is not positive"):
+        stage(duty_cycle_us=0)
+
+
+def test_a_promise_beyond_its_vgpus_is_refused_of_shared_pools_alone() -> None:
+    """One stage's promise is `verify`'s to judge, which knows what else limits it."""
+    plan = two_stages()
+    pipeline = plan.models[0].pipelines[0]
+    busier = replace(pipeline, throughput_rps=1e6 * pipeline.throughput_rps)
+    model = replace(plan.models[0], pipelines=(busier, *plan.models[0].pipelines[1:]))
+    assert replace(plan, models=(model,)).models == (model,)

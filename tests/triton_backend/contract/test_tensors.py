@@ -3,7 +3,7 @@
 import pytest
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
+from triton_backend.contract.tensors import BYTES_PER_ELEMENT, TensorSpec, total_bytes_per_sample
 
 IMAGE = TensorSpec(name="image", dtype="FP32", shape=(-1, 3, 4, 5))
 
@@ -13,6 +13,12 @@ def test_bytes_are_those_of_one_sample() -> None:
     assert (IMAGE.bytes_per_sample, mask.bytes_per_sample) == (240, 7)
     assert total_bytes_per_sample((IMAGE, mask)) == 247
     assert total_bytes_per_sample(()) == 0
+
+
+def test_every_type_has_the_bytes_of_its_name() -> None:
+    for dtype, size in BYTES_PER_ELEMENT.items():
+        bits = int("".join(filter(str.isdigit, dtype)) or 8)
+        assert size == bits // 8, dtype
 
 
 def test_the_plain_form_goes_there_and_back() -> None:

@@ -1,4 +1,7 @@
-"""The runtime on a GPU made of host memory."""
+"""The runtime on a GPU made of host memory, and the door to the libraries."""
+
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact, Tensors
 from triton_backend.runtimes.cuda import CudaError
+from triton_backend.runtimes.tensorrt.library import load_library
 from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime
 
 X = TensorSpec(name="x", dtype="FP32", shape=(-1, 3))
@@ -182,3 +186,25 @@ def test_array_of_another_shape_or_type_never_reaches_the_gpu() -> None:
     with pytest.raises(InvariantError, match="tensor 'i' is missing"):
         bench.runtime.run({"x": x, "skip": skip}, out)
     assert not bench.cuda.copied_from
+
+
+def test_where_no_tensorrt_is_both_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for asked in (None, "tensorrt", "tensorrt-rtx"):
+        with pytest.raises(InputError, match=r"\[tensorrt\].*\[tensorrt-rtx\]"):
+            load_library(asked)
+
+
+def test_the_library_that_is_there_is_taken_and_the_data_centre_one_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = {name: SimpleNamespace(__version__=name) for name in ("tensorrt", "tensorrt_rtx")}
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert (load_library().name, load_library("tensorrt-rtx").version) == (
+        "tensorrt",
+        "tensorrt_rtx",
+    )
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    assert load_library().name == "tensorrt-rtx"

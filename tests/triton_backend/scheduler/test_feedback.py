@@ -46,6 +46,21 @@ def test_a_stage_that_ends_late_delays_what_follows() -> None:
     scheduler.check_invariants()
 
 
+def test_a_stage_that_ends_late_delays_all_stages_that_follow_it() -> None:
+    """The third stage's vGPU is busy for longer, as the second batch finds out."""
+    moving = Own(latency_us=(10_000,), gpus=1, bytes_out=5_000_000)
+    scheduler = Scheduler(make_plan([[moving, moving, Own(latency_us=(20_000,))]], slo_us=SLO_US))
+    (first,) = arrive(scheduler, 1)
+    assert isinstance(first, Dispatch)
+    moved_us = first.hops[2].start_us - 20_000
+    assert moved_us > 0
+    scheduler.handle(StageDone(now_us=15_000, batch_id=0, stage=0, start_us=0, end_us=15_000))
+    second = arrive(scheduler, 1, now_us=15_000, first=1)[0]
+    assert isinstance(second, Dispatch)
+    assert second.hops[2].start_us == 15_000 + 10_000 + moved_us + 20_000
+    scheduler.check_invariants()
+
+
 def test_a_stage_that_ends_early_frees_its_vgpu() -> None:
     plan = make_plan([[Own(latency_us=(10_000,), gpus=1)]], slo_us=SLO_US)
     scheduler = Scheduler(plan)

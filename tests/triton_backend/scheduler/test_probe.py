@@ -155,3 +155,23 @@ def test_by_uplink_the_probe_prefers_who_finishes_first_where_all_wait_for_one_u
     commit(tables, 0, 0)
     probe(tables, 0, 1, 500, BY_UPLINK)
     assert tables.offers[0, 0]["vgpu"] == 1
+
+
+def test_by_uplink_the_first_of_equal_vgpus_is_taken() -> None:
+    """All wait for one uplink, and end at the same instant: the lowest number."""
+    first = Own(latency_us=(1_000,), gpus=4, gpus_per_node=4, bytes_out=50_000_000)
+    plan = make_plan([[first, Own(latency_us=(1_000,), gpus=4)]])
+    tables = new_tables(build_topology(plan))
+    probe(tables, 0, 1, 0, BY_UPLINK)
+    commit(tables, 0, 0)
+    probe(tables, 0, 1, 2_000, BY_UPLINK)
+    assert tables.offers[0, 0]["vgpu"] == 0
+
+
+def test_an_answer_that_takes_any_time_at_all_has_its_slot_on_the_uplink() -> None:
+    plan = make_plan([[Own(latency_us=(10,), bytes_out=500)]])
+    tables = new_tables(build_topology(plan, count_io=True))
+    probe(tables, 0, 1, 0, BY_FINISH)
+    answer = tables.offers[0, 1]
+    assert (answer["move_start_us"], answer["move_end_us"]) == (10, 11)
+    assert answer["uplink"] == tables.topology.vgpus[0]["uplink"]

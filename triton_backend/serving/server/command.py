@@ -75,13 +75,17 @@ def large_stack() -> Generator[None]:
     40,000 deep, or in 600,000 chunks, ends it. Unlimited is worse: its threads then get 2 MiB.
     """
     before = resource.getrlimit(resource.RLIMIT_STACK)
-    hard = before[1]
-    size = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+    resource.setrlimit(resource.RLIMIT_STACK, stack_limits())
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+def stack_limits() -> tuple[int, int]:
+    """Soft and hard limit of the stack that a server is started with (bytes)."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    return STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard), hard
 
 
 def server_command(

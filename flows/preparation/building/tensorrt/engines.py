@@ -20,6 +20,7 @@ from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
+from warehouse.details import BuildFailure, add_build_failure
 from warehouse.profiles import add_artifact, newest_artifacts
 
 StageBlocks = tuple[int, int]
@@ -58,7 +59,7 @@ def engine_step(
     classes: Sequence[str],
     options: EngineOptions,
 ) -> BuildReport:
-    """Build or find engines of all blocks and the whole model; store which runs which blocks.
+    """Build or find engines of all blocks and the whole model; store which runs which blocks, and what failed.
 
     Args:
         work: where artifacts and the warehouse are.
@@ -110,6 +111,16 @@ def build_chains(
         for result in report.results:
             place = (*blocks_of[result.request.stage], result.request.gpu_class)
             add_artifact(warehouse, result.key, split.key, place, RUNTIME, now)
+        for failed in report.failures:
+            first, last = blocks_of[failed.request.stage]
+            failure = BuildFailure(
+                first_block=first,
+                last_block=last,
+                gpu_class=failed.request.gpu_class,
+                runtime=RUNTIME,
+                reason=str(failed),
+            )
+            add_build_failure(warehouse, split.key, failure, now)
     return report
 
 

@@ -8,6 +8,7 @@ import yaml
 
 from tests.flows.cli.conftest import PLAN, Command
 from tests.flows.preparation.splitting.tiny_models import residual_net
+from triton_backend.runtimes.base import CUDA, Artifact
 
 
 @pytest.fixture
@@ -67,3 +68,27 @@ def test_a_model_that_was_never_split_is_named(command: str, poolpipe: Command) 
     ran = poolpipe(command, "nobody", "--cluster", "cluster.yaml")
     assert (ran.code, ran.out) == (2, "")
     assert "model 'nobody': is not in poolpipe.duckdb; it has tiny" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpu_project")
+def test_a_class_of_onnxruntime_on_a_gpu_is_built_and_says_where_no_cuda_is(
+    poolpipe: Command,
+) -> None:
+    text = (
+        Path("cluster.yaml")
+        .read_text()
+        .replace("  cpu:", "  P4:")
+        .replace("class: cpu", "class: P4")
+    )
+    cluster = yaml.safe_load(text)
+    cluster["gpu_classes"]["P4"]["runtime"] = {"kind": "onnxruntime", "provider": "cuda"}
+    Path("cluster.yaml").write_text(yaml.safe_dump(cluster))
+    assert poolpipe("split", "tiny.onnx", "--blocks", "2", "--max-batch", "2").code == 0
+    built = poolpipe("build", "--cluster", "cluster.yaml", "--json").document["tiny"]["P4"]
+    folders = [Path(".poolpipe/artifacts", stage["artifact"]) for stage in built]
+    assert [Artifact.read(folder).device for folder in folders] == [CUDA] * 3
+    refused = poolpipe("profile", "tiny", "--cluster", "cluster.yaml")
+    assert refused.code == 2
+    assert refused.err.startswith("poolpipe: class 'P4': is for a GPU, and onnxruntime")
+    assert refused.err.endswith("no CUDA provider: install onnxruntime-gpu in its place\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.device_class import DeviceClass
-from flows.preparation.building.onnxruntime import CpuClass
+from flows.preparation.building.onnxruntime import OnnxRuntimeClass
 from flows.preparation.profiling.measure import CellKey, MeasureLimits
 from flows.preparation.profiling.model_profile import profile_step
 from flows.preparation.splitting.stored_split import split_step
@@ -31,7 +31,7 @@ def test_another_process_writes_to_the_warehouse_between_cells(
 ) -> None:
     """A profile takes minutes: `plan` in the same folder need not wait for its end."""
     split = split_step(work, residual_net(tmp_path / "tiny.onnx"), "tiny", blocks=2, max_batch=2)
-    cpu = CpuClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
+    cpu = OnnxRuntimeClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
     codes: list[int] = []
 
     def write_meanwhile(done: int, total: int, key: CellKey) -> None:
@@ -50,7 +50,7 @@ def test_an_interruption_loses_the_cell_that_was_being_measured(
     work: Workspace, tmp_path: Path
 ) -> None:
     split = split_step(work, residual_net(tmp_path / "tiny.onnx"), "tiny", blocks=2, max_batch=2)
-    cpu = CpuClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
+    cpu = OnnxRuntimeClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
 
     def interrupt(done: int, total: int, key: CellKey) -> None:
         del total, key

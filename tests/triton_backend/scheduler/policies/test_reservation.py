@@ -1,5 +1,6 @@
 """Policy `reservation`: batches as large as deadlines allow."""
 
+from tests.fakes.plans import Own, make_plan
 from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
@@ -43,3 +44,10 @@ def test_a_request_that_cannot_end_in_time_is_dropped_with_the_numbers(
             best_finish_us=22_000 - 6_000,
         )
     ]
+
+
+def test_a_request_that_ends_just_in_time_does_not_wait_for_company_that_costs_nothing() -> None:
+    scheduler = Scheduler(make_plan([[Own(latency_us=(6_000, 6_000))]], slo_us=SLO_US))
+    (batch,) = scheduler.handle(Arrival(now_us=0, request_id=1, model=0, deadline_us=6_000))
+    assert isinstance(batch, Dispatch)
+    assert batch.hops[0].end_us == 6_000

@@ -43,3 +43,31 @@ def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_ar
 
     assert singles("reservation") > 0
     assert singles("reservation-ahead") == 0
+
+
+def test_a_pipeline_that_ends_in_time_goes_before_one_that_is_free_sooner() -> None:
+    slow, quick = Own(latency_us=(50_000,), gpus=1), Own(latency_us=(10_000,), gpus=1)
+    scheduler = Scheduler(make_plan([[slow], [quick]], slo_us=SLO_US), policy="reservation-ahead")
+    decided = [
+        decision
+        for number, now_us in enumerate((0, 2_000))
+        for decision in scheduler.handle(
+            Arrival(now_us=now_us, request_id=number, model=0, deadline_us=now_us + 30_000)
+        )
+    ]
+    assert not [d for d in decided if isinstance(d, Drop)]
+    assert {d.pipeline for d in decided if isinstance(d, Dispatch)} == {1}
+
+
+def test_a_smaller_batch_costs_nothing_while_a_vgpu_is_free() -> None:
+    pool = Own(latency_us=(6_000, 8_000, 9_000, 10_000), gpus=1)
+    scheduler = Scheduler(make_plan([[pool]], slo_us=SLO_US), policy="reservation-ahead")
+    decided = [
+        decision
+        for number in range(3)
+        for decision in scheduler.handle(
+            Arrival(now_us=0, request_id=number, model=0, deadline_us=8_500)
+        )
+    ]
+    (batch,) = [d for d in decided if isinstance(d, Dispatch)]
+    assert batch.request_ids == (0, 1)

@@ -18,6 +18,7 @@ from tests.triton_backend.serving import small_plans as plans
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.mps import MpsDaemon
+from warehouse.details import BuildFailure, build_failures
 
 CLUSTER = """
 gpu_classes: {L4-test: {}, V100: {}, near-cpu: {runtime: {cores: [0]}}}
@@ -37,6 +38,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def failures() -> list[BuildFailure]:
+    """What the warehouse knows could not be built, and was not since."""
+    work = workspace()
+    with work.open(read_only=True) as warehouse:
+        return build_failures(warehouse, read_split(work, "tiny").key)
+
+
 def build(*more: str) -> int:
     command = ["build", "--cluster", "gpus.yaml", "--runtime", "tensorrt", "--json"]
     return run([*command, "--library", "tensorrt-rtx", "--batch", "2", "--batch", "1", *more])
@@ -54,10 +62,18 @@ def test_command_builds_what_it_can_and_names_what_it_cannot(
     assert (report["built"], report["reused"], len(report["failures"])) == (3, 0, 3)
     assert {engine["gpu_class"] for engine in report["engines"]} == {"L4-test"}
     assert "left out for V100: tiny blocks [0, 1) and 2 more: compute capability 7.0" in err
-    assert "near-cpu runs on CPUs, left out" in err
+    assert "near-cpu runs in onnxruntime, left out" in err
+    kept = failures()
+    assert [(f.first_block, f.last_block, f.gpu_class) for f in kept] == [
+        (0, 1, "V100"),
+        (0, 2, "V100"),
+        (1, 2, "V100"),
+    ]
+    assert all("compute capability 7.0" in failure.reason for failure in kept)
     assert build("--capability", "V100=8.0") == 0
     report = json.loads(capsys.readouterr().out)["tiny"]
     assert (report["built"], report["reused"]) == (3, 3)
+    assert failures() == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,577 @@
+"""A fuzzer of all that is read from others: frames, their bodies, requests, control requests.
+
+    .venv/bin/python -m scripts.fuzz.decoding [--count 100000] [--seed 0] [--keep]
+
+Every input is a name of a door and bytes. New ones are made from those of the corpus by small changes;
+one that reaches a line after another line it never followed before is kept and changed further. A door
+may refuse (`FrameError`, `InputError`); anything else that leaves it is a crash, and is printed with the
+input. At the end the corpus is replayed under coverage.py: which branches of the decoders it reached.
+
+`corpus.txt` beside this file is what `--keep` found worth keeping: where the next run begins, and what
+the tests replay. One line an input: door, bytes in hexadecimal.
+"""
+
+import argparse
+import atexit
+import contextlib
+import json
+import logging
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, FrameType
+from typing import Any
+
+import coverage
+import numpy as np
+
+from flows.clock import Stopwatch
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
+from triton_backend.contract.decisions import Hop
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.reasons import DropReason
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front import pending
+from triton_backend.serving.gateway import service
+from triton_backend.serving.transport import authentication, connection, wire
+from triton_backend.serving.transport.authentication import Challenge, Prover, transport_key
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.wire import FrameError, Header, Kind
+
+CORPUS = Path(__file__).with_name("corpus.txt")
+LEAST_COVERED = 0.95
+MOST_KEPT_BYTES = 4096
+Draws = np.random.Generator
+# What decodes, by file: names as coverage.py has them.
+DECODERS: Mapping[Any, tuple[str, ...]] = {
+    wire: ("",),
+    authentication: ("",),
+    connection: (
+        "Connection.receive",
+        "Connection._read",
+        "Connection._receive_challenge",
+        "Connection._parse",
+        "Connection._take_piece",
+        "Connection._await_payload",
+        "Connection._finish_payload",
+        "_advance",
+    ),
+    pending: ("RequestReader.", "_parameter"),
+    service: ("_control_request",),
+}
+BODIES: Mapping[Kind, Callable[[bytes], object]] = {
+    Kind.HELLO: wire.unpack_hello,
+    Kind.HEARTBEAT: wire.unpack_heartbeat,
+    Kind.PLAN: wire.unpack_plan,
+    Kind.ARRIVAL: wire.unpack_arrival,
+    Kind.CANCEL: wire.unpack_request,
+    Kind.DISPATCH: wire.unpack_dispatch,
+    Kind.DROP: wire.unpack_drop,
+    Kind.BATCH: wire.unpack_batch,
+    Kind.ANSWER: wire.unpack_answer,
+    Kind.BATCH_FAILED: wire.unpack_failure,
+    Kind.STAGE_DONE: wire.unpack_times,
+    Kind.RUN_STAGE: wire.unpack_run_stage,
+    Kind.STAGE_RESULT: wire.unpack_stage_result,
+}
+
+
+class Taken:
+    """Bytes taken piece by piece, as numbers; zeros where there are no more."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, count: int) -> bytes:
+        """The next so many."""
+        piece = self._data[self._at : self._at + count]
+        self._at += count
+        return piece.ljust(count, b"\0")
+
+    def below(self, most: int) -> int:
+        """A number from 0 on."""
+        return int.from_bytes(self.take(1), "little") % most
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        piece, self._at = self._data[self._at :], len(self._data)
+        return piece
+
+    @property
+    def left(self) -> int:
+        """How many."""
+        return max(0, len(self._data) - self._at)
+
+
+# Doors
+
+
+class Receiver:
+    """Decodes the body of every frame, and takes payloads of up to 64 bytes, in two pieces."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray(64)
+
+    def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
+        """Decode."""
+        del connection
+        BODIES.get(header.kind, wire.unpack_times)(body)
+
+    def on_close(self, connection: Connection, reason: Any) -> None:
+        """Nothing to do."""
+
+    def payload_target(
+        self, connection: Connection, header: Header, body: bytes
+    ) -> list[memoryview]:
+        """Memory, or one byte too many or few."""
+        del connection, body
+        if header.payload_bytes > len(self._memory):
+            raise FrameError("too large")
+        count = min(header.payload_bytes + max(header.stage, 0), len(self._memory))
+        view = memoryview(self._memory)[:count]
+        return [view[: count // 2], view[count // 2 :]]
+
+
+def frame_stream(data: bytes) -> bytes:
+    """Frames with right checksums, then what is left as it is: bytes as `frames` reads them."""
+    taken, made = Taken(data), b""
+    kinds = list(Kind)
+    for _ in range(taken.below(4)):
+        kind = kinds[taken.below(len(kinds))]
+        stage, payload_bytes = taken.below(4) - 2, taken.below(80)
+        body = taken.take(int.from_bytes(taken.take(2), "little") % 300)
+        made += wire.frame(kind, body, stage=stage, payload_bytes=payload_bytes)
+        made += taken.take(payload_bytes)
+    return made + taken.rest()
+
+
+def through(family: int, stream: bytes, pieces: Iterator[int], **roles: Any) -> None:
+    """A connection that is given the stream in pieces, until it refuses.
+
+    Raises:
+        FrameError: it does.
+    """
+    with contextlib.ExitStack() as stack:
+        ours, theirs = _pair(family)
+        stack.callback(theirs.close)
+        epoll = stack.enter_context(select.epoll())
+        one = Connection(ours, epoll, "fuzz", **roles)
+        stack.callback(one.close)
+        handler, at = Receiver(), 0
+        theirs.setblocking(False)  # noqa: FBT003  # the library's signature
+        one.receive(handler)  # nothing is there yet
+        while at < len(stream):
+            at += theirs.send(stream[at : at + next(pieces)])
+            if not one.receive(handler):
+                return
+        theirs.shutdown(socket.SHUT_WR)
+        while one.receive(handler):
+            pass
+
+
+def _pair(family: int) -> tuple[socket.socket, socket.socket]:
+    if family == socket.AF_UNIX:
+        return socket.socketpair()
+    theirs = socket.socket()
+    theirs.connect(_LISTENER.getsockname())
+    return _LISTENER.accept()[0], theirs
+
+
+def _pieces(taken: Taken) -> Iterator[int]:
+    while True:
+        yield 1 + taken.below(256) ** 2 // 8
+
+
+_LISTENER = socket.create_server(("127.0.0.1", 0))
+atexit.register(_LISTENER.close)
+
+
+def frames(data: bytes) -> None:
+    """A stream in pieces: over a Unix socket, over TCP with a proof, or to who has to prove."""
+    taken = Taken(data)
+    role, split = taken.below(4), Taken(taken.take(8))
+    rest = taken.rest()
+    stream = frame_stream(rest) if role else rest
+    if role < 2:  # noqa: PLR2004  # half of them
+        through(socket.AF_UNIX, stream, _pieces(split))
+        return
+    key = transport_key("token")
+    if role == 2:  # noqa: PLR2004  # who listens
+        challenge = Challenge(key, "here")
+        proof = Prover(key, "here").answer(challenge.frame) if split.below(4) else b""
+        through(socket.AF_INET, proof + stream, _pieces(split), challenge=challenge)
+    else:
+        challenge_frame = Challenge(key, "here").frame if split.below(2) else b""
+        prover = Prover(key, "here")
+        through(socket.AF_INET, challenge_frame + stream, _pieces(split), prover=prover)
+
+
+def body(data: bytes) -> None:
+    """The body of a kind of frame, which is named by the first byte."""
+    kinds = list(BODIES)
+    BODIES[kinds[data[0] % len(kinds) if data else 0]](data[1:])
+
+
+def frame_itself(data: bytes) -> None:
+    """A header with a body that may not be its own."""
+    header = wire.parse_header(data.ljust(wire.HEADER_BYTES, b"\0"))
+    wire.check_body(header, data[wire.HEADER_BYTES :])
+    wire.frame(Kind.PLAN, bytes(wire.MAX_BODY_BYTES + data[-1] % 2))
+
+
+def proof(data: bytes) -> None:
+    """What a stranger says where a proof or a challenge is expected."""
+    key = transport_key("token")
+    with contextlib.suppress(FrameError):
+        Prover(key, "here").answer(data.ljust(wire.HEADER_BYTES, b"\0"))
+    Challenge(key, "here").check(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """As Triton has it."""
+
+    called: str
+    array: Any
+
+    def name(self) -> str:
+        """Its name."""
+        return self.called
+
+    def as_numpy(self) -> Any:
+        """Its content."""
+        return self.array
+
+
+class Incoming:
+    """A request as Triton hands it over, made of bytes."""
+
+    _DTYPES = (np.float32, np.uint8, np.int64, np.object_, np.float16)
+
+    def __init__(self, data: bytes) -> None:
+        taken = Taken(data)
+        names = ("image", "mask", "other", "")
+        usual = [((3, 16), np.float32), ((4,), np.uint8)]
+        self._tensors: list[Tensor] = []
+        for number in range(taken.below(4)):
+            right = taken.below(4) > 0
+            dims, dtype = usual[number % 2]
+            shape: tuple[int, ...] = (taken.below(10), *dims)
+            if not right:
+                shape = tuple(taken.below(5) for _ in range(taken.below(4)))
+                dtype = self._DTYPES[taken.below(len(self._DTYPES))]
+            name = names[number % 2 if right else taken.below(len(names))]
+            self._tensors.append(Tensor(name, np.zeros(shape, dtype)))
+        wide = taken.below(2)
+        self._timeout = int.from_bytes(taken.take(9 if wide else 4), "little", signed=bool(wide))
+        self._parameters = taken.rest().decode(errors="replace")
+
+    def inputs(self) -> list[Tensor]:
+        """Tensors."""
+        return self._tensors
+
+    def timeout(self) -> int:
+        """Any 64 bits and more."""
+        return self._timeout
+
+    def request_id(self) -> str:
+        """Any text."""
+        return self._parameters[:100]
+
+    def parameters(self) -> str:
+        """Any text."""
+        return self._parameters
+
+    def is_cancelled(self) -> bool:
+        """Never."""
+        return False
+
+
+_PLAN = plan(two_stage())
+_SETTINGS = ServeSettings.begin(Path(), _PLAN, ServeOptions())
+_ENTRIES = tuple(
+    Entry(name=name, block=block, budget_us=budget_us, rate_rps=1.0, inputs=inputs)
+    for name, block, budget_us, inputs in (
+        ("whole", 0, 400_000, ()),
+        ("urgent", 0, 200_000, ()),
+        ("other", 0, 100_000, (tensor("other", 4, dtype="UINT8"),)),
+    )
+)
+
+
+def _reader(model: ModelPlan) -> pending.RequestReader:
+    return pending.RequestReader(Deployment(_SETTINGS, 1, replace(_PLAN, models=(model,))), model)
+
+
+def _with_entries(model: ModelPlan) -> ModelPlan:
+    (one,) = model.pipelines
+    pipelines = tuple(replace(one, entry=entry.name) for entry in _ENTRIES)
+    return replace(model, entries=_ENTRIES, pipelines=pipelines)
+
+
+_READERS = (_reader(_PLAN.models[0]), _reader(_with_entries(_PLAN.models[0])))
+
+
+def request(data: bytes) -> None:
+    """A KServe request as a front reads it; what is accepted can be announced."""
+    reader = _READERS[data[0] % 2 if data else 0]
+    read = reader.read(Incoming(data[1:]), 10**15, print)
+    read.number = 1
+    body = wire.ArrivalBody(read.number, read.deadline_us, read.samples)
+    assert wire.unpack_arrival(wire.pack_arrival(body)) == body
+
+
+def control(data: bytes) -> None:
+    """A control request."""
+    service._control_request(data.decode(errors="replace"))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+DOORS: Mapping[str, Callable[[bytes], None]] = {
+    each.__name__: each for each in (frames, body, frame_itself, proof, request, control)
+}
+SHARES = {"frames": 0.2, "body": 0.35, "frame_itself": 0.1, "proof": 0.05, "request": 0.25}
+
+
+def seeds() -> Iterator[tuple[str, bytes]]:
+    """One good input of every kind."""
+    hops = (Hop(0, 1, 2, 3, 4), Hop(1, 2, 3, 4, 5))
+    good = {
+        Kind.HELLO: wire.pack_hello(wire.WorkerHello(1, 2)),
+        Kind.HEARTBEAT: wire.pack_heartbeat(5),
+        Kind.PLAN: wire.pack_plan(wire.PlanBody(1, "plan", prepared=True)),
+        Kind.ARRIVAL: wire.pack_arrival(wire.ArrivalBody(1, 2, 3)),
+        Kind.CANCEL: wire.pack_request(1),
+        Kind.DISPATCH: wire.pack_dispatch(0, 1, hops, (1, 2), (7, 8)),
+        Kind.DROP: wire.pack_drop(wire.DropBody(1, DropReason.DEADLINE, 2, 3, 4)),
+        Kind.BATCH: wire.pack_batch(wire.BatchBody(0, 0, 1, 2, 3, 4, 5, 6, hops, (1, 2))),
+        Kind.ANSWER: wire.pack_answer(wire.AnswerBody(1, 2, 3)),
+        Kind.BATCH_FAILED: wire.pack_failure(wire.FailureBody("x", 1, 2)),
+        Kind.STAGE_DONE: wire.pack_times(wire.TimesBody(1, 2, 3)),
+        Kind.RUN_STAGE: wire.pack_run_stage(wire.RunStageBody(0, 0, 0, 1)),
+        Kind.STAGE_RESULT: wire.pack_stage_result(""),
+    }
+    kinds = list(Kind)
+    for number, (kind, made) in enumerate(good.items()):
+        yield "body", bytes([number]) + made
+        begin = bytes([1, kinds.index(kind), 2, 0]) + len(made).to_bytes(2, "little") + made
+        for role in range(4):
+            yield "frames", bytes([role, *range(9, 17)]) + begin
+        payload = bytes([1, kinds.index(kind), 2, 9]) + len(made).to_bytes(2, "little") + made
+        yield "frames", bytes([2, *range(255, 247, -1)]) + payload + bytes(9)
+    yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
+    yield "body", bytes([0]) + b"[" * 5000
+    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
+    yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
+    good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
+    texts = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
+    named = (b'{"%b": "%b"}' % (pending.ENTRY_PARAMETER.encode(), e) for e in (b"whole", b"none"))
+    for text in (*texts, *named, b""):
+        for entries in range(2):
+            yield "request", bytes([entries]) + good_request + text
+    # Only the third entry's tensor; only the tensors of the others, with a timeout.
+    yield "request", bytes([1, 1, 0, 1, 1, 4, 1, 2, 0, 0, 0, 0, 0])
+    yield "request", bytes([1, *good_request[:5], 0, 0x80, 0x1A, 6, 0])
+    yield "control", b'{"command": "prepare", "generation": 2}'
+    yield "control", b'{"command": "status"}'
+
+
+# Which lines follow which
+
+
+@dataclass(slots=True)
+class Arcs:
+    """Pairs of lines of the decoders, one run after the other, that any input ever reached."""
+
+    files: frozenset[str]
+    seen: set[tuple[CodeType, int, int]] = field(default_factory=set[tuple[CodeType, int, int]])
+    fresh: bool = False
+
+    def call(self, door: Callable[[bytes], None], data: bytes) -> bool:
+        """Run a door; whether it reached something new."""
+        self.fresh = False
+        former = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            door(data)
+        finally:
+            sys.settrace(former)
+        return self.fresh
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del event, argument
+        code = frame.f_code
+        if code.co_filename not in self.files:
+            return None
+        last = 0
+
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal last
+            del event, argument
+            arc = (code, last, frame.f_lineno)
+            last = frame.f_lineno
+            if arc not in self.seen:
+                self.seen.add(arc)
+                self.fresh = True
+            return line
+
+        return line
+
+
+# New inputs from old ones
+
+_NUMBERS = (-1, 0, 1, 2**15, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 255, 1000)
+_TEXTS = (b"{", b"[", b'"', b"null", b"1e999", b"\xff", b"NaN", b":", b"timeout", b"\\ud800", b"-")
+
+
+def changed(data: bytes, draws: Draws) -> bytes:
+    """One to four small changes."""
+    made = bytearray(data)
+    for _ in range(int(draws.integers(1, 5))):
+        at = int(draws.integers(len(made) + 1))
+        match int(draws.integers(7)):
+            case 0:
+                made[at : at + 1] = draws.bytes(1)
+            case 1:
+                del made[at : at + int(draws.integers(1, 16))]
+            case 2:
+                made[at:at] = draws.bytes(int(draws.integers(1, 16)))
+            case 3:
+                width = int(draws.choice([1, 2, 4, 8]))
+                number = _NUMBERS[int(draws.integers(len(_NUMBERS)))] % (1 << 8 * width)
+                made[at : at + width] = number.to_bytes(width, "little")
+            case 4:
+                made[at:at] = _TEXTS[int(draws.integers(len(_TEXTS)))]
+            case 5:
+                made[at:at] = bytes(made[at : at + 32]) * int(draws.integers(1, 4))
+            case _:
+                del made[at:]
+    return bytes(made[:MOST_KEPT_BYTES])
+
+
+def read_corpus(path: Path) -> list[tuple[str, bytes]]:
+    """Inputs of a file; none where there is none."""
+    if not path.exists():
+        return []
+    lines = [line.split() for line in path.read_text().splitlines() if line]
+    return [(words[0], bytes.fromhex(words[1] if len(words) > 1 else "")) for words in lines]
+
+
+def write_corpus(path: Path, inputs: Iterable[tuple[str, bytes]]) -> None:
+    """Inputs, in order."""
+    path.write_text("".join(f"{door} {data.hex()}\n" for door, data in sorted(set(inputs))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fuzzed:
+    """What a run did: inputs by door, what each refused, crashes, and the corpus it ended with."""
+
+    tried: Mapping[str, int]
+    refused: int
+    crashes: tuple[tuple[str, bytes, str], ...]
+    corpus: tuple[tuple[str, bytes], ...]
+
+
+def fuzz(count: int, seed: int, corpus: Iterable[tuple[str, bytes]] = ()) -> Fuzzed:
+    """Try so many inputs; the corpus first, then what is made of it."""
+    draws = np.random.default_rng(seed)
+    arcs = Arcs(frozenset(str(module.__file__) for module in DECODERS))
+    kept: dict[str, list[bytes]] = {name: [] for name in DOORS}
+    tried, refused, crashes = dict.fromkeys(DOORS, 0), 0, []
+    begin = [*seeds(), *corpus]
+    names = list(DOORS)
+    shares = [SHARES.get(name, 1 - sum(SHARES.values())) for name in names]
+    while sum(tried.values()) < count:
+        if begin:
+            name, data = begin.pop()
+        else:
+            name = names[int(draws.choice(len(names), p=shares))]
+            data = changed(kept[name][int(draws.integers(len(kept[name])))], draws)
+        tried[name] += 1
+        try:
+            fresh = arcs.call(DOORS[name], data)
+        except (FrameError, InputError):
+            refused += 1
+            fresh = arcs.fresh
+        except Exception as error:  # noqa: BLE001  # what is looked for
+            crashes.append((name, data, repr(error)))
+            fresh = True
+        if fresh or not kept[name]:
+            kept[name].append(data)
+    inputs = tuple((name, data) for name, every in kept.items() for data in every)
+    return Fuzzed(tried=tried, refused=refused, crashes=tuple(crashes), corpus=inputs)
+
+
+def branches(inputs: Iterable[tuple[str, bytes]]) -> tuple[int, int, list[str]]:
+    """Branches of the decoders that inputs reach, all there are, and the places of the others."""
+    files = {str(module.__file__): names for module, names in DECODERS.items()}
+    measured = coverage.Coverage(
+        branch=True, data_file=None, config_file=False, include=list(files)
+    )
+    measured.start()
+    try:
+        for name, data in inputs:
+            with contextlib.suppress(FrameError, InputError):
+                DOORS[name](data)
+    finally:
+        measured.stop()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "coverage.json"
+        with contextlib.redirect_stdout(None):
+            measured.json_report(outfile=str(path))
+        report: dict[str, Any] = json.loads(path.read_text())
+    reached, every, missing = 0, 0, list[str]()
+    for file, found in report["files"].items():
+        wanted = next(names for path, names in files.items() if path.endswith(file))
+        for name, function in found["functions"].items():
+            if not name or not name.startswith(wanted):
+                continue
+            summary = function["summary"]
+            reached += summary["covered_branches"]
+            every += summary["num_branches"]
+            missing += [f"{file}:{a}->{b} ({name})" for a, b in function["missing_branches"]]
+    return reached, every, missing
+
+
+def main() -> int:
+    """Run, print; exit 1 where something gave way or too little was reached."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="write the corpus")
+    add_destinations(parser)
+    options = parser.parse_args()
+    logging.disable()  # of every refusal
+    watch = Stopwatch()
+    found = fuzz(options.count, options.seed, read_corpus(CORPUS))
+    reached, every, missing = branches(found.corpus)
+    for name, data, error in found.crashes:
+        print(f"crash: {name} {data.hex()}: {error}")
+    print(*(f"not reached: {place}" for place in missing), sep="\n")
+    if options.keep:
+        write_corpus(CORPUS, found.corpus)
+    inputs = ", ".join(f"{name} {count}" for name, count in found.tried.items())
+    figures = [
+        Figure(name="inputs", value=sum(found.tried.values()), note=inputs),
+        Figure(name="  of them refused", value=found.refused),
+        Figure(name="crashes", value=len(found.crashes), most=0),
+        Figure(name="corpus", value=len(found.corpus)),
+        Figure(name="branches of decoding reached", value=reached / every, least=LEAST_COVERED),
+        Figure(name="seconds", value=watch.seconds(), unit="s"),
+    ]
+    show(figures)
+    keep(options, "fuzz-decoding", figures, {"missing": missing})
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What an entry of a model may say."""
+
+from typing import Any
+
+import pytest
+
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InputError
+
+GOOD: dict[str, Any] = {"name": "whole", "block": 0, "budget_us": 1, "rate_rps": 0.0}
+
+
+def test_the_least_that_an_entry_may_say() -> None:
+    assert Entry(**GOOD).budget_us == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("name", "", "is empty"),
+        ("block", -1, "-1 is negative"),
+        ("budget_us", 0, "0 is not positive"),
+        ("rate_rps", -1.0, "-1.0 is not a rate"),
+        ("rate_rps", float("inf"), "inf is not a rate"),
+        ("rate_rps", float("nan"), "nan is not a rate"),
+    ],
+)
+def test_what_cannot_be_is_named(name: str, value: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        Entry(**{**GOOD, name: value})

@@ -1,0 +1,78 @@
+"""The kernel of the door, one request at a time: its memory fades, its work is done as time passes."""
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from tests.fakes.plans import Own, make_plan
+from triton_backend.scheduler.admission import (
+    ADMISSION,
+    FILLED_SHARE,
+    OVERLOAD_FACTOR,
+    admits,
+    new_admission,
+)
+
+MEMORY_US, SAMPLE_US, FAR_US = 100_000.0, 1_000.0, 10**9
+
+
+def door(**fields: float) -> np.ndarray:
+    """One model; what is not given is 0."""
+    rows = np.zeros(1, ADMISSION)
+    for name, value in {"memory_us": MEMORY_US, "sample_us": SAMPLE_US, **fields}.items():
+        rows[0][name] = value
+    return rows
+
+
+def test_what_was_offered_is_forgotten_by_a_third_in_the_time_of_its_memory() -> None:
+    rows = door(offered=100.0)
+    admits(rows, 0, 2, FAR_US, int(MEMORY_US))
+    assert rows[0]["offered"] == pytest.approx(100.0 * exp(-1) + 2)
+
+
+def test_work_is_done_as_time_passes_and_grows_by_what_is_admitted() -> None:
+    rows = door(work_us=50_000.0)
+    admits(rows, 0, 3, FAR_US, 20_000)
+    assert rows[0]["work_us"] == 30_000.0 + 3 * SAMPLE_US
+    admits(rows, 0, 1, FAR_US, 900_000)
+    assert rows[0]["work_us"] == SAMPLE_US
+
+
+def test_time_that_goes_back_changes_nothing() -> None:
+    rows = door(work_us=5_000.0, offered=7.0, last_us=1_000)
+    assert admits(rows, 0, 1, FAR_US, 400)
+    assert (rows[0]["work_us"], rows[0]["offered"]) == (6_000.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "batching", "admitted"),
+    [(0.9, 1.0, True), (1.1, 1.0, False), (1.1, 0.0, True)],
+)
+def test_only_an_overload_of_a_model_with_batches_refuses(
+    share: float, batching: float, admitted: bool
+) -> None:
+    """At a full queue: the work waiting fills what the deadline leaves, and more."""
+    offered = share * OVERLOAD_FACTOR * MEMORY_US / SAMPLE_US
+    rows = door(offered=offered, batching=batching, work_us=10_000.0)
+    assert admits(rows, 0, 0, 10_000, 0) is admitted
+
+
+def test_who_cannot_be_in_time_is_let_in_and_counts_as_no_work() -> None:
+    rows = door(work_us=20_000.0)
+    assert admits(rows, 0, 1, 10_000, 0)
+    assert rows[0]["work_us"] == 20_000.0
+
+
+def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> None:
+    offered = 2 * OVERLOAD_FACTOR * MEMORY_US / SAMPLE_US
+    full_us = FILLED_SHARE * 10_000
+    for work_us, admitted in ((full_us, True), (full_us + 1, False)):
+        rows = door(offered=offered, batching=1.0, work_us=work_us)
+        assert admits(rows, 0, 1, 10_000, 0) is admitted
+
+
+@pytest.mark.parametrize(("batches", "batching"), [(1, 0), (2, 1)])
+def test_only_batches_of_several_samples_are_kept_large(batches: int, batching: int) -> None:
+    plan = make_plan([[Own(latency_us=(1_000, 1_500)[:batches])]])
+    assert new_admission(plan)[0]["batching"] == batching
