@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Blocks, Demands, Least, Offer
-from flows.planning.decomposition.master import Ways, choose, relax
+from flows.planning.decomposition.master import Choice, Ways, choose, relax
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
@@ -47,6 +47,7 @@ _STEP_DOWN = 0.8  # of the level, as long as none is known to be reachable
 _BELOW = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far below the level whole ways are looked for
 _SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
 _MASTER_NODES = 400
+_KEPT = 0.01  # relative gap at which resources that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often ways that a proof found go back to the master program
 _CHUNK = 4  # programs of blocks that are solved before the sum is looked at again
@@ -58,9 +59,10 @@ _SEED = 0
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """What is known before: prices [K], and ways (block, vector, rate, way) of a plan in force."""
+    """What is known before: prices [K], ways (block, vector, rate, way), and a level they reach, relaxed."""
 
     price: NDArray[np.float64]
+    level: float = 0.0
     ways: Sequence[tuple[int, NDArray[np.int64], float, Any]] = ()
 
 
@@ -96,12 +98,17 @@ class Decomposition:
     )
     _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
 
-    def solve(self, start: Start) -> float:
-        """Find the best plan and prove how good it is; returns the bound."""
+    @property
+    def level(self) -> float:
+        """The highest level that known ways are seen to reach, relaxed."""
+        return self._low
+
+    def solve(self, start: Start, *, proof: bool = True) -> float:
+        """Find the best plan and prove how good it is, where that is wanted; returns the bound."""
         self.ways = Ways(len(self.demands.capacity))
         for block, vector, rate, way in start.ways:
             self.ways.add(block, vector, rate, way)
-        self._low, self._high = max(self.score, 0.0), self.bound
+        self._low, self._high = max(self.score, start.level), self.bound
         even = 1.0 / np.maximum(self.demands.capacity, 1)
         price = self._normal(start.price) if start.price.any() else even
         self.price = (
@@ -112,8 +119,9 @@ class Decomposition:
             self._plan(self._low * (1 - _BELOW[0]))
         self._search(_FINE)
         self._improve()
-        with self._pool:
-            self._prove_all()
+        if proof:
+            with self._pool:
+                self._prove_all()
         return self.bound
 
     def settled(self) -> bool:
@@ -172,6 +180,8 @@ class Decomposition:
 
     def _search(self, close: float) -> None:
         """Bracket the level that known ways reach, relaxed; or settle the prices of a fixed one."""
+        if self.watch.over():
+            return
         self.blocks.focus(self._paid(self.price), self.demands.at(self._most_level()))
         if self.demands.fixed:
             self._settle(1.0)
@@ -240,6 +250,39 @@ class Decomposition:
         if better:
             self.watch.report(self.score, self.bound)
         return better
+
+    def kept(self, ways: Sequence[tuple[int, NDArray[np.int64], float, Any]]) -> list[Any] | None:
+        """A way per block that is as good as the best plan and keeps most of the resources of some ways.
+
+        Where a price is minimised, ways are kept that cost what the block's cheapest one costs.
+        """
+        level = 1.0 if self.demands.fixed else self.score
+        demand = self.demands.at(level)
+        choice = self.ways.delivering(demand)
+        paid, least = choice.vector @ self.demands.price, np.full(choice.blocks, np.inf)
+        np.minimum.at(least, choice.block, paid)
+        good = [
+            (block, vector, way)
+            for block, vector, rate, way in ways
+            if rate >= demand[block] * (1 - _CLEAR)
+            and float(vector @ self.demands.price) <= least[block] * (1 + _CLEAR)
+        ]
+        if not good or not choice.complete() or self.watch.over():
+            return None
+        both = Choice(
+            rows=np.arange(len(choice.rows) + len(good)),
+            block=np.append(choice.block, [block for block, _, _ in good]),
+            vector=np.vstack([choice.vector, *(vector for _, vector, _ in good)]),
+            blocks=choice.blocks,
+        )
+        bonus = np.zeros(len(both.rows))
+        bonus[len(choice.rows) :] = [float(vector.sum()) for _, vector, _ in good]
+        limits = Limits(relative_gap=_KEPT, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        chosen = choose(both, self.demands, limits, bonus)
+        if chosen is None:
+            return None
+        every = [*(self.ways.way[row] for row in choice.rows), *(way for _, _, way in good)]
+        return [every[number] for number in chosen]
 
     # ---- proof
 

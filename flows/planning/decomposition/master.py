@@ -12,7 +12,7 @@ A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are
 Resources are lent in the relaxation alone, so that it always has an answer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -109,12 +109,25 @@ def relax(choice: Choice, demands: Demands) -> Relaxed:
     return Relaxed(value=float(extra[0]), price=price, lent=0.0)
 
 
-def choose(choice: Choice, demands: Demands, limits: Limits) -> list[int] | None:
+def choose(
+    choice: Choice, demands: Demands, limits: Limits, bonus: NDArray[np.float64] | None = None
+) -> list[int] | None:
     """Whole ways that fit, as numbers in `Ways` by block; None where none were found.
 
-    `limits` speak of minus τ, or minus the price.
+    Args:
+        choice: the ways.
+        demands: what is asked for.
+        limits: of minus τ, or minus the price; with a bonus, of the bonus.
+        bonus: [n] what each way adds to an objective that is maximised instead, τ at most 1.
     """
     program = _program(choice, demands, whole=True)
+    if bonus is not None:
+        upper = program.upper.copy()
+        if not demands.fixed:
+            upper[-1] = 1.0
+        cost = np.zeros_like(program.cost)
+        cost[: len(bonus)] = bonus
+        program = replace(program, cost=cost, upper=upper)
     answer = solve_integer(program, limits)
     if answer.values is None:
         return None

@@ -20,6 +20,7 @@ from flows.planning.decomposition.blocks import Least
 from flows.planning.decomposition.covering import Bricks, Covers
 from flows.planning.pool.bound import Bound, Goal, least_loss
 from flows.planning.pool.columns import Columns
+from flows.planning.pool.in_force import Way
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
@@ -38,9 +39,6 @@ _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what bricks may reach
 _FAR = 1e300
 _EXACT = 1e-12
-
-Way = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Configurations [n] and their vGPUs [n, S]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class ModelBlocks:
             _make_bricks(forms, kinds, most, front, scratch, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
-        kept = _fastest_of_each(model, vector, rate)
+        kept = fastest_of_each(model, vector, rate)
         kept = kept[np.lexsort((-rate[kept], model[kept]))]
         start = np.searchsorted(model[kept], np.arange(models + 1))
         self._bricks = Bricks(start=start, vector=vector[kept], rate=rate[kept])
@@ -217,13 +215,6 @@ class ModelBlocks:
             rate=float(delivered_rps(columns, vgpus).sum()),
         )
 
-    def counts(self, ways: list[Way]) -> NDArray[np.int64]:
-        """[n, S] vGPUs of a way per model over all configurations."""
-        vgpus = np.zeros(self.columns.types.shape, dtype=np.int64)
-        for rows, counts in ways:
-            np.add.at(vgpus, rows, counts)
-        return vgpus
-
 
 def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArray[np.int64]:
     """[types] GPUs that a cost below the cutoff can pay for; all there are, where they are free."""
@@ -231,7 +222,7 @@ def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArra
     return np.floor(cutoff / each * (1 + 1e-9)).astype(np.int64)
 
 
-def _fastest_of_each(
+def fastest_of_each(
     model: NDArray[np.int64], vector: NDArray[np.int64], rate: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Rows of the fastest brick of every model and vector."""

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.decomposition.blocks import Demands
-from flows.planning.decomposition.decompose import Decomposition, Start
+from flows.planning.pool.at_prices import plan_at_prices
 from flows.planning.pool.attempts import Attempts, Best, round_down
-from flows.planning.pool.blocks import ModelBlocks, Way
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
 from flows.planning.pool.integer import prove, tighten
+from flows.planning.pool.placeable import placeable
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
@@ -81,11 +80,16 @@ def search(
 ) -> Found:
     """Find the best plan.
 
-    Without `proof`, a good plan of many models is enough.
+    Args:
+        problem: models and GPUs.
+        goal: what is asked of the rates.
+        options: how to plan.
+        watch: the clock; one of its own without it.
+        proof: whether a proof is wanted; without, a good plan of many models is enough.
 
     Raises:
-        InfeasibleError: a model has no feasible configuration, or the rates asked for cannot be
-            reached.
+        InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models, or
+            the rates asked for cannot be reached.
     """
     trace = Trace(solver=options.solver)
     watch, laps = watch or Watch(limit_s=options.time_limit_s), Stopwatch()
@@ -99,23 +103,31 @@ def search(
     proven = bound.score
     if len(problem.models) < MANY:
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
+        if best.gap_to(proven) > options.gap and not watch.over():
+            _with_fewer_stages(best, options, watch)
     if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
         trace.configurations["kept"] = len(columns)
-        proven = _decomposed(
-            best, replace(bound, score=proven), options.gap if proof else 1.0, watch
+        relaxed = replace(bound, score=proven)
+        proven, price = plan_at_prices(
+            best, relaxed, options.gap if proof else None, watch, options.previous
         )
+        if options.solver != "highs":
+            trace.solver = "highs"
+            trace.notes.append("many models: solved with HiGHS")
+        trace.details["prices"] = dict(zip(problem.classes, price.tolist(), strict=True))
         settled = best.gap_to(proven) <= options.gap * (1 + _HAIR)
         trace.status = "optimal" if settled else "effort limit reached"
     if watch.over() and best.gap_to(proven) > options.gap:
         trace.status = "stopped" if watch.stopped() else "time limit reached"
         trace.notes.append(f"{_ENDS[trace.status]}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
-    if best.vgpus is None:
-        raise InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
-    used = np.flatnonzero(best.vgpus.any(axis=1))
+    vgpus = best.vgpus
+    if vgpus is None or not (goal.fixed or best.score > 0):
+        raise _no_plan(best)
+    used = np.flatnonzero(vgpus.any(axis=1))
     return Found(
         columns=columns.take(used),
-        vgpus=best.vgpus[used],
+        vgpus=vgpus[used],
         score=best.score,
         bound=max(proven, best.score),
         trace=trace,
@@ -123,33 +135,36 @@ def search(
     )
 
 
-def _decomposed(best: Best, bound: Bound, gap: float, watch: Watch) -> float:
-    """Improve the best plan model by model, at prices of GPUs; returns a bound."""
-    problem, goal = best.problem, best.goal
-    best.offer(round_down(problem, best.columns, bound.rate_rps, goal))
-    blocks = ModelBlocks(problem, best.columns, watch)
+def _no_plan(best: Best) -> InfeasibleError:
+    """Why there is no plan: models that find no GPU, or rates out of reach."""
+    problem = best.problem
+    out = placeable(problem, best.columns)[1]
+    if out:
+        names = [problem.models[number].name for number in out]
+        return InfeasibleError(
+            f"workload model {names[0]!r}",
+            f"the GPUs are too few for {len(problem.models)} models: at most "
+            f"{len(problem.models) - len(names)} can be placed, all but {', '.join(names)}",
+        )
+    return InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
 
-    def offer(ways: list[Way]) -> float:
-        best.offer(blocks.counts(ways))
-        return best.score
 
-    demands = Demands(
-        capacity=problem.gpus,
-        weight=goal.weight,
-        minimum=goal.minimum_rps,
-        price=goal.price,
-        fixed=goal.fixed,
-    )
-    run = Decomposition(
-        blocks=blocks,
-        demands=demands,
-        offer=offer,
-        bound=bound.score,
-        gap=gap,
-        watch=watch,
-        score=best.score,
-    )
-    return run.solve(Start(price=np.maximum(bound.gpu_price - goal.price, 0.0)))
+def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
+    """Offer the best plan of fewer stages too, so that more freedom never is worse."""
+    fewer = np.flatnonzero(best.columns.stages < options.max_partitions)
+    models = np.unique(best.columns.model[fewer])
+    if len(models) < len(best.problem.models) or len(fewer) == len(best.columns):
+        return
+    columns = best.columns.take(fewer)
+    bound = solve_bound(best.problem, columns, best.goal)
+    alone = Best(best.problem, columns, best.goal)
+    less = replace(options, max_partitions=options.max_partitions - 1)
+    attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
+    _Run(attempts, bound).solve()
+    if alone.vgpus is not None:
+        vgpus = np.zeros(best.columns.types.shape, dtype=np.int64)
+        vgpus[fewer] = alone.vgpus
+        best.offer(vgpus)
 
 
 @dataclass(slots=True)
