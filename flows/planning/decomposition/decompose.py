@@ -51,7 +51,7 @@ _KEPT = 0.01  # relative gap at which resources that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often ways that a proof found go back to the master program
 _CHUNK = 4  # programs of blocks that are solved before the sum is looked at again
-_CLEAR = 1e-9  # a sum must exceed what is needed by this, relatively
+_CLEAR = 1e-9  # a sum that exceeds what is needed by less, relatively, may be equal to it
 _LEAST_OPEN = 1e-7  # of what is needed: a block with less open is not looked at
 _EFFORT = 400_000  # iterations of the solver in proofs
 _SEED = 0
@@ -76,6 +76,7 @@ class Decomposition:
         offer: takes plans, tells the score (z, or minus the price) of the best one known.
         bound: no plan's score is above this.
         gap: proof, relative to the score, at which the run ends.
+        direct: whether it is tried at once, before any wider one.
         score: the best plan's, minus infinity before the first.
         effort: iterations of the solver so far.
         price: [K] prices of resources; where the level is maximised, price · capacity is 1.
@@ -87,6 +88,7 @@ class Decomposition:
     bound: float
     gap: float
     watch: Watch
+    direct: bool = False
     score: float = -np.inf
     effort: int = 0
     price: NDArray[np.float64] = field(init=False)
@@ -165,7 +167,7 @@ class Decomposition:
             total = float(cost.sum()) - (float(price @ capacity) if fixed else 0.0)
             if total > highest:
                 highest, self.price = total, price
-            if not np.isfinite(total) or (total > 1 and not fixed and not thorough):
+            if not np.isfinite(total) or (total > 1 + _CLEAR and not fixed and not thorough):
                 return total
             relaxed = relax(self.ways.delivering(demand), self.demands)
             value = relaxed.value
@@ -190,7 +192,7 @@ class Decomposition:
             if self.watch.over() or self._high - self._low <= close * self._low:
                 return
             level = (self._low + self._high) / 2 if self._low else self._high * _STEP_DOWN
-            if self._settle(level) <= 1:
+            if self._settle(level) <= 1 + _CLEAR:
                 self._low = level
             else:
                 self._high = level
@@ -290,23 +292,29 @@ class Decomposition:
         """Prove smaller and smaller gaps, until the one asked for or the first that cannot be."""
         if not np.isfinite(self.score):
             return
+        if self.direct and self._prove(self.gap):
+            return
         for gap in (*(g for g in _TARGETS if g > self.gap), self.gap):
-            for _ in range(_RETURNS):
-                if self.settled() or self.watch.over() or self.effort > _EFFORT:
-                    return
-                target = self.score + gap * abs(self.score)
-                if target >= self.bound:
-                    break
-                known = len(self.ways.block)
-                if self._proven(target):
-                    self.bound = target
-                    self.watch.report(self.score, self.bound)
-                    break
-                if len(self.ways.block) == known:
-                    return
-                self._again()
-            else:
+            if not self._prove(gap):
                 return
+
+    def _prove(self, gap: float) -> bool:
+        """Whether the best plan is proven within a gap; ways found meanwhile better it first."""
+        for _ in range(_RETURNS):
+            target = self.score + gap * abs(self.score)
+            if self.settled() or target >= self.bound:
+                return True
+            if self.watch.over() or self.effort > _EFFORT:
+                return False
+            known = len(self.ways.block)
+            if self._proven(target):
+                self.bound = target
+                self.watch.report(self.score, self.bound)
+                return True
+            if len(self.ways.block) == known:
+                return False
+            self._again()
+        return False
 
     def _again(self) -> None:
         """Search on with ways that a proof has found."""

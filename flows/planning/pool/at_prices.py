@@ -4,6 +4,8 @@ Plans of at most two stages come first, then those of one more, and so on: the p
 where the next begins, so that more stages are never worse. A plan in force is where the first begins.
 """
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,25 +19,23 @@ from flows.planning.pool.in_force import Way, ways_in_force
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.pool.placeable import placeable
 from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions
 from flows.planning.watch import Watch
-from triton_backend.contract.plan import Plan
 
 _SHORT = 2  # stages that plans of more begin with
 
 
 def plan_at_prices(
-    best: Best, bound: Bound, gap: float | None, watch: Watch, in_force: Plan | None = None
+    best: Best, bound: Bound, options: PlanOptions, watch: Watch, *, proof: bool
 ) -> tuple[float, NDArray[np.float64]]:
     """Improve the best plan model by model, at prices of GPUs.
-
-    Plans of few stages come first: their ways are the start of those of more, which are never worse.
 
     Args:
         best: the best plan known; better ones are put there.
         bound: the relaxation's prices and bound, or a better bound.
-        gap: proof at which the search ends; None where none is wanted.
+        options: the gap at which the search ends; a plan in force, where it begins.
         watch: the clock.
-        in_force: a plan whose prices and pipelines are where the search begins.
+        proof: whether a proof is wanted.
 
     Returns:
         What no plan exceeds, and [C] prices of GPUs in the end.
@@ -47,56 +47,95 @@ def plan_at_prices(
         if out:
             return bound.score, bound.gpu_price
         best.offer(first)
-    price, ways = np.maximum(bound.gpu_price - goal.price, 0.0), list[tuple[int, Way]]()
-    if in_force is not None:
-        ways = ways_in_force(in_force, problem, columns)
-        known: dict[str, float] = in_force.certificate.get("prices", {})
-        if set(problem.classes) <= set(known):
-            price = np.array([known[name] for name in problem.classes])
-    proven, level, in_use = bound.score, 0.0, tuple(ways)
+    run = _Run(
+        best=best,
+        options=options,
+        watch=watch,
+        proven=bound.score,
+        price=np.maximum(bound.gpu_price - goal.price, 0.0),
+    )
+    in_use = run.begin()
+    watch.report(best.score, run.proven)
     deepest = int(columns.stages.max())
     for stages in range(min(_SHORT, deepest), deepest + 1):
         rows = np.flatnonzero(columns.stages <= stages)
         if watch.over() and best.vgpus is not None:
             break
-        if len(np.unique(columns.model[rows])) < len(problem.models):
-            continue
-        own = columns.take(rows)
-        blocks = ModelBlocks(problem, own, watch)
+        if len(np.unique(columns.model[rows])) == len(problem.models):
+            last = stages == deepest
+            run.over(rows, in_use if last else [], proof=last and proof)
+    return run.proven, run.price
 
-        def offer(chosen: list[Way], rows: NDArray[np.int64] = rows) -> float:
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """What is known between plans of few and of more stages.
+
+    Attributes:
+        proven: no plan's score is above this.
+        price: [C] of GPUs.
+        level: relaxed, known ways reach it.
+        ways: models with ways.
+    """
+
+    best: Best
+    options: PlanOptions
+    watch: Watch
+    proven: float
+    price: NDArray[np.float64]
+    level: float = 0.0
+    ways: list[tuple[int, Way]] = field(default_factory=list[tuple[int, Way]])
+
+    def begin(self) -> list[tuple[int, Way]]:
+        """Take pipelines and prices of the plan in force; returns what it runs."""
+        plan, best, classes = self.options.previous, self.best, self.best.problem.classes
+        if plan is None:
+            return []
+        self.ways = ways_in_force(plan, best.problem, best.columns)
+        if len(self.ways) == len(best.problem.models):
+            counts = _counts(best.columns, [way for _, way in self.ways])
+            if np.all(gpus_in_use(best.problem, best.columns, counts) <= best.problem.gpus):
+                best.offer(counts)
+        known: dict[str, float] = plan.certificate.get("prices", {})
+        if set(classes) <= set(known) and plan.objective.name == self.options.objective:
+            self.price = np.array([known[name] for name in classes])
+        return list(self.ways)
+
+    def over(self, rows: NDArray[np.int64], in_use: list[tuple[int, Way]], *, proof: bool) -> None:
+        """Plan over some configurations; of plans as good, keep what is in use."""
+        best, problem, columns = self.best, self.best.problem, self.best.columns
+
+        def offer(chosen: list[Way]) -> float:
             best.offer(_counts(columns, [(rows[of], vgpus) for of, vgpus in chosen]))
             return best.score
 
         run = Decomposition(
-            blocks=blocks,
-            demands=_demands(problem, goal),
+            blocks=ModelBlocks(problem, columns.take(rows), self.watch),
+            demands=_demands(problem, best.goal),
             offer=offer,
-            bound=proven,
-            gap=1.0 if gap is None else gap,
-            watch=watch,
+            bound=self.proven,
+            gap=self.options.gap,
+            watch=self.watch,
+            direct=self.options.previous is not None,
             score=best.score,
         )
-        last = stages == deepest
         start = [
             (model, *_measured(problem, columns, way), (np.searchsorted(rows, way[0]), way[1]))
-            for model, way in ways
+            for model, way in self.ways
             if np.all(np.isin(way[0], rows))
         ]
-        limit = run.solve(
-            Start(price=price, ways=start, level=level), proof=last and gap is not None
-        )
-        price, level = run.price, run.level
-        ways = [
+        proven = run.solve(Start(price=self.price, ways=start, level=self.level), proof=proof)
+        if proof:
+            self.proven = proven
+        self.price, self.level = run.price, run.level
+        self.ways = [
             (model, (rows[way[0]], way[1]))
             for model, way in zip(run.ways.block, run.ways.way, strict=True)
         ]
-        if last:
-            proven = limit
+        if in_use:
             kept = run.kept([(m, *_measured(problem, columns, way), way) for m, way in in_use])
             if kept is not None:
                 best.prefer(_counts(columns, kept))
-    return proven, price
 
 
 def _demands(problem: Problem, goal: Goal) -> Demands:

@@ -108,9 +108,7 @@ def search(
     if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
         trace.configurations["kept"] = len(columns)
         relaxed = replace(bound, score=proven)
-        proven, price = plan_at_prices(
-            best, relaxed, options.gap if proof else None, watch, options.previous
-        )
+        proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
         if options.solver != "highs":
             trace.solver = "highs"
             trace.notes.append("many models: solved with HiGHS")
@@ -121,9 +119,10 @@ def search(
         trace.status = "stopped" if watch.stopped() else "time limit reached"
         trace.notes.append(f"{_ENDS[trace.status]}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
+    watch.report(best.score, proven)
     vgpus = best.vgpus
     if vgpus is None or not (goal.fixed or best.score > 0):
-        raise _no_plan(best)
+        raise _no_plan(best, watch)
     used = np.flatnonzero(vgpus.any(axis=1))
     return Found(
         columns=columns.take(used),
@@ -135,8 +134,10 @@ def search(
     )
 
 
-def _no_plan(best: Best) -> InfeasibleError:
+def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
     """Why there is no plan: models that find no GPU, or rates out of reach."""
+    if watch.over():
+        return InfeasibleError("planning", "no plan was found in the time given")
     problem = best.problem
     out = placeable(problem, best.columns)[1]
     if out:
