@@ -50,6 +50,7 @@ _MASTER_NODES = 400
 _KEPT = 0.01  # relative gap at which resources that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often ways that a proof found go back to the master program
+_RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
 _CHUNK = 4  # programs of blocks that are solved before the sum is looked at again
 _CLEAR = 1e-9  # a sum that exceeds what is needed by less, relatively, may be equal to it
 _LEAST_OPEN = 1e-7  # of what is needed: a block with less open is not looked at
@@ -64,6 +65,15 @@ class Start:
     price: NDArray[np.float64]
     level: float = 0.0
     ways: Sequence[tuple[int, NDArray[np.int64], float, Any]] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lower:
+    """What blocks [B] are proven to cost at least for what was asked, and how many steps that took."""
+
+    asked: tuple[NDArray[np.float64], NDArray[np.float64]]
+    lower: NDArray[np.float64]
+    step: NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +105,7 @@ class Decomposition:
     ways: Ways = field(init=False)
     _low: float = 0.0  # a level that known ways reach, relaxed
     _high: float = np.inf  # one that they do not
+    _lower: _Lower | None = None
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(len(sched_getaffinity(0)))
     )
@@ -132,6 +143,10 @@ class Decomposition:
 
     # ---- prices
 
+    def _worth(self) -> float:
+        """How much more the prices of a fixed level must bring to be changed, relatively."""
+        return max(_SETTLED, self.gap / 10)
+
     def _normal(self, price: NDArray[np.float64]) -> NDArray[np.float64]:
         """Prices as they are used: where the level counts, those of all resources are 1 together."""
         return price if self.demands.fixed else price / float(price @ self.demands.capacity)
@@ -143,7 +158,7 @@ class Decomposition:
     def _propose(
         self, price: NDArray[np.float64], demand: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], int]:
-        """[B] costs of cheap ways, which join the known ones; and how many of these are new."""
+        """[B] costs of the cheapest ways known, cheap ones for these prices among them; how many are new."""
         proposal = self.blocks.propose(self._paid(price), demand)
         fresh = 0
         for block in np.flatnonzero(np.isfinite(proposal.cost)).tolist():
@@ -151,7 +166,7 @@ class Decomposition:
             if self.ways.better(block, vector, rate):
                 self.ways.add(block, vector, rate, proposal.way(block))
                 fresh += 1
-        return proposal.cost, fresh
+        return np.minimum(proposal.cost, self.ways.cheapest(self._paid(price), demand)), fresh
 
     def _settle(self, level: float, *, thorough: bool = False) -> float:
         """Prices at which blocks cost most at a level; returns what known ways take there, relaxed.
@@ -171,7 +186,7 @@ class Decomposition:
                 return total
             relaxed = relax(self.ways.delivering(demand), self.demands)
             value = relaxed.value
-            close = value - highest <= _SETTLED * abs(value)
+            close = value - highest <= (self._worth() if fixed else _SETTLED) * abs(value)
             if close or not (fresh or smooth) or self.watch.over():
                 break
             # Half way to the master's prices, which swing; all the way where that brings nothing new.
@@ -292,7 +307,9 @@ class Decomposition:
         """Prove smaller and smaller gaps, until the one asked for or the first that cannot be."""
         if not np.isfinite(self.score):
             return
-        if self.direct and self._prove(self.gap):
+        if self.demands.fixed or self.direct:
+            self._prove(self.gap)
+        if self.demands.fixed or self.settled():
             return
         for gap in (*(g for g in _TARGETS if g > self.gap), self.gap):
             if not self._prove(gap):
@@ -300,7 +317,7 @@ class Decomposition:
 
     def _prove(self, gap: float) -> bool:
         """Whether the best plan is proven within a gap; ways found meanwhile better it first."""
-        for _ in range(_RETURNS):
+        for _ in range(_RETURNS_PRICE if self.demands.fixed else _RETURNS):
             target = self.score + gap * abs(self.score)
             if self.settled() or target >= self.bound:
                 return True
@@ -308,13 +325,18 @@ class Decomposition:
                 return False
             known = len(self.ways.block)
             if self._proven(target):
-                self.bound = target
-                self.watch.report(self.score, self.bound)
+                self._limit(target)
                 return True
             if len(self.ways.block) == known:
                 return False
             self._again()
         return False
+
+    def _limit(self, bound: float) -> None:
+        """No plan's score is above this."""
+        if bound < self.bound:
+            self.bound = max(bound, self.score)
+            self.watch.report(self.score, self.bound)
 
     def _again(self) -> None:
         """Search on with ways that a proof has found."""
@@ -329,27 +351,46 @@ class Decomposition:
         if not fixed:
             self._settle(level, thorough=True)
         demand, paid = self.demands.at(level), self._paid(self.price)
-        need = float(self.price @ self.demands.capacity) - (target if fixed else 0.0)
+        free = float(self.price @ self.demands.capacity)
+        need = free - (target if fixed else 0.0)
         need += _CLEAR * abs(need)
         cost, _ = self._propose(self.price, demand)
-        lower = np.minimum(self.blocks.floor(paid, demand), cost)
+        state = self._state(cost, (paid, demand))
         for step in range(self.blocks.steps):
-            order = np.argsort(lower - cost, kind="stable")
-            order = order[(cost - lower)[order] > _LEAST_OPEN * need]
+            left = np.where(state.step <= step, cost - state.lower, 0.0)
+            order = np.argsort(-left, kind="stable")
+            order = order[left[order] > _LEAST_OPEN * need]
             for at in range(0, len(order), _CHUNK):
-                if lower.sum() > need:
+                if state.lower.sum() > need:
                     return True
                 if cost.sum() <= need or self.watch.over() or self.effort > _EFFORT:
                     return False
-                self._raise(order[at : at + _CHUNK].tolist(), (paid, demand, step), cost, lower)
-        return bool(lower.sum() > need)
+                self._raise(order[at : at + _CHUNK].tolist(), (paid, demand, step), cost, state)
+                if fixed:
+                    self._limit(free - float(state.lower.sum()))
+        return bool(state.lower.sum() > need)
+
+    def _state(
+        self, cost: NDArray[np.float64], asked: tuple[NDArray[np.float64], NDArray[np.float64]]
+    ) -> "_Lower":
+        """What blocks cost at least; what was proven at the same prices and rates still holds."""
+        known = self._lower
+        if known is None or not all(map(np.array_equal, known.asked, asked)):
+            known = _Lower(
+                asked=asked,
+                lower=np.minimum(self.blocks.floor(*asked), cost),
+                step=np.zeros(len(cost), dtype=np.int64),
+            )
+        np.minimum(known.lower, cost, out=known.lower)
+        self._lower = known
+        return known
 
     def _raise(
         self,
         numbers: list[int],
         asked: tuple[NDArray[np.float64], NDArray[np.float64], int],
         cost: NDArray[np.float64],
-        lower: NDArray[np.float64],
+        state: "_Lower",
     ) -> None:
         """Raise what some blocks cost at least; ways found cheaper lower what they cost."""
         paid, demand, step = asked
@@ -364,4 +405,5 @@ class Decomposition:
                 cost[block] = min(cost[block], float(paid @ least.vector))
                 if self.ways.better(block, least.vector, least.rate):
                     self.ways.add(block, least.vector, least.rate, least.way)
-            lower[block] = max(lower[block], min(least.cost, cost[block]))
+            state.lower[block] = max(state.lower[block], min(least.cost, cost[block]))
+            state.step[block] = step + 1

@@ -56,11 +56,25 @@ class Ways:
         else:
             self.rate[at], self.way[at] = rate, way
 
-    def delivering(self, demand: NDArray[np.float64]) -> "Choice":
-        """The ways that deliver the demands [B] of their blocks, without those that another beats."""
+    def cheapest(
+        self, price: NDArray[np.float64], demand: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """[B] cost at prices [K] of the cheapest way that delivers its block's demand [B]."""
+        least = np.full(len(demand), np.inf)
+        if self.block:
+            block, vector, rate = self._arrays()
+            rows = np.flatnonzero(rate >= demand[block] * (1 - _REACHED))
+            np.minimum.at(least, block[rows], vector[rows] @ price)
+        return least
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         block = np.array(self.block, dtype=np.int64)
         vector = np.array(self.vector, dtype=np.int64).reshape(len(block), self.resources)
-        rate = np.array(self.rate)
+        return block, vector, np.array(self.rate)
+
+    def delivering(self, demand: NDArray[np.float64]) -> "Choice":
+        """The ways that deliver the demands [B] of their blocks, without those that another beats."""
+        block, vector, rate = self._arrays()
         rows = np.flatnonzero(rate >= demand[block] * (1 - _REACHED))
         rows = rows[np.lexsort((vector[rows].sum(axis=1), block[rows]))]
         kept: list[NDArray[np.int64]] = []
