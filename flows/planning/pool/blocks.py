@@ -11,6 +11,8 @@ over the configurations that the screen leaves open below the cost known.
 """
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import gcd, lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +39,10 @@ _NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
 _WIDEST = 4  # stages of a pipeline that kernels have room for
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what bricks may reach
+_PARTS = 1000  # largest denominator of prices that are counted as multiples of one
+_EXACT_STEP = 1e-9  # how close to a multiple that is
+_MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
+_WHOLE = 1e-4  # a cost this close to a multiple is that multiple
 _FAR = 1e300
 _EXACT = 1e-12
 
@@ -149,14 +155,15 @@ class ModelBlocks:
     def _least_gpus(
         self, columns: Columns, price: NDArray[np.float64], asked: tuple[float, float]
     ) -> Least:
-        """Whole GPUs per vGPU type, and rates x_c that take parts of them; cost in units of the cutoff.
+        """Whole GPUs per vGPU type, and rates x_c that take parts of them; cost in units of `_scale`.
 
         minimise Σ_t price · n_t   subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
         """
         rate, cutoff = asked
         problem, count = self.problem, len(columns)
         kinds = len(problem.types)
-        each = price[problem.type_class] / cutoff
+        scale = _scale(price, cutoff)
+        each = price[problem.type_class] / scale.unit
         build = ProgramBuilder()
         gpus = build.variables(
             "n",
@@ -175,11 +182,13 @@ class ModelBlocks:
         build.entries(fit[kind], rates[row], taken[row, kind])
         build.entries(fit, gpus, -problem.type_divisor)
         limits = Limits(
-            relative_gap=_MARGIN, nodes=_NODES[0], seconds=self.watch.left_s(), cutoff=-1.0
+            relative_gap=_MARGIN,
+            nodes=_NODES[0],
+            seconds=self.watch.left_s(),
+            cutoff=-scale.most,
         )
         answer = solve_integer(build.build(), limits)
-        cost = cutoff if answer.bound < -1 else -answer.bound * cutoff
-        return Least(cost=cost, effort=1 + answer.iterations)
+        return Least(cost=scale.least(answer.bound, cutoff), effort=1 + answer.iterations)
 
     def _exact(
         self,
@@ -188,21 +197,25 @@ class ModelBlocks:
         price: NDArray[np.float64],
         asked: tuple[float, float],
     ) -> Least:
-        """The integer program of a model alone, its cost in units of the cutoff."""
+        """The integer program of a model alone, its cost in units of `_scale`."""
         (columns, rows), (rate, cutoff) = given, asked
+        scale = _scale(price, cutoff)
         problem = replace(self.problem, models=(self.problem.models[block],))
         room = np.full(len(problem.gpus), problem.gpus.max())
         np.minimum.at(room, problem.type_class, _room(cutoff, price, problem))
         problem = replace(problem, gpus=np.minimum(problem.gpus, room))
         goal = Goal(
-            weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / cutoff, fixed=True
+            weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / scale.unit, fixed=True
         )
         program, layout = integer_program(problem, columns, goal, -np.inf)
         limits = Limits(
-            relative_gap=_MARGIN, nodes=_NODES[1], seconds=self.watch.left_s(), cutoff=-1.0
+            relative_gap=_MARGIN,
+            nodes=_NODES[1],
+            seconds=self.watch.left_s(),
+            cutoff=-scale.most,
         )
         answer = solve_integer(program, limits)
-        cost = cutoff if answer.bound < -1 else -answer.bound * cutoff
+        cost = scale.least(answer.bound, cutoff)
         if answer.values is None:
             return Least(cost=cost, effort=1 + answer.iterations)
         vgpus = counts_of(layout, columns, answer.values)
@@ -214,6 +227,39 @@ class ModelBlocks:
             vector=gpus_in_use(problem, columns, vgpus),
             rate=float(delivered_rps(columns, vgpus).sum()),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What costs are counted in, and the most that is looked for.
+
+    Attributes:
+        unit: of cost.
+        step: what costs are multiples of, in units; 0 where nothing is known of that.
+        most: what solutions cost at most to be of interest, in units.
+    """
+
+    unit: float
+    step: float
+    most: float
+
+    def least(self, bound: float, cutoff: float) -> float:
+        """What anything costs at least, from the bound of minus the cost."""
+        if bound < -self.most:
+            return cutoff
+        least = -bound if not self.step else np.ceil(-bound - _WHOLE)
+        return min(cutoff, float(least) * self.unit)
+
+
+def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
+    """Where all prices are multiples of one, whatever is cheaper than the cutoff is so by that at least."""
+    parts = [Fraction(float(p)).limit_denominator(_PARTS) for p in price]
+    below = lcm(*(part.denominator for part in parts))
+    step = gcd(*(int(part * below) for part in parts)) / below
+    exact = step > 0 and bool(np.all(np.abs(price / step - np.round(price / step)) < _EXACT_STEP))
+    if not exact or cutoff > step * _MOST_STEPS:
+        return _Scale(unit=cutoff, step=0.0, most=1.0)
+    return _Scale(unit=step, step=1.0, most=cutoff / step - 1 + _WHOLE)
 
 
 def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArray[np.int64]:
