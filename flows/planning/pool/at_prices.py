@@ -1,7 +1,7 @@
 """The best plan of many models, model by model at prices of GPUs.
 
-Plans of at most two stages come first, then those of one more, and so on: the pipelines of each are
-where the next begins, so that more stages are never worse. A plan in force is where the first begins.
+Plans of one stage come first, then those of one more, and so on: the pipelines of each are where the
+next begins, so that more stages are never worse. A plan in force is where the first begins.
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +21,6 @@ from flows.planning.pool.placeable import placeable
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from flows.planning.watch import Watch
-
-_SHORT = 2  # stages that plans of more begin with
 
 
 def plan_at_prices(
@@ -57,7 +55,7 @@ def plan_at_prices(
     in_use = run.begin()
     watch.report(best.score, run.proven)
     deepest = int(columns.stages.max())
-    for stages in range(min(_SHORT, deepest), deepest + 1):
+    for stages in range(1, deepest + 1):
         rows = np.flatnonzero(columns.stages <= stages)
         if watch.over() and best.vgpus is not None:
             break

@@ -36,6 +36,7 @@ _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at toget
 _BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
+_SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
 _HAIR = 1e-9
 _ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
@@ -103,7 +104,7 @@ def search(
     proven = bound.score
     if len(problem.models) < MANY:
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
-        if best.gap_to(proven) > options.gap and not watch.over():
+        if best.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
             _with_fewer_stages(best, options, watch)
     if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
         trace.configurations["kept"] = len(columns)
@@ -161,7 +162,9 @@ def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
     alone = Best(best.problem, columns, best.goal)
     less = replace(options, max_partitions=options.max_partitions - 1)
     attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
-    _Run(attempts, bound).solve()
+    proven = _Run(attempts, bound).solve()
+    if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
+        _with_fewer_stages(alone, less, watch)
     if alone.vgpus is not None:
         vgpus = np.zeros(best.columns.types.shape, dtype=np.int64)
         vgpus[fewer] = alone.vgpus
