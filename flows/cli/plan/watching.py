@@ -69,8 +69,11 @@ def share_of_proof(gap: float | None, wanted: float) -> float:
 
 def in_words(now: "Progress") -> str:
     """The best value known, and how far it may be from the best there is."""
-    found = "no plan yet" if now.value is None else f"{now.value:,.4g}"
-    return found + ("" if now.gap is None else f", at most {now.gap:.2%} from the best")
+    if now.value is None:
+        return "no plan yet"
+    return f"{now.value:,.6g}" + (
+        "" if now.gap is None else f", at most {now.gap:.2%} from the best"
+    )
 
 
 def _json_line(now: "Progress") -> None:
