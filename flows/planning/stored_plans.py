@@ -62,6 +62,8 @@ def plan_step(
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
+    if watch is not None:
+        watch.begin()
     if robust:
         plan = make_robust_plan(profiles, cluster, workload, options)
     else:
