@@ -27,14 +27,15 @@ from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
-# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices,
-# and models from which nothing else is tried.
+# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices (and
+# with more than two classes not tried at all), and models from which nothing else is tried.
 _SEVERAL, MANY = 8, 25
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
+_PAIR = 2  # classes among which GPUs are divided quickly
 _CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
 _SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
 _HAIR = 1e-9
@@ -102,7 +103,7 @@ def search(
     trace.seconds["bound"] = laps.restart()
     best = Best(problem, columns, goal)
     proven = bound.score
-    if len(problem.models) < MANY:
+    if not _prices_first(problem, proof=proof):
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
         if best.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
             _with_fewer_stages(best, options, watch)
@@ -133,6 +134,15 @@ def search(
         trace=trace,
         space=Space(problem=problem, columns=feasible, bound=bound),
     )
+
+
+def _prices_first(problem: Problem, *, proof: bool) -> bool:
+    """Whether models are planned at prices before, and instead of, anything else.
+
+    With more than two classes, divided GPUs take tens of seconds for as few as 18 models.
+    """
+    several = proof and np.count_nonzero(problem.gpus) > _PAIR
+    return len(problem.models) >= (_SEVERAL if several else MANY)
 
 
 def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
