@@ -35,7 +35,7 @@ MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stage
 Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds for the integer programs."),
+    typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds that planning may take."),
 ]
 
 PolicyOfAll = Annotated[

@@ -215,9 +215,8 @@ def _fill_latency(
     # Only what was measured is planned; a batch between two would take as long as the larger one.
     sizes = np.asarray(profile.batches(gpu_class, divisor)) - 1
     for first in range(profile.blocks):
-        for last in range(first + 1, profile.blocks + 1):
-            latency_us = profile.stage_latency_us(gpu_class, divisor, (first, last))
-            table[first, last, sizes] = latency_us[sizes]
+        latency_us = profile.stage_latencies_us(gpu_class, divisor, first)
+        table[first, first + 1 :][:, sizes] = latency_us[:, sizes]
 
 
 def _forbid_oversize(

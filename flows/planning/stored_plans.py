@@ -8,6 +8,7 @@ from flows.files import read_plan as read_plan_file
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
 from flows.preparation.profiling.boundaries import as_measured
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
@@ -52,6 +53,7 @@ def plan_step(
     options: PlanOptions,
     *,
     robust: bool = False,
+    watch: Watch | None = None,
 ) -> Planned:
     """Plan, verify against the profiles, and store; `robust` chooses margins by simulation.
 
@@ -60,8 +62,12 @@ def plan_step(
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
-    make = make_robust_plan if robust else make_plan
-    plan = make(profiles, cluster, workload, options)
+    if watch is not None:
+        watch.begin()
+    if robust:
+        plan = make_robust_plan(profiles, cluster, workload, options)
+    else:
+        plan = make_plan(profiles, cluster, workload, options, watch)
     differences = verify_plan(plan, profiles)
     if differences:
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")

@@ -43,6 +43,10 @@ class Watch:
     _clock: Stopwatch = field(default_factory=Stopwatch)
     _stop: Event = field(default_factory=Event)
 
+    def begin(self) -> None:
+        """Start the clock anew: what came before, as reading inputs, does not count."""
+        self._clock.restart()
+
     def seconds(self) -> float:
         """Seconds since the run began."""
         return self._clock.seconds()

@@ -107,7 +107,13 @@ class ModelProfile:
     ) -> NDArray[np.int64]:
         """Latency of blocks [first, last) at batch 1 .. largest, whole µs rounded up."""
         first, last = blocks
-        total = self.latency_us[gpu_class, vgpu_divisor][first:last].sum(axis=0)
+        return self.stage_latencies_us(gpu_class, vgpu_divisor, first)[last - first - 1]
+
+    def stage_latencies_us(
+        self, gpu_class: str, vgpu_divisor: int, first: int
+    ) -> NDArray[np.int64]:
+        """[blocks - first, largest batch] the same of every stage that begins at a block."""
+        total = np.cumsum(self.latency_us[gpu_class, vgpu_divisor][first:], axis=0)
         return np.ceil(total - 1e-6).astype(np.int64)
 
 

@@ -2,7 +2,7 @@
 
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from flows.cli.shared_options import (
 
 if TYPE_CHECKING:
     from flows.planning import PlanOptions
+    from flows.planning.watch import Watch
     from flows.workspace import Workspace
     from triton_backend.contract.cluster import Cluster
     from triton_backend.contract.plan import Plan
@@ -72,6 +73,13 @@ def plan(
         float,
         typer.Option(metavar="X", min=0.0, max=0.99, help="Proof at which the search may end."),
     ] = 1e-4,
+    show_progress: Annotated[
+        Literal["json"] | None,
+        typer.Option(
+            "--progress",
+            help="A line on stderr (seconds, value, bound, gap) whenever something is better.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan here.")
     ] = None,
@@ -82,9 +90,11 @@ def plan(
 
     The plan is verified, stored and shown. By default `pool` keeps two fifths of every SLO free for waits
     that a plan does not see (--slo-margin 0.4): a model with an SLO of 100 ms is planned to run in 60.
+    Ctrl-C and --time-limit end the search with the best plan so far and its gap.
     Options of the planner itself, as --overflow of `pool`, are listed by `poolpipe planners`.
     """
     from flows.cli.plan.planners import own_options
+    from flows.cli.plan.watching import watched
     from flows.files import check_writable, read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
     from flows.planning.stored_plans import find_plan
@@ -109,8 +119,12 @@ def plan(
     check_writable(output)
     files = (cluster, workload)
     contents = (read_cluster(cluster), read_workload(workload))
-    with progress("planning"):
-        made = _plan(work, files, contents, asked, robust=slo_margin == AUTO)
+    if slo_margin == AUTO:
+        with progress("planning"):
+            made = _plan(work, files, contents, asked, None)
+    else:
+        with watched(time_limit, gap, as_json=show_progress is not None) as watch:
+            made = _plan(work, files, contents, asked, watch)
     if output is not None:
         write_plan(output, made)
     if as_json:
@@ -143,10 +157,12 @@ def _plan(
     files: tuple[Path, Path],
     contents: "tuple[Cluster, Workload]",
     asked: "PlanOptions",
-    *,
-    robust: bool,
+    watch: "Watch | None",
 ) -> "Plan":
-    """The stored plan, with artifacts where the classes of the cluster run here."""
+    """The stored plan, with artifacts where the classes of the cluster run here.
+
+    Without a watch, margins are chosen by simulation.
+    """
     from flows.cli.project import check_known, naming
     from flows.files import read_device_classes
     from flows.planning.stored_plans import plan_step
@@ -154,7 +170,7 @@ def _plan(
 
     check_known(work, files, contents)
     with naming(*files):
-        planned = plan_step(work, *contents, asked, robust=robust)
+        planned = plan_step(work, *contents, asked, robust=watch is None, watch=watch)
     notes(planned.warnings)
     notes(planned.plan.certificate.get("notes", ()))
     devices = read_device_classes(files[0])

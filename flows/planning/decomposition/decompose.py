@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Blocks, Demands, Least, Offer
-from flows.planning.decomposition.master import Ways, choose, relax
+from flows.planning.decomposition.master import Choice, Ways, choose, relax
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
@@ -47,10 +47,12 @@ _STEP_DOWN = 0.8  # of the level, as long as none is known to be reachable
 _BELOW = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far below the level whole ways are looked for
 _SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
 _MASTER_NODES = 400
+_KEPT = 0.01  # relative gap at which resources that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often ways that a proof found go back to the master program
+_RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
 _CHUNK = 4  # programs of blocks that are solved before the sum is looked at again
-_CLEAR = 1e-9  # a sum must exceed what is needed by this, relatively
+_CLEAR = 1e-9  # a sum that exceeds what is needed by less, relatively, may be equal to it
 _LEAST_OPEN = 1e-7  # of what is needed: a block with less open is not looked at
 _EFFORT = 400_000  # iterations of the solver in proofs
 _SEED = 0
@@ -58,10 +60,20 @@ _SEED = 0
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """What is known before: prices [K], and ways (block, vector, rate, way) of a plan in force."""
+    """What is known before: prices [K], ways (block, vector, rate, way), and a level they reach, relaxed."""
 
     price: NDArray[np.float64]
+    level: float = 0.0
     ways: Sequence[tuple[int, NDArray[np.int64], float, Any]] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lower:
+    """What blocks [B] are proven to cost at least for what was asked, and how many steps that took."""
+
+    asked: tuple[NDArray[np.float64], NDArray[np.float64]]
+    lower: NDArray[np.float64]
+    step: NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +86,7 @@ class Decomposition:
         offer: takes plans, tells the score (z, or minus the price) of the best one known.
         bound: no plan's score is above this.
         gap: proof, relative to the score, at which the run ends.
+        direct: whether it is tried at once, before any wider one.
         score: the best plan's, minus infinity before the first.
         effort: iterations of the solver so far.
         price: [K] prices of resources; where the level is maximised, price · capacity is 1.
@@ -85,23 +98,30 @@ class Decomposition:
     bound: float
     gap: float
     watch: Watch
+    direct: bool = False
     score: float = -np.inf
     effort: int = 0
     price: NDArray[np.float64] = field(init=False)
     ways: Ways = field(init=False)
     _low: float = 0.0  # a level that known ways reach, relaxed
     _high: float = np.inf  # one that they do not
+    _lower: _Lower | None = None
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(len(sched_getaffinity(0)))
     )
     _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
 
-    def solve(self, start: Start) -> float:
-        """Find the best plan and prove how good it is; returns the bound."""
+    @property
+    def level(self) -> float:
+        """The highest level that known ways are seen to reach, relaxed."""
+        return self._low
+
+    def solve(self, start: Start, *, proof: bool = True) -> float:
+        """Find the best plan and prove how good it is, where that is wanted; returns the bound."""
         self.ways = Ways(len(self.demands.capacity))
         for block, vector, rate, way in start.ways:
             self.ways.add(block, vector, rate, way)
-        self._low, self._high = max(self.score, 0.0), self.bound
+        self._low, self._high = max(self.score, start.level), self.bound
         even = 1.0 / np.maximum(self.demands.capacity, 1)
         price = self._normal(start.price) if start.price.any() else even
         self.price = (
@@ -112,8 +132,9 @@ class Decomposition:
             self._plan(self._low * (1 - _BELOW[0]))
         self._search(_FINE)
         self._improve()
-        with self._pool:
-            self._prove_all()
+        if proof:
+            with self._pool:
+                self._prove_all()
         return self.bound
 
     def settled(self) -> bool:
@@ -121,6 +142,10 @@ class Decomposition:
         return self.bound - self.score <= self.gap * abs(self.score)
 
     # ---- prices
+
+    def _worth(self) -> float:
+        """How much more the prices of a fixed level must bring to be changed, relatively."""
+        return max(_SETTLED, self.gap / 10)
 
     def _normal(self, price: NDArray[np.float64]) -> NDArray[np.float64]:
         """Prices as they are used: where the level counts, those of all resources are 1 together."""
@@ -133,7 +158,7 @@ class Decomposition:
     def _propose(
         self, price: NDArray[np.float64], demand: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], int]:
-        """[B] costs of cheap ways, which join the known ones; and how many of these are new."""
+        """[B] costs of the cheapest ways known, cheap ones for these prices among them; how many are new."""
         proposal = self.blocks.propose(self._paid(price), demand)
         fresh = 0
         for block in np.flatnonzero(np.isfinite(proposal.cost)).tolist():
@@ -141,7 +166,7 @@ class Decomposition:
             if self.ways.better(block, vector, rate):
                 self.ways.add(block, vector, rate, proposal.way(block))
                 fresh += 1
-        return proposal.cost, fresh
+        return np.minimum(proposal.cost, self.ways.cheapest(self._paid(price), demand)), fresh
 
     def _settle(self, level: float, *, thorough: bool = False) -> float:
         """Prices at which blocks cost most at a level; returns what known ways take there, relaxed.
@@ -157,11 +182,11 @@ class Decomposition:
             total = float(cost.sum()) - (float(price @ capacity) if fixed else 0.0)
             if total > highest:
                 highest, self.price = total, price
-            if not np.isfinite(total) or (total > 1 and not fixed and not thorough):
+            if not np.isfinite(total) or (total > 1 + _CLEAR and not fixed and not thorough):
                 return total
             relaxed = relax(self.ways.delivering(demand), self.demands)
             value = relaxed.value
-            close = value - highest <= _SETTLED * abs(value)
+            close = value - highest <= (self._worth() if fixed else _SETTLED) * abs(value)
             if close or not (fresh or smooth) or self.watch.over():
                 break
             # Half way to the master's prices, which swing; all the way where that brings nothing new.
@@ -172,6 +197,8 @@ class Decomposition:
 
     def _search(self, close: float) -> None:
         """Bracket the level that known ways reach, relaxed; or settle the prices of a fixed one."""
+        if self.watch.over():
+            return
         self.blocks.focus(self._paid(self.price), self.demands.at(self._most_level()))
         if self.demands.fixed:
             self._settle(1.0)
@@ -180,7 +207,7 @@ class Decomposition:
             if self.watch.over() or self._high - self._low <= close * self._low:
                 return
             level = (self._low + self._high) / 2 if self._low else self._high * _STEP_DOWN
-            if self._settle(level) <= 1:
+            if self._settle(level) <= 1 + _CLEAR:
                 self._low = level
             else:
                 self._high = level
@@ -241,29 +268,75 @@ class Decomposition:
             self.watch.report(self.score, self.bound)
         return better
 
+    def kept(self, ways: Sequence[tuple[int, NDArray[np.int64], float, Any]]) -> list[Any] | None:
+        """A way per block that is as good as the best plan and keeps most of the resources of some ways.
+
+        Where a price is minimised, ways are kept that cost what the block's cheapest one costs.
+        """
+        level = 1.0 if self.demands.fixed else self.score
+        demand = self.demands.at(level)
+        choice = self.ways.delivering(demand)
+        paid, least = choice.vector @ self.demands.price, np.full(choice.blocks, np.inf)
+        np.minimum.at(least, choice.block, paid)
+        good = [
+            (block, vector, way)
+            for block, vector, rate, way in ways
+            if rate >= demand[block] * (1 - _CLEAR)
+            and float(vector @ self.demands.price) <= least[block] * (1 + _CLEAR)
+        ]
+        if not good or not choice.complete() or self.watch.over():
+            return None
+        both = Choice(
+            rows=np.arange(len(choice.rows) + len(good)),
+            block=np.append(choice.block, [block for block, _, _ in good]),
+            vector=np.vstack([choice.vector, *(vector for _, vector, _ in good)]),
+            blocks=choice.blocks,
+        )
+        bonus = np.zeros(len(both.rows))
+        bonus[len(choice.rows) :] = [float(vector.sum()) for _, vector, _ in good]
+        limits = Limits(relative_gap=_KEPT, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        chosen = choose(both, self.demands, limits, bonus)
+        if chosen is None:
+            return None
+        every = [*(self.ways.way[row] for row in choice.rows), *(way for _, _, way in good)]
+        return [every[number] for number in chosen]
+
     # ---- proof
 
     def _prove_all(self) -> None:
         """Prove smaller and smaller gaps, until the one asked for or the first that cannot be."""
         if not np.isfinite(self.score):
             return
+        if self.demands.fixed or self.direct:
+            self._prove(self.gap)
+        if self.demands.fixed or self.settled():
+            return
         for gap in (*(g for g in _TARGETS if g > self.gap), self.gap):
-            for _ in range(_RETURNS):
-                if self.settled() or self.watch.over() or self.effort > _EFFORT:
-                    return
-                target = self.score + gap * abs(self.score)
-                if target >= self.bound:
-                    break
-                known = len(self.ways.block)
-                if self._proven(target):
-                    self.bound = target
-                    self.watch.report(self.score, self.bound)
-                    break
-                if len(self.ways.block) == known:
-                    return
-                self._again()
-            else:
+            if not self._prove(gap):
                 return
+
+    def _prove(self, gap: float) -> bool:
+        """Whether the best plan is proven within a gap; ways found meanwhile better it first."""
+        for _ in range(_RETURNS_PRICE if self.demands.fixed else _RETURNS):
+            target = self.score + gap * abs(self.score)
+            if self.settled() or target >= self.bound:
+                return True
+            if self.watch.over() or self.effort > _EFFORT:
+                return False
+            known = len(self.ways.block)
+            if self._proven(target):
+                self._limit(target)
+                return True
+            if len(self.ways.block) == known:
+                return False
+            self._again()
+        return False
+
+    def _limit(self, bound: float) -> None:
+        """No plan's score is above this."""
+        if bound < self.bound:
+            self.bound = max(bound, self.score)
+            self.watch.report(self.score, self.bound)
 
     def _again(self) -> None:
         """Search on with ways that a proof has found."""
@@ -278,27 +351,46 @@ class Decomposition:
         if not fixed:
             self._settle(level, thorough=True)
         demand, paid = self.demands.at(level), self._paid(self.price)
-        need = float(self.price @ self.demands.capacity) - (target if fixed else 0.0)
+        free = float(self.price @ self.demands.capacity)
+        need = free - (target if fixed else 0.0)
         need += _CLEAR * abs(need)
         cost, _ = self._propose(self.price, demand)
-        lower = np.minimum(self.blocks.floor(paid, demand), cost)
+        state = self._state(cost, (paid, demand))
         for step in range(self.blocks.steps):
-            order = np.argsort(lower - cost, kind="stable")
-            order = order[(cost - lower)[order] > _LEAST_OPEN * need]
+            left = np.where(state.step <= step, cost - state.lower, 0.0)
+            order = np.argsort(-(left / cost if step else left), kind="stable")
+            order = order[left[order] > _LEAST_OPEN * need]
             for at in range(0, len(order), _CHUNK):
-                if lower.sum() > need:
+                if state.lower.sum() > need:
                     return True
                 if cost.sum() <= need or self.watch.over() or self.effort > _EFFORT:
                     return False
-                self._raise(order[at : at + _CHUNK].tolist(), (paid, demand, step), cost, lower)
-        return bool(lower.sum() > need)
+                self._raise(order[at : at + _CHUNK].tolist(), (paid, demand, step), cost, state)
+                if fixed:
+                    self._limit(free - float(state.lower.sum()))
+        return bool(state.lower.sum() > need)
+
+    def _state(
+        self, cost: NDArray[np.float64], asked: tuple[NDArray[np.float64], NDArray[np.float64]]
+    ) -> "_Lower":
+        """What blocks cost at least; what was proven at the same prices and rates still holds."""
+        known = self._lower
+        if known is None or not all(map(np.array_equal, known.asked, asked)):
+            known = _Lower(
+                asked=asked,
+                lower=np.minimum(self.blocks.floor(*asked), cost),
+                step=np.zeros(len(cost), dtype=np.int64),
+            )
+        np.minimum(known.lower, cost, out=known.lower)
+        self._lower = known
+        return known
 
     def _raise(
         self,
         numbers: list[int],
         asked: tuple[NDArray[np.float64], NDArray[np.float64], int],
         cost: NDArray[np.float64],
-        lower: NDArray[np.float64],
+        state: "_Lower",
     ) -> None:
         """Raise what some blocks cost at least; ways found cheaper lower what they cost."""
         paid, demand, step = asked
@@ -313,4 +405,5 @@ class Decomposition:
                 cost[block] = min(cost[block], float(paid @ least.vector))
                 if self.ways.better(block, least.vector, least.rate):
                     self.ways.add(block, least.vector, least.rate, least.way)
-            lower[block] = max(lower[block], min(least.cost, cost[block]))
+            state.lower[block] = max(state.lower[block], min(least.cost, cost[block]))
+            state.step[block] = step + 1

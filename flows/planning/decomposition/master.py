@@ -12,7 +12,7 @@ A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are
 Resources are lent in the relaxation alone, so that it always has an answer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,25 @@ class Ways:
         else:
             self.rate[at], self.way[at] = rate, way
 
-    def delivering(self, demand: NDArray[np.float64]) -> "Choice":
-        """The ways that deliver the demands [B] of their blocks, without those that another beats."""
+    def cheapest(
+        self, price: NDArray[np.float64], demand: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """[B] cost at prices [K] of the cheapest way that delivers its block's demand [B]."""
+        least = np.full(len(demand), np.inf)
+        if self.block:
+            block, vector, rate = self._arrays()
+            rows = np.flatnonzero(rate >= demand[block] * (1 - _REACHED))
+            np.minimum.at(least, block[rows], vector[rows] @ price)
+        return least
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         block = np.array(self.block, dtype=np.int64)
         vector = np.array(self.vector, dtype=np.int64).reshape(len(block), self.resources)
-        rate = np.array(self.rate)
+        return block, vector, np.array(self.rate)
+
+    def delivering(self, demand: NDArray[np.float64]) -> "Choice":
+        """The ways that deliver the demands [B] of their blocks, without those that another beats."""
+        block, vector, rate = self._arrays()
         rows = np.flatnonzero(rate >= demand[block] * (1 - _REACHED))
         rows = rows[np.lexsort((vector[rows].sum(axis=1), block[rows]))]
         kept: list[NDArray[np.int64]] = []
@@ -109,12 +123,25 @@ def relax(choice: Choice, demands: Demands) -> Relaxed:
     return Relaxed(value=float(extra[0]), price=price, lent=0.0)
 
 
-def choose(choice: Choice, demands: Demands, limits: Limits) -> list[int] | None:
+def choose(
+    choice: Choice, demands: Demands, limits: Limits, bonus: NDArray[np.float64] | None = None
+) -> list[int] | None:
     """Whole ways that fit, as numbers in `Ways` by block; None where none were found.
 
-    `limits` speak of minus τ, or minus the price.
+    Args:
+        choice: the ways.
+        demands: what is asked for.
+        limits: of minus τ, or minus the price; with a bonus, of the bonus.
+        bonus: [n] what each way adds to an objective that is maximised instead, τ at most 1.
     """
     program = _program(choice, demands, whole=True)
+    if bonus is not None:
+        upper = program.upper.copy()
+        if not demands.fixed:
+            upper[-1] = 1.0
+        cost = np.zeros_like(program.cost)
+        cost[: len(bonus)] = bonus
+        program = replace(program, cost=cost, upper=upper)
     answer = solve_integer(program, limits)
     if answer.values is None:
         return None

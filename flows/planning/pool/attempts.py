@@ -19,6 +19,7 @@ from flows.planning.pool.integer import (
     delivered_rps,
     gpus_in_use,
     integer_program,
+    is_as_good,
     lowest_share,
     reaches_rates,
     score_of,
@@ -59,6 +60,14 @@ class Best:
         if better or (score >= self.score and self._simpler(vgpus)):
             self.vgpus, self.score = vgpus, score
         return better
+
+    def prefer(self, vgpus: NDArray[np.int64]) -> bool:
+        """Take a plan [n, S] that is as good, however simple; tells whether it was."""
+        vgpus = trimmed(self.columns, vgpus)
+        if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
+            return False
+        self.vgpus = vgpus
+        return True
 
     def _without_idle(self, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
         """Without pipelines that the plan's own score does not need, the slowest first."""

@@ -11,6 +11,8 @@ over the configurations that the screen leaves open below the cost known.
 """
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import gcd, lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from flows.planning.decomposition.blocks import Least
 from flows.planning.decomposition.covering import Bricks, Covers
 from flows.planning.pool.bound import Bound, Goal, least_loss
 from flows.planning.pool.columns import Columns
+from flows.planning.pool.in_force import Way
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
@@ -36,11 +39,12 @@ _NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
 _WIDEST = 4  # stages of a pipeline that kernels have room for
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what bricks may reach
+_PARTS = 1000  # largest denominator of prices that are counted as multiples of one
+_EXACT_STEP = 1e-9  # how close to a multiple that is
+_MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
+_WHOLE = 1e-4  # a cost this close to a multiple is that multiple
 _FAR = 1e300
 _EXACT = 1e-12
-
-Way = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Configurations [n] and their vGPUs [n, S]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class ModelBlocks:
             _make_bricks(forms, kinds, most, front, scratch, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
-        kept = _fastest_of_each(model, vector, rate)
+        kept = fastest_of_each(model, vector, rate)
         kept = kept[np.lexsort((-rate[kept], model[kept]))]
         start = np.searchsorted(model[kept], np.arange(models + 1))
         self._bricks = Bricks(start=start, vector=vector[kept], rate=rate[kept])
@@ -151,14 +155,15 @@ class ModelBlocks:
     def _least_gpus(
         self, columns: Columns, price: NDArray[np.float64], asked: tuple[float, float]
     ) -> Least:
-        """Whole GPUs per vGPU type, and rates x_c that take parts of them; cost in units of the cutoff.
+        """Whole GPUs per vGPU type, and rates x_c that take parts of them; cost in units of `_scale`.
 
         minimise Σ_t price · n_t   subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
         """
         rate, cutoff = asked
         problem, count = self.problem, len(columns)
         kinds = len(problem.types)
-        each = price[problem.type_class] / cutoff
+        scale = _scale(price, cutoff)
+        each = price[problem.type_class] / scale.unit
         build = ProgramBuilder()
         gpus = build.variables(
             "n",
@@ -177,11 +182,13 @@ class ModelBlocks:
         build.entries(fit[kind], rates[row], taken[row, kind])
         build.entries(fit, gpus, -problem.type_divisor)
         limits = Limits(
-            relative_gap=_MARGIN, nodes=_NODES[0], seconds=self.watch.left_s(), cutoff=-1.0
+            relative_gap=_MARGIN,
+            nodes=_NODES[0],
+            seconds=self.watch.left_s(),
+            cutoff=-scale.most,
         )
         answer = solve_integer(build.build(), limits)
-        cost = cutoff if answer.bound < -1 else -answer.bound * cutoff
-        return Least(cost=cost, effort=1 + answer.iterations)
+        return Least(cost=scale.least(answer.bound, cutoff), effort=1 + answer.iterations)
 
     def _exact(
         self,
@@ -190,21 +197,25 @@ class ModelBlocks:
         price: NDArray[np.float64],
         asked: tuple[float, float],
     ) -> Least:
-        """The integer program of a model alone, its cost in units of the cutoff."""
+        """The integer program of a model alone, its cost in units of `_scale`."""
         (columns, rows), (rate, cutoff) = given, asked
+        scale = _scale(price, cutoff)
         problem = replace(self.problem, models=(self.problem.models[block],))
         room = np.full(len(problem.gpus), problem.gpus.max())
         np.minimum.at(room, problem.type_class, _room(cutoff, price, problem))
         problem = replace(problem, gpus=np.minimum(problem.gpus, room))
         goal = Goal(
-            weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / cutoff, fixed=True
+            weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / scale.unit, fixed=True
         )
         program, layout = integer_program(problem, columns, goal, -np.inf)
         limits = Limits(
-            relative_gap=_MARGIN, nodes=_NODES[1], seconds=self.watch.left_s(), cutoff=-1.0
+            relative_gap=_MARGIN,
+            nodes=_NODES[1],
+            seconds=self.watch.left_s(),
+            cutoff=-scale.most,
         )
         answer = solve_integer(program, limits)
-        cost = cutoff if answer.bound < -1 else -answer.bound * cutoff
+        cost = scale.least(answer.bound, cutoff)
         if answer.values is None:
             return Least(cost=cost, effort=1 + answer.iterations)
         vgpus = counts_of(layout, columns, answer.values)
@@ -217,12 +228,38 @@ class ModelBlocks:
             rate=float(delivered_rps(columns, vgpus).sum()),
         )
 
-    def counts(self, ways: list[Way]) -> NDArray[np.int64]:
-        """[n, S] vGPUs of a way per model over all configurations."""
-        vgpus = np.zeros(self.columns.types.shape, dtype=np.int64)
-        for rows, counts in ways:
-            np.add.at(vgpus, rows, counts)
-        return vgpus
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """What costs are counted in, and the most that is looked for.
+
+    Attributes:
+        unit: of cost.
+        step: what costs are multiples of, in units; 0 where nothing is known of that.
+        most: what solutions cost at most to be of interest, in units.
+    """
+
+    unit: float
+    step: float
+    most: float
+
+    def least(self, bound: float, cutoff: float) -> float:
+        """What anything costs at least, from the bound of minus the cost."""
+        if bound < -self.most:
+            return cutoff
+        least = -bound if not self.step else np.ceil(-bound - _WHOLE)
+        return min(cutoff, float(least) * self.unit)
+
+
+def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
+    """Where all prices are multiples of one, whatever is cheaper than the cutoff is so by that at least."""
+    parts = [Fraction(float(p)).limit_denominator(_PARTS) for p in price]
+    below = lcm(*(part.denominator for part in parts))
+    step = gcd(*(int(part * below) for part in parts)) / below
+    exact = step > 0 and bool(np.all(np.abs(price / step - np.round(price / step)) < _EXACT_STEP))
+    if not exact or cutoff > step * _MOST_STEPS:
+        return _Scale(unit=cutoff, step=0.0, most=1.0)
+    return _Scale(unit=step, step=1.0, most=cutoff / step - 1 + _WHOLE)
 
 
 def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArray[np.int64]:
@@ -231,7 +268,7 @@ def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArra
     return np.floor(cutoff / each * (1 + 1e-9)).astype(np.int64)
 
 
-def _fastest_of_each(
+def fastest_of_each(
     model: NDArray[np.int64], vector: NDArray[np.int64], rate: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Rows of the fastest brick of every model and vector."""

@@ -263,6 +263,16 @@ def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> boo
     return not np.any(rates < asked_rps(goal) * (1 - REACHED))
 
 
+def is_as_good(
+    problem: Problem, columns: Columns, vgpus: NDArray[np.int64], held: tuple[Goal, float]
+) -> bool:
+    """Whether vGPU counts [n, S] reach the rates asked for, and a score."""
+    goal, score = held
+    least = score * (1 - np.copysign(EQUAL, score))
+    reached = score_of(problem, columns, vgpus, goal)
+    return reaches_rates(columns, vgpus, goal) and reached >= least
+
+
 def score_of(problem: Problem, columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> float:
     """The lowest rate / weight, or minus the price of the GPUs in use."""
     if goal.fixed:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, enumerate_columns, stacked
+from flows.planning.pool.in_force import row_of
 from flows.planning.pool.integer import REACHED, asked_rps, delivered_rps, gpus_in_use
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.problem import Problem
@@ -158,28 +159,17 @@ def _row(
 ) -> int:
     """The configuration of a pipeline of the plan in force."""
     model, pipeline = wanted_by
-    stages = pipeline.stages
-    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
-    wanted = [types.get((p.gpu_class, p.divisor or 0), -1) for p in pools]
-    cuts = [0, *(s.blocks[1] for s in stages)]
-    same = (
-        (every.model == model)
-        & (every.batch == pipeline.batch)
-        & (every.stages == len(stages))
-        & np.all(every.types[:, : len(stages)] == wanted, axis=1)
-        & np.all(every.cuts[:, : len(cuts)] == cuts, axis=1)
-    )
-    rows = np.flatnonzero(same)
-    if not len(rows):
+    row = row_of(problem, every, wanted_by, pools)
+    if row is None:
         form = ", ".join(
             f"{list(s.blocks)} on {p.gpu_class} {share_text(p.share)}"
-            for s, p in zip(stages, pools, strict=True)
+            for s, p in zip(pipeline.stages, pools, strict=True)
         )
         raise InputError(
             f"pinned model {problem.models[model].name!r}",
             f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin and classes",
         )
-    return int(rows[0])
+    return row
 
 
 def _best_effort_form(

@@ -63,6 +63,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         found.trace.details["ties"] = {
             "stages": int(np.count_nonzero(found.vgpus)),
             "proven": False,
+            "reason": f"not looked at from {MANY} models on",
         }
     columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
     watch, beside = Stopwatch(), None

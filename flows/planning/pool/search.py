@@ -15,28 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.planning.decomposition.blocks import Demands
-from flows.planning.decomposition.decompose import Decomposition, Start
+from flows.planning.pool.at_prices import plan_at_prices
 from flows.planning.pool.attempts import Attempts, Best, round_down
-from flows.planning.pool.blocks import ModelBlocks, Way
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
 from flows.planning.pool.integer import prove, tighten
+from flows.planning.pool.placeable import placeable
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
-# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices,
-# and models from which nothing else is tried.
+# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices (and
+# with more than two classes not tried at all), and models from which nothing else is tried.
 _SEVERAL, MANY = 8, 25
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
+_PAIR = 2  # classes among which GPUs are divided quickly
 _CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
+_SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
 _HAIR = 1e-9
 _ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
@@ -81,11 +82,16 @@ def search(
 ) -> Found:
     """Find the best plan.
 
-    Without `proof`, a good plan of many models is enough.
+    Args:
+        problem: models and GPUs.
+        goal: what is asked of the rates.
+        options: how to plan.
+        watch: the clock; one of its own without it.
+        proof: whether a proof is wanted; without, a good plan of many models is enough.
 
     Raises:
-        InfeasibleError: a model has no feasible configuration, or the rates asked for cannot be
-            reached.
+        InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models, or
+            the rates asked for cannot be reached.
     """
     trace = Trace(solver=options.solver)
     watch, laps = watch or Watch(limit_s=options.time_limit_s), Stopwatch()
@@ -97,25 +103,32 @@ def search(
     trace.seconds["bound"] = laps.restart()
     best = Best(problem, columns, goal)
     proven = bound.score
-    if len(problem.models) < MANY:
+    if not _prices_first(problem, proof=proof):
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
+        if best.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
+            _with_fewer_stages(best, options, watch)
     if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
         trace.configurations["kept"] = len(columns)
-        proven = _decomposed(
-            best, replace(bound, score=proven), options.gap if proof else 1.0, watch
-        )
+        relaxed = replace(bound, score=proven)
+        proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
+        if options.solver != "highs":
+            trace.solver = "highs"
+            trace.notes.append("many models: solved with HiGHS")
+        trace.details["prices"] = dict(zip(problem.classes, price.tolist(), strict=True))
         settled = best.gap_to(proven) <= options.gap * (1 + _HAIR)
         trace.status = "optimal" if settled else "effort limit reached"
     if watch.over() and best.gap_to(proven) > options.gap:
         trace.status = "stopped" if watch.stopped() else "time limit reached"
         trace.notes.append(f"{_ENDS[trace.status]}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
-    if best.vgpus is None:
-        raise InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
-    used = np.flatnonzero(best.vgpus.any(axis=1))
+    watch.report(best.score, proven)
+    vgpus = best.vgpus
+    if vgpus is None or not (goal.fixed or best.score > 0):
+        raise _no_plan(best, watch)
+    used = np.flatnonzero(vgpus.any(axis=1))
     return Found(
         columns=columns.take(used),
-        vgpus=best.vgpus[used],
+        vgpus=vgpus[used],
         score=best.score,
         bound=max(proven, best.score),
         trace=trace,
@@ -123,33 +136,49 @@ def search(
     )
 
 
-def _decomposed(best: Best, bound: Bound, gap: float, watch: Watch) -> float:
-    """Improve the best plan model by model, at prices of GPUs; returns a bound."""
-    problem, goal = best.problem, best.goal
-    best.offer(round_down(problem, best.columns, bound.rate_rps, goal))
-    blocks = ModelBlocks(problem, best.columns, watch)
+def _prices_first(problem: Problem, *, proof: bool) -> bool:
+    """Whether models are planned at prices before, and instead of, anything else.
 
-    def offer(ways: list[Way]) -> float:
-        best.offer(blocks.counts(ways))
-        return best.score
+    With more than two classes, divided GPUs take tens of seconds for as few as 18 models.
+    """
+    several = proof and np.count_nonzero(problem.gpus) > _PAIR
+    return len(problem.models) >= (_SEVERAL if several else MANY)
 
-    demands = Demands(
-        capacity=problem.gpus,
-        weight=goal.weight,
-        minimum=goal.minimum_rps,
-        price=goal.price,
-        fixed=goal.fixed,
-    )
-    run = Decomposition(
-        blocks=blocks,
-        demands=demands,
-        offer=offer,
-        bound=bound.score,
-        gap=gap,
-        watch=watch,
-        score=best.score,
-    )
-    return run.solve(Start(price=np.maximum(bound.gpu_price - goal.price, 0.0)))
+
+def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
+    """Why there is no plan: models that find no GPU, or rates out of reach."""
+    if watch.over():
+        return InfeasibleError("planning", "no plan was found in the time given")
+    problem = best.problem
+    out = placeable(problem, best.columns)[1]
+    if out:
+        names = [problem.models[number].name for number in out]
+        return InfeasibleError(
+            f"workload model {names[0]!r}",
+            f"the GPUs are too few for {len(problem.models)} models: at most "
+            f"{len(problem.models) - len(names)} can be placed, all but {', '.join(names)}",
+        )
+    return InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
+
+
+def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
+    """Offer the best plan of fewer stages too, so that more freedom never is worse."""
+    fewer = np.flatnonzero(best.columns.stages < options.max_partitions)
+    models = np.unique(best.columns.model[fewer])
+    if len(models) < len(best.problem.models) or len(fewer) == len(best.columns):
+        return
+    columns = best.columns.take(fewer)
+    bound = solve_bound(best.problem, columns, best.goal)
+    alone = Best(best.problem, columns, best.goal)
+    less = replace(options, max_partitions=options.max_partitions - 1)
+    attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
+    proven = _Run(attempts, bound).solve()
+    if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
+        _with_fewer_stages(alone, less, watch)
+    if alone.vgpus is not None:
+        vgpus = np.zeros(best.columns.types.shape, dtype=np.int64)
+        vgpus[fewer] = alone.vgpus
+        best.offer(vgpus)
 
 
 @dataclass(slots=True)

@@ -32,14 +32,12 @@ from flows.clock import Stopwatch
 from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
-    EQUAL,
     Layout,
     add_integer_program,
     counts_of,
     gpus_in_use,
+    is_as_good,
     lowest_share,
-    reaches_rates,
-    score_of,
     values_of,
 )
 from flows.planning.pool.search import Found
@@ -100,9 +98,7 @@ class _Tied:
 
     def as_good(self, vgpus: NDArray[np.int64]) -> bool:
         """Whether a plan reaches the score and the rates asked for."""
-        score = score_of(self.problem, self.columns, vgpus, self.goal)
-        least = self.score * (1 - np.copysign(EQUAL, self.score))
-        return reaches_rates(self.columns, vgpus, self.goal) and score >= least
+        return is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score))
 
 
 def break_ties(

@@ -1,0 +1,67 @@
+"""The clock of a planning run."""
+
+import numpy as np
+import pytest
+
+from flows.clock import Stopwatch
+from flows.planning.watch import Progress, Watch
+
+
+def test_without_limit_and_interruption_it_never_ends_a_run() -> None:
+    watch = Watch()
+    assert watch.left_s() is None
+    assert not watch.over()
+
+
+def test_a_part_is_stopped_with_the_whole_and_tells_nobody() -> None:
+    told = list[Progress]()
+    watch = Watch(limit_s=1000.0, tell=told.append)
+    part = watch.part(0.5)
+    part.report(1.0, 2.0)
+    assert told == []
+    assert part.limit_s is not None
+    assert part.limit_s <= 501.0
+    watch.stop()
+    assert part.over()
+    assert part.stopped()
+
+
+class Late(Stopwatch):
+    """A clock that began an hour ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_s = 3600.0
+
+    def seconds(self) -> float:
+        return super().seconds() + self.before_s
+
+    def restart(self) -> float:
+        self.before_s = 0.0
+        return super().restart()
+
+
+def test_what_came_before_planning_does_not_count() -> None:
+    watch = Watch(limit_s=1800.0, _clock=Late())
+    assert watch.over()
+    watch.begin()
+    assert not watch.over()
+
+
+@pytest.mark.parametrize(
+    ("score", "bound", "value", "limit", "gap"),
+    [
+        (2.0, 3.0, 2.0, 3.0, 0.5),
+        (-4.0, -3.0, 4.0, 3.0, 0.25),
+        (-np.inf, 3.0, None, 3.0, None),
+        (2.0, np.inf, 2.0, None, None),
+    ],
+)
+def test_progress_is_told_in_values_of_the_objective(
+    score: float, bound: float, value: float | None, limit: float | None, gap: float | None
+) -> None:
+    told = list[Progress]()
+    Watch(tell=told.append).valuing(abs).report(score, bound)
+    (now,) = told
+    assert (now.value, now.bound) == (value, limit)
+    assert now.gap == (None if gap is None else pytest.approx(gap))
