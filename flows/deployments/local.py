@@ -222,12 +222,12 @@ def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
         )
     if asked.word != "up" or asked.only_classes or asked.no_nightly:
         raise InputError("--nightly", "goes with `up` alone, where replanning is registered")
-    from flows.deployments.nightly import Nightly, keep  # noqa: PLC0415  # as above
+    from flows.deployments.nightly import Nightly, write_nightly  # noqa: PLC0415  # as above
 
     here: Path = asked.called_from
     files = {name: (here / given[name]).resolve() for name in ("cluster", "workload")}
     nightly = Nightly(**files, cron=given["nightly"])
-    keep(noted, nightly)
+    write_nightly(noted, nightly)
     return nightly
 
 

@@ -1,4 +1,4 @@
-"""Replanning every night: what was asked of `scripts/operations up --nightly`, and the server told so.
+"""Replanning every night: what was asked of `scripts/operations up --nightly`, and what the server was given.
 
 It is kept in the operations folder, because `up` registers every deployment anew as `prefect.yaml` has
 it, and the next `up` (after the machine was started again, say) must not quietly end the nights. How
@@ -54,7 +54,7 @@ class Nightly:
             raise InputError(f"--nightly {self.cron!r}", why) from error
 
 
-def keep(path: Path, nightly: Nightly) -> None:
+def write_nightly(path: Path, nightly: Nightly) -> None:
     """Note what was asked for, for the next `up`."""
     document = {name: str(getattr(nightly, name)) for name in ("cluster", "workload", "cron")}
     write_text(path, yaml.safe_dump(document, sort_keys=False))

@@ -34,7 +34,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Progress, Watch
 from flows.preparation.profiling.csv_tables import read_tables
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import Plan
@@ -185,12 +185,12 @@ def measure(data: Path, row: Row, seed: int) -> Measured:
         first, *others = workload.models
         heavier = replace(first, weight=(first.weight or 1.0) * CHANGED)
         workload = Workload(models=(heavier, *others))
-    told: list[Progress] = []
+    reported: list[Progress] = []
     watch, cpu = Stopwatch(), time.process_time()
     plan: Plan | None = None
     refused = ""
     try:
-        plan = make_plan(profiles, cluster, workload, options, Watch(tell=told.append))
+        plan = make_plan(profiles, cluster, workload, options, Watch(tell=reported.append))
     except InfeasibleError as error:
         refused = str(error)
     seconds, cpu = watch.seconds(), time.process_time() - cpu
@@ -202,7 +202,9 @@ def measure(data: Path, row: Row, seed: int) -> Measured:
         seconds=seconds,
         cpu_seconds=cpu,
         memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        first_seconds=None if plan is None else _first_seconds(told, plan.objective.upper_bound),
+        first_seconds=None
+        if plan is None
+        else _first_seconds(reported, plan.objective.upper_bound),
         value=None if plan is None else plan.objective.value,
         gap=None if plan is None else plan.objective.gap,
         differences=() if plan is None else tuple(verify_plan(plan, profiles)),
@@ -211,10 +213,10 @@ def measure(data: Path, row: Row, seed: int) -> Measured:
     )
 
 
-def _first_seconds(told: Sequence[Progress], bound: float) -> float | None:
+def _first_seconds(reported: Sequence[Progress], bound: float) -> float | None:
     near = (
         p.seconds
-        for p in told
+        for p in reported
         if p.value is not None and abs(bound - p.value) <= FIRST_OFF * max(bound, p.value)
     )
     return next(near, None)
@@ -379,7 +381,7 @@ def main(arguments: list[str]) -> int:
         if asked.picture:
             draw(grid, asked.picture)
     show(figures)
-    keep(asked, "growth", figures, {"plans": [asdict(one) for one in everything]})
+    store(asked, "growth", figures, {"plans": [asdict(one) for one in everything]})
     return exit_code(figures)
 
 

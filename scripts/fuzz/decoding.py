@@ -30,13 +30,12 @@ import coverage
 import numpy as np
 
 from flows.clock import Stopwatch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, keep, show
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
-from triton_backend.contract.decisions import Hop
+from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan
-from triton_backend.contract.reasons import DropReason
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front import pending
@@ -569,7 +568,7 @@ def main() -> int:
         Figure(name="seconds", value=watch.seconds(), unit="s"),
     ]
     show(figures)
-    keep(options, "fuzz-decoding", figures, {"missing": missing})
+    store(options, "fuzz-decoding", figures, {"missing": missing})
     return exit_code(figures)
 
 

@@ -1,6 +1,6 @@
 """Pools that follow the load: epochs simulated one by one, vGPUs added or freed between them by advice.
 
-What is offered is drawn once for the whole run and cut into epochs. After each, every pool is told its
+What is offered is drawn once for the whole run and cut into epochs. After each, every pool is given its
 advice (`scheduler.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
 as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
 
@@ -95,7 +95,7 @@ def epochs_of(
         plan: what serves first.
         options: what is offered and how; failures and changes of plan are none of it.
         epoch_s: length of an epoch (s); the last one may be shorter.
-        follow: whether the advice is followed, or only told.
+        follow: whether the advice is followed, or only shown.
         utilisation: share of a GPU's time that shall be busy.
 
     Raises:

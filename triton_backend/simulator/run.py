@@ -23,10 +23,10 @@ from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
 from triton_backend.scheduler.tables import Tables, new_tables, with_room
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import Lead, Topology, build_topology, resource_count
+from triton_backend.simulator.baselines.reactive import simulate_reactive
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Offer, offered_requests
-from triton_backend.simulator.reactive import simulate_reactive
 from triton_backend.simulator.results import (
     Changed,
     DecisionCost,

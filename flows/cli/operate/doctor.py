@@ -14,7 +14,7 @@ def doctor(*, warehouse: WarehouseFile = WAREHOUSE, as_json: AsJson = False) -> 
     Nothing is changed. Ends with 1 where something is a problem; advice alone is no failure.
     """
     from flows.clock import now_utc
-    from flows.operations.doctor.registry import Surroundings, Verdict, examine
+    from flows.operations.doctor.registry import Severity, Surroundings, examine
     from flows.state import project_state
 
     here = Surroundings(state=project_state(), warehouse=warehouse, now=now_utc())
@@ -24,7 +24,7 @@ def doctor(*, warehouse: WarehouseFile = WAREHOUSE, as_json: AsJson = False) -> 
             {
                 "check": each.name,
                 "about": each.about,
-                "verdict": finding.verdict,
+                "severity": finding.severity,
                 "seen": finding.seen,
                 "remedy": finding.remedy or None,
             }
@@ -32,10 +32,10 @@ def doctor(*, warehouse: WarehouseFile = WAREHOUSE, as_json: AsJson = False) -> 
         ]
         print_json({"findings": rows})
     else:
-        texts = [(each.name, finding.verdict, finding.seen) for each, finding in found]
-        show(table(("check", "verdict", "seen"), texts, texts=3))
+        texts = [(each.name, finding.severity, finding.seen) for each, finding in found]
+        show(table(("check", "severity", "seen"), texts, texts=3))
         for each, finding in found:
             if finding.remedy:
-                show(f"{finding.verdict}: {each.name}: {finding.remedy}")
-    if any(finding.verdict is Verdict.PROBLEM for _, finding in found):
+                show(f"{finding.severity}: {each.name}: {finding.remedy}")
+    if any(finding.severity is Severity.PROBLEM for _, finding in found):
         raise typer.Exit(1)

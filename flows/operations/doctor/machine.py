@@ -55,7 +55,7 @@ def clock_source(at: Surroundings) -> Iterator[Finding]:
 
 @check("shared memory")
 def shared_memory(at: Surroundings) -> Iterator[Finding]:
-    """Tensors pass through /dev/shm; a container has 64 MiB of it unless told otherwise."""
+    """Tensors pass through /dev/shm; a container has 64 MiB of it unless it is given more."""
     folder = at.root / "dev/shm"
     free = shutil.disk_usage(folder).free
     seen = f"{free / GIB:.2f} GiB free in {folder}"

@@ -20,7 +20,7 @@ from triton_backend.serve_folder.state import read_state_file, server_runs
 MODULES = ("machine", "system")
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How good a thing is.
 
     `ADVICE` could be better and does no harm now; a `PROBLEM` breaks or exposes something.
@@ -35,12 +35,12 @@ class Verdict(StrEnum):
 class Finding:
     """What one check saw, and what to do where it is not good."""
 
-    verdict: Verdict
+    severity: Severity
     seen: str
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        if (self.verdict is Verdict.GOOD) == bool(self.remedy):
+        if (self.severity is Severity.GOOD) == bool(self.remedy):
             raise InvariantError(
                 f"{self.seen}: a remedy belongs to what is not good, and only there"
             )
@@ -48,17 +48,17 @@ class Finding:
 
 def good(seen: str) -> Finding:
     """Nothing to do."""
-    return Finding(verdict=Verdict.GOOD, seen=seen)
+    return Finding(severity=Severity.GOOD, seen=seen)
 
 
 def advice(seen: str, remedy: str) -> Finding:
     """Could be better."""
-    return Finding(verdict=Verdict.ADVICE, seen=seen, remedy=remedy)
+    return Finding(severity=Severity.ADVICE, seen=seen, remedy=remedy)
 
 
 def problem(seen: str, remedy: str) -> Finding:
     """Breaks or exposes something."""
-    return Finding(verdict=Verdict.PROBLEM, seen=seen, remedy=remedy)
+    return Finding(severity=Severity.PROBLEM, seen=seen, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.planning.pool.at_prices import plan_at_prices
 from flows.planning.pool.attempts import Attempts, Best, round_down
+from flows.planning.pool.blocks import placeable
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
 from flows.planning.pool.integer import prove, tighten
-from flows.planning.pool.placeable import placeable
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch

@@ -91,7 +91,7 @@ class ToPart:
 
     @property
     def labelled(self) -> bool:
-        """Whether parts are told apart, because they hold models now."""
+        """Whether parts differ, because they hold models now."""
         return bool((self.before >= 0).any())
 
 

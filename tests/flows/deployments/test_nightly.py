@@ -18,7 +18,7 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.clock import now_utc
-from flows.deployments.nightly import Nightly, keep, kept
+from flows.deployments.nightly import Nightly, kept, write_nightly
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.conditions import ATTAINMENT_LOW
 from flows.planning import PlanOptions
@@ -75,7 +75,7 @@ def test_what_was_asked_for_is_known_to_the_next_start(tmp_path: Path) -> None:
     two_files(tmp_path)
     files = {name: tmp_path / f"{name}.yaml" for name in ("cluster", "workload")}
     nightly = Nightly(**files, cron=CRON)
-    keep(tmp_path / "noted", nightly)
+    write_nightly(tmp_path / "noted", nightly)
     assert kept(tmp_path / "noted") == nightly
     files["workload"].unlink()
     with pytest.raises(InputError, match=r"workload\.yaml"):

@@ -8,7 +8,6 @@ import pytest
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies.registry import REACTIVE
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Deterministic, Gamma, Instant
 from triton_backend.simulator.results import SimResult
@@ -57,21 +56,6 @@ def test_no_accepted_request_is_late_when_latencies_are_exact(
         result = simulate(two_models(), options)
         assert outcomes(result)[1] == 0
         assert outcomes(result)[0] > 0
-
-
-def test_without_reservations_a_stage_still_runs_one_batch_at_a_time() -> None:
-    result = simulate(two_models(), SimOptions(policy=REACTIVE, load_factor=0.9, duration_s=3))
-    for vgpu in np.unique(result.uses["vgpu"]):
-        rows = np.sort(result.uses[result.uses["vgpu"] == vgpu], order="start_us")
-        assert (rows["start_us"][1:] >= rows["end_us"][:-1]).all()
-
-
-def test_reactive_batching_knows_no_failures() -> None:
-    with pytest.raises(InputError, match="failures"):
-        simulate(
-            two_stages(),
-            SimOptions(policy=REACTIVE, failures=(Failure(start_s=0, vgpu=0),)),
-        )
 
 
 def test_what_runs_is_what_was_reserved() -> None:

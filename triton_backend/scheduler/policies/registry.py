@@ -26,7 +26,7 @@ from triton_backend.scheduler.topology import LateRules, QueuePolicy
 
 Decide = Callable[[Tables, int], int]
 
-REACTIVE = "reactive"  # the ablation without reservations: `triton_backend/simulator/reactive.py`
+REACTIVE = "reactive"  # the ablation without reservations: `triton_backend/simulator/baselines/reactive.py`
 SIMULATOR_ONLY = (REACTIVE,)
 
 

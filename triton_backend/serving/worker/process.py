@@ -66,7 +66,7 @@ class StageWorker:
     Args:
         runtimes: every stage of the vGPU's pool, loaded.
         health: where the node looks whether this worker is alive and how long it has been busy.
-        belongs_to: told the node model of every later generation that this worker serves.
+        belongs_to: called with the node model of every later generation that this worker serves.
     """
 
     def __init__(

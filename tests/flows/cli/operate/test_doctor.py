@@ -10,8 +10,8 @@ def test_a_new_project_has_no_problem(project: Path, poolpipe: Command) -> None:
     ran = poolpipe("doctor", "--json")
     assert ran.code == 0
     findings = ran.document["findings"]
-    assert {f["verdict"] for f in findings} <= {"good", "advice"}
-    assert all((f["remedy"] is None) == (f["verdict"] == "good") for f in findings)
+    assert {f["severity"] for f in findings} <= {"good", "advice"}
+    assert all((f["remedy"] is None) == (f["severity"] == "good") for f in findings)
 
 
 def test_a_problem_ends_with_1_and_says_what_to_do(project: Path, poolpipe: Command) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.operations.doctor import machine
-from flows.operations.doctor.registry import Finding, Surroundings, Verdict
+from flows.operations.doctor.registry import Finding, Severity, Surroundings
 from flows.state import ProjectState
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -29,28 +29,28 @@ def with_clock(root: Path, current: str, available: str) -> Surroundings:
 
 def test_a_fast_clock_is_good(tmp_path: Path) -> None:
     (found,) = machine.clock_source(with_clock(tmp_path, "tsc", "tsc hpet"))
-    assert (found.verdict, found.seen) == (Verdict.GOOD, "tsc")
+    assert (found.severity, found.seen) == (Severity.GOOD, "tsc")
 
 
 def test_of_a_slow_clock_it_is_said_whether_there_is_a_better_one(tmp_path: Path) -> None:
     (better,) = machine.clock_source(with_clock(tmp_path / "a", "hpet", "tsc hpet"))
     (worse,) = machine.clock_source(with_clock(tmp_path / "b", "acpi_pm", "acpi_pm"))
-    assert better.verdict is worse.verdict is Verdict.ADVICE
+    assert better.severity is worse.severity is Severity.ADVICE
     assert "write tsc to" in better.remedy
     assert "no faster one" in worse.remedy
 
 
 def test_a_kernel_that_says_nothing_of_its_clock_is_advice(tmp_path: Path) -> None:
     (found,) = machine.clock_source(at(tmp_path, tmp_path))
-    assert found.verdict is Verdict.ADVICE
+    assert found.severity is Severity.ADVICE
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "verdict"),
-    [(64, Verdict.PROBLEM), (512, Verdict.ADVICE), (1024, Verdict.GOOD)],
+    ("free_mib", "severity"),
+    [(64, Severity.PROBLEM), (512, Severity.ADVICE), (1024, Severity.GOOD)],
 )
 def test_too_little_shared_memory_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, verdict: Verdict
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, verdict: Severity
 ) -> None:
     class Usage:
         free = free_mib << 20
@@ -60,7 +60,7 @@ def test_too_little_shared_memory_is_said(
 
     monkeypatch.setattr(machine.shutil, "disk_usage", usage)
     (found,) = machine.shared_memory(at(tmp_path, tmp_path))
-    assert (found.verdict, found.seen) == (
+    assert (found.severity, found.seen) == (
         verdict,
         f"{free_mib / 1024:.2f} GiB free in {tmp_path}/dev/shm",
     )
@@ -72,7 +72,7 @@ def test_segments_of_no_running_system_are_counted(tmp_path: Path) -> None:
     for name in ("poolpipe-12ab-front", "poolpipe-12ab-worker", "another"):
         (shared / name).write_bytes(bytes(1 << 20))
     *_, left = machine.shared_memory(at(tmp_path, tmp_path))
-    assert left.verdict is Verdict.ADVICE
+    assert left.severity is Severity.ADVICE
     assert left.seen == "2 segments (2 MiB) of no system served from here"
 
 
@@ -86,7 +86,7 @@ def test_limits_below_what_the_server_needs_are_said(
 
     monkeypatch.setattr(machine.resource, "getrlimit", limits)
     stack, files = machine.user_limits(at(tmp_path))
-    assert (stack.verdict, files.verdict) == (Verdict.PROBLEM, Verdict.ADVICE)
+    assert (stack.severity, files.severity) == (Severity.PROBLEM, Severity.ADVICE)
     assert stack.seen.startswith("the stack may have 8 MiB")
     assert files.seen == "1024 open files allowed"
 
@@ -103,20 +103,20 @@ def with_gurobi(monkeypatch: pytest.MonkeyPatch, text: str, folder: Path) -> Fin
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict", "remedy"),
+    ("text", "severity", "remedy"),
     [
-        ("Academic license - expires 2027-11-29", Verdict.GOOD, ""),
-        ("Set parameter LicenseID to value 1", Verdict.GOOD, ""),
-        ("Academic license - expires 2026-11-29", Verdict.ADVICE, "renew"),
-        ("Restricted license - expires 2027-11-29", Verdict.ADVICE, "2,000 variables"),
-        ("No Gurobi found", Verdict.ADVICE, "until it has a licence"),
+        ("Academic license - expires 2027-11-29", Severity.GOOD, ""),
+        ("Set parameter LicenseID to value 1", Severity.GOOD, ""),
+        ("Academic license - expires 2026-11-29", Severity.ADVICE, "renew"),
+        ("Restricted license - expires 2027-11-29", Severity.ADVICE, "2,000 variables"),
+        ("No Gurobi found", Severity.ADVICE, "until it has a licence"),
     ],
 )
 def test_a_licence_that_ends_or_limits_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, verdict: Verdict, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, verdict: Severity, remedy: str
 ) -> None:
     found = with_gurobi(monkeypatch, text, tmp_path)
-    assert found.verdict is verdict
+    assert found.severity is verdict
     assert remedy in found.remedy
 
 

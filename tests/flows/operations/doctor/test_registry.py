@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.operations.doctor.registry import Finding, Verdict, checks
+from flows.operations.doctor.registry import Finding, Severity, checks
 from triton_backend.contract.errors import InvariantError
 
 ASKED_FOR = {
@@ -26,6 +26,6 @@ def test_checks_are_found_by_looking_and_say_what_they_are_about() -> None:
 
 def test_a_remedy_belongs_to_what_is_not_good() -> None:
     with pytest.raises(InvariantError):
-        Finding(verdict=Verdict.PROBLEM, seen="open")
+        Finding(severity=Severity.PROBLEM, seen="open")
     with pytest.raises(InvariantError):
-        Finding(verdict=Verdict.GOOD, seen="closed", remedy="open it")
+        Finding(severity=Severity.GOOD, seen="closed", remedy="open it")

@@ -11,7 +11,7 @@ import pytest
 
 from flows.clock import now_utc
 from flows.operations.doctor import system
-from flows.operations.doctor.registry import Surroundings, Verdict
+from flows.operations.doctor.registry import Severity, Surroundings
 from flows.release.server import admin
 from flows.state import ProjectState
 from tests.ports import free_ports
@@ -32,7 +32,7 @@ def at(folder: Path) -> Surroundings:
 
 def test_where_nothing_is_served_there_is_nothing_to_complain_of(tmp_path: Path) -> None:
     looks = (system.server_version, system.open_addresses, system.token_age, system.keeper)
-    assert {f.verdict for look in looks for f in look(at(tmp_path))} == {Verdict.GOOD}
+    assert {f.severity for look in looks for f in look(at(tmp_path))} == {Severity.GOOD}
 
 
 def test_a_token_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
@@ -42,9 +42,9 @@ def test_a_token_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
         (here.state.serve / name).chmod(mode)
     (found,) = system.file_modes(here)
     path = here.state.serve / STATE_NAME
-    assert (found.verdict, found.remedy) == (Verdict.PROBLEM, f"chmod 600 {path}")
+    assert (found.severity, found.remedy) == (Severity.PROBLEM, f"chmod 600 {path}")
     path.chmod(0o600)
-    assert [f.verdict for f in system.file_modes(here)] == [Verdict.GOOD]
+    assert [f.severity for f in system.file_modes(here)] == [Severity.GOOD]
 
 
 @pytest.mark.parametrize("name", ["", "models", "artifacts", "w.duckdb"])
@@ -64,12 +64,12 @@ def test_an_old_token_is_worth_another(tmp_path: Path) -> None:
     here = at(tmp_path)
     path = here.state.serve / SETTINGS_NAME
     path.write_text("{}")
-    verdicts: list[Verdict] = []
+    severities: list[Severity] = []
     for age in (timedelta(days=89), timedelta(days=91)):
         instant = (NOW - age).timestamp()
         os.utime(path, (instant, instant))
-        verdicts += [finding.verdict for finding in system.token_age(here)]
-    assert verdicts == [Verdict.GOOD, Verdict.ADVICE]
+        severities += [finding.severity for finding in system.token_age(here)]
+    assert severities == [Severity.GOOD, Severity.ADVICE]
 
 
 def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
     left = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone"}
     write_state_file(here.state.serve, left)
     (found,) = system.keeper(here)
-    assert (found.verdict, found.seen) == (
-        Verdict.ADVICE,
+    assert (found.severity, found.seen) == (
+        Severity.ADVICE,
         "the state file is left of a system that was killed",
     )
 
@@ -107,30 +107,30 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
 @pytest.mark.slow
 def test_an_exposed_old_server_is_a_problem_by_port_and_by_version(exposed: Surroundings) -> None:
     (version,) = system.server_version(exposed)
-    assert version.verdict is Verdict.PROBLEM
+    assert version.severity is Severity.PROBLEM
     assert version.seen.startswith("Triton 2.51.0, older than")
     served = exposed.served()
     assert served is not None
     found = list(system.open_addresses(exposed))
     # gRPC binds the wildcard of both families.
-    seen = {f.seen.replace(" ::,", " 0.0.0.0,") for f in found if f.verdict is Verdict.PROBLEM}
+    seen = {f.seen.replace(" ::,", " 0.0.0.0,") for f in found if f.severity is Severity.PROBLEM}
     assert seen == {
         f"port {served['ports'][name]} listens at 0.0.0.0, {name}, unencrypted"
         for name in ("http", "grpc")
     }
-    assert [f.seen for f in found if f.verdict is Verdict.ADVICE] == [
+    assert [f.seen for f in found if f.severity is Severity.ADVICE] == [
         "statistics is answered without the token"
     ]
-    assert {f.verdict for f in system.file_modes(exposed)} == {Verdict.GOOD}
+    assert {f.severity for f in system.file_modes(exposed)} == {Severity.GOOD}
 
 
 @pytest.mark.slow
 def test_a_dead_keeper_is_a_problem(exposed: Surroundings) -> None:
-    assert [f.verdict for f in system.keeper(exposed)] == [Verdict.GOOD]
+    assert [f.severity for f in system.keeper(exposed)] == [Severity.GOOD]
     served = exposed.served()
     assert served is not None
     os.kill(served["pid"], signal.SIGKILL)
     psutil.wait_procs([psutil.Process(served["pid"])], timeout=10)
     (found,) = system.keeper(exposed)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.severity is Severity.PROBLEM
     assert found.remedy.startswith("`poolpipe serve`")

@@ -1,6 +1,6 @@
 """Benchmark of late binding: arrivals per second through the kernel, cost of a grant, how both grow.
 
-    .venv/bin/python scripts/benchmarks/late_binding.py [--rounds 5] [--requests 800000]
+    .venv/bin/python scripts/benchmarks/scheduling/late_binding.py [--rounds 5] [--requests 800000]
         [--policy deferred] [--out FILE.json] [--warehouse FILE]
 
 Models share one pool of whole GPUs, as in a sub-cluster of Symphony: L(b) = b + beta ms with beta from 1
@@ -101,11 +101,11 @@ def main() -> int:
     for _ in range(asked.rounds):
         for size, plan in plans.items():
             found[size].append(measure(plan, asked.requests))
-    told = figures(found)
-    show(told)
+    judged = figures(found)
+    show(judged)
     runs = [[*size, *run] for size, measured in found.items() for run in measured]
-    store(asked, "late_binding", told, {"runs": runs})
-    return exit_code(told)
+    store(asked, "late_binding", judged, {"runs": runs})
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

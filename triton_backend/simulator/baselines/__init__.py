@@ -1,0 +1,1 @@
+"""Policies of others that only the simulator runs: each its state, its loop and its result."""
