@@ -108,6 +108,13 @@ class HealthBoard:
         """Whether the worker ends by itself, with the last of its nodes."""
         return bool(self.rows[vgpu, _INHERITED])
 
+    def has_inherited(self) -> bool:
+        """Whether a worker of the board lives that another generation's node watches too."""
+        return any(
+            self.is_inherited(vgpu) and is_alive(self.process_of(vgpu))
+            for vgpu in range(self.rows.shape[0] if self.rows.shape else 0)
+        )
+
     def has_loaded(self, vgpu: int) -> bool:
         """Whether the worker has finished loading: its heart beats from then on."""
         return bool(self.rows[vgpu, _HEARTBEAT])

@@ -236,9 +236,9 @@ class Node:
             process.wait()
         for worker in own:
             self._remove_memory(worker)
-        for generation, (board, _) in self._boards.items():
-            if generation == self._deployment.generation:
-                board.remove()  # who goes on has it mapped
+        for board, _ in self._boards.values():
+            if not board.has_inherited():  # a later node looks there for workers that go on
+                board.remove()
 
     def _is_anothers(self, worker: _Process) -> bool:
         """Whether an inherited worker lives, or is its former node's to start."""

@@ -50,7 +50,7 @@ def test_a_kernel_that_says_nothing_of_its_clock_is_advice(tmp_path: Path) -> No
     [(64, Severity.PROBLEM), (512, Severity.ADVICE), (1024, Severity.GOOD)],
 )
 def test_too_little_shared_memory_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, verdict: Severity
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, severity: Severity
 ) -> None:
     class Usage:
         free = free_mib << 20
@@ -61,7 +61,7 @@ def test_too_little_shared_memory_is_said(
     monkeypatch.setattr(machine.shutil, "disk_usage", usage)
     (found,) = machine.shared_memory(at(tmp_path, tmp_path))
     assert (found.severity, found.seen) == (
-        verdict,
+        severity,
         f"{free_mib / 1024:.2f} GiB free in {tmp_path}/dev/shm",
     )
 
@@ -113,10 +113,10 @@ def with_gurobi(monkeypatch: pytest.MonkeyPatch, text: str, folder: Path) -> Fin
     ],
 )
 def test_a_licence_that_ends_or_limits_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, verdict: Severity, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, severity: Severity, remedy: str
 ) -> None:
     found = with_gurobi(monkeypatch, text, tmp_path)
-    assert found.severity is verdict
+    assert found.severity is severity
     assert remedy in found.remedy
 
 
