@@ -197,6 +197,7 @@ class RolloutParameters(Parameters):
     bake_seconds: float = Field(default=30.0, ge=0)
     attainment_target: float = Field(default=0.95, gt=0, le=1)
     reason: str = "requested"
+    flush: bool = Field(default=False, description="Let all that is in flight end first.")
 
 
 class ReplanParameters(PlanningParameters):

@@ -34,6 +34,7 @@ def rollout(parameters: RolloutParameters) -> dict[str, Any]:
         bake_seconds=parameters.bake_seconds,
         attainment_target=parameters.attainment_target,
         reason=parameters.reason,
+        flush=parameters.flush,
     )
     result = bring_into_force(work, plan, options)
     create_markdown_artifact(

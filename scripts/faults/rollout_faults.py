@@ -35,7 +35,7 @@ from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.repository import CONTROL_MODEL
 from warehouse.observations import unfinished_rollout
 
-STEPS = ("checked", *(str(step) for step in Step if step is not Step.ABORT), "bake")
+STEPS = ("checked", *(str(step) for step in Step if step not in {Step.FLUSH, Step.ABORT}), "bake")
 FLOW, WORKER, SERVER = "flow", "Prefect worker", "Prefect server"
 GATEWAY, OLD_NODE, NEW_NODE = "gateway", "node of the old plan", "node of the new plan"
 BY_PREFECT = (FLOW, WORKER, SERVER)

@@ -107,7 +107,7 @@ def _preview(warehouse: Path, previous: str | None, wanted: "Plan", *, as_json: 
 
     work = workspace(warehouse)
     in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)
-    found = preview(in_force, wanted)
+    found = preview(in_force, wanted, may_load=False)
     if as_json:
         print_json({"from": in_force.plan_id, "to": wanted.plan_id, "steps": found})
         return

@@ -37,7 +37,8 @@ def roll_out_and_die(work: Workspace, plan: Plan, moment: Moment) -> None:
             kill_myself()
 
     rollout.record_step = recording
-    rollout.roll_out(work, plan, RolloutOptions(bake_seconds=0.0))
+    options = RolloutOptions(bake_seconds=0.0, flush=moment.step == Step.FLUSH)
+    rollout.roll_out(work, plan, options)
 
 
 def crash(work: Workspace, plan: Plan, moment: Moment) -> None:

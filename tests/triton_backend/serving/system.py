@@ -25,7 +25,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
-from triton_backend.serving.worker.process import StageWorker, health_row
+from triton_backend.serving.worker.process import StageWorker, health_row, later_generations
 from triton_backend.serving.worker.stage import open_runtimes
 
 WAIT_SECONDS = 20.0
@@ -98,6 +98,8 @@ class LocalSystem:
         runtimes = open_runtimes(deployment, vgpu, self.clock)
         health = health_row(deployment, vgpu)
         worker = StageWorker(deployment, vgpu, runtimes, health, self.clock)
+        for generation in later_generations(deployment):
+            worker.adopt(generation)
         self.run_worker(worker, deployment.generation, vgpu)
         return worker
 

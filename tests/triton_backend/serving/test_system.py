@@ -203,6 +203,21 @@ def test_a_plan_changes_with_work_in_flight_and_workers_that_go_on(fresh: LocalS
     assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
 
 
+def test_a_worker_serves_on_after_rollouts_that_were_aborted(fresh: LocalSystem) -> None:
+    served = fresh.deployment
+    for generation in range(2, 7):
+        following = replace(served.plan, plan_id=f"plan-{generation}")
+        deploy(fresh.settings.folder, following, generation=generation)
+        fresh.control("prepare", plan_id=following.plan_id, generation=generation)
+        wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+        fresh.control("abort")
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
+    fresh.stop_worker(1, 0)
+    fresh.start_worker(served, 0)
+    wait_for(lambda: fresh.status()["workers"]["up"] == 3)
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
+
+
 def test_the_same_plan_again_starts_no_worker(fresh: LocalSystem) -> None:
     for generation in range(2, 6):
         following = replace(fresh.deployment.plan, plan_id=f"plan-{generation}")

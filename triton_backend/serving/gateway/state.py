@@ -58,6 +58,7 @@ from triton_backend.serving.transport.wire import (
     LOCAL_BITS,
     LOCALS,
     NONE,
+    AdoptBody,
     ArrivalBody,
     BatchBody,
     DropBody,
@@ -738,10 +739,10 @@ class Gateway:
             # Made now, because it takes longer than the change may.
             self._prepared = _Generation(deployment, self._last_us)
             self._core.prepare(deployment.plan)
-            for before, after in self._inherited(deployment):
-                del after
-                worker = WorkerAddress(self.deployment.generation, before)
-                self._send(worker, frame(Kind.ADOPT, pack_adopt(deployment.generation)))
+            oldest = min(self._former, default=self.deployment.generation)
+            adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(deployment.generation, oldest)))
+            for before, _ in self._inherited(deployment):
+                self._send(WorkerAddress(self.deployment.generation, before), adopt)
             self._announce(deployment, prepared=True)
 
     def _inherited(self, deployment: Deployment) -> tuple[tuple[int, int], ...]:

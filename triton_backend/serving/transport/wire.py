@@ -163,6 +163,13 @@ class PlanBody(NamedTuple):
     prepared: bool
 
 
+class AdoptBody(NamedTuple):
+    """ADOPT: a generation that a worker serves too; those before `oldest` are over."""
+
+    generation: int
+    oldest: int
+
+
 class FailureBody(NamedTuple):
     """BATCH_FAILED: why; an express request and the front's slot that it lay in, else NONE."""
 
@@ -205,14 +212,15 @@ def unpack_plan(body: bytes) -> PlanBody:
     return PlanBody(_integer(data, "generation"), _text(data, "plan_id"), prepared)
 
 
-def pack_adopt(generation: int) -> bytes:
-    """Body of ADOPT: a generation that a worker serves too from now on."""
-    return _pack_json({"generation": generation})
+def pack_adopt(message: AdoptBody) -> bytes:
+    """Body of ADOPT."""
+    return _pack_json(message._asdict())
 
 
-def unpack_adopt(body: bytes) -> int:
+def unpack_adopt(body: bytes) -> AdoptBody:
     """Inverse of `pack_adopt`."""
-    return _integer(_unpack_json(body), "generation")
+    data = _unpack_json(body)
+    return AdoptBody(_integer(data, "generation"), _integer(data, "oldest"))
 
 
 def pack_heartbeat(now_us: int) -> bytes:

@@ -55,8 +55,6 @@ from triton_backend.serving.worker.stage import LoadedKey, LoadedStages, open_ru
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT})
-# The one served, the one before whose batches still run, and one prepared.
-MOST_GENERATIONS = 3
 _LOG = logging.getLogger(__name__)
 
 
@@ -117,10 +115,14 @@ class StageWorker:
             _LOG.error("generation %d is not served: %s", generation, error)
             return
         self._belongs_to(node_model(deployment.node_name_of(vgpu), generation))
-        while len(self._served) > MOST_GENERATIONS:
-            former, _ = self._served.pop(0)
-            for part in (self._queue, self._stages, self._outputs, self._scheduler):
-                part.forget(former.tag)
+
+    def forget_before(self, oldest: int) -> None:
+        """Generations before this one are over."""
+        for former, _ in self._served:
+            if former.generation < oldest:
+                for part in (self._queue, self._stages, self._outputs, self._scheduler):
+                    part.forget(former.tag)
+        self._served = [one for one in self._served if one[0].generation >= oldest]
 
     def _serve(self, deployment: Deployment, vgpu: int) -> None:
         """Serve a generation, in which this vGPU has a number of its own."""
@@ -207,7 +209,9 @@ class StageWorker:
             case Kind.PACE_PROBE:
                 self._probe_pace()
             case Kind.ADOPT:
-                self.adopt(unpack_adopt(body))
+                message = unpack_adopt(body)
+                self.adopt(message.generation)
+                self.forget_before(message.oldest)
             case Kind.RETIRE:
                 _LOG.warning("ordered to retire: this process is slow or silent")
                 self.stop()
@@ -280,10 +284,10 @@ def health_row(deployment: Deployment, vgpu: int) -> HealthRow:
 
 
 def later_generations(deployment: Deployment) -> list[int]:
-    """Generations after a worker's that there may be plans of, the last few."""
+    """Generations after a worker's that there are plans of; which of them is in force it cannot know."""
     folder = deployment.settings.folder / "generations"
     found = sorted(int(place.name) for place in folder.iterdir() if place.name.isdigit())
-    return [n for n in found if n > deployment.generation][-MOST_GENERATIONS:]
+    return [n for n in found if n > deployment.generation]
 
 
 if __name__ == "__main__":
