@@ -16,6 +16,7 @@ from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
+from triton_backend.contract.interference import PoolInterference
 from triton_backend.contract.shares import (
     MAX_PERCENT,
     PER_PERCENT,
@@ -146,6 +147,7 @@ class Pool:
         share: of a GPU, in 300ths (`shares`).
         starts_anywhere: any tail of its model may run here at once (clients that just moved
             their cut).
+        interference: what its vGPUs press and feel; None where the plan reckons with none.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Pool:
     vgpus: int
     placement: tuple[PlacementRun, ...]
     starts_anywhere: bool = False
+    interference: PoolInterference | None = None
 
     def __post_init__(self) -> None:
         where = f"pool {self.name!r}"
@@ -186,6 +189,8 @@ class Pool:
         }
         if self.starts_anywhere:
             out["starts_anywhere"] = True
+        if self.interference is not None:
+            out["interference"] = self.interference.to_dict()
         return out
 
     @classmethod
@@ -198,6 +203,9 @@ class Pool:
             vgpus=fields.integer("vgpus", least=1),
             placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
             starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
+            interference=PoolInterference.read(fields.inner("interference"))
+            if fields.has("interference")
+            else None,
         )
 
 
@@ -909,6 +917,9 @@ def _check_sharing(plan: Plan) -> None:
         work[row.pool] = work.get(row.pool, 0.0) + busy_us / US_PER_S
         stages[row.pool] = stages.get(row.pool, 0) + 1
     for number, pool in enumerate(plan.pools):
+        if pool.interference is not None and len(pool.interference.seats) != stages[number]:
+            reason = f"{len(pool.interference.seats)} of them, but {stages[number]} stages name it"
+            raise InputError(f"pool {pool.name!r}, interference, seats", reason)
         if stages[number] > 1 and work[number] > pool.vgpus * (1 + TOLERANCE):
             reason = f"its stages promise the work of {work[number]:.3f} vGPUs, it has {pool.vgpus}"
             raise InputError(f"pool {pool.name!r}, vgpus", reason)
