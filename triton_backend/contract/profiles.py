@@ -28,6 +28,31 @@ class LatencyCell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoloCells:
+    """A model alone on a part of a GPU, the rest of which is idle.
+
+    Attributes:
+        latency_us: [blocks, largest batch].
+        l2, dram: the same shape: use of the GPU's L2 and of its memory, as fractions; None where not known.
+    """
+
+    latency_us: NDArray[np.float64]
+    l2: NDArray[np.float64] | None = None
+    dram: NDArray[np.float64] | None = None
+
+    def whole(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None, NDArray[np.float64] | None]:
+        """[batch] of the whole model: latency, whole µs rounded up; L2 and DRAM, weighed by latency."""
+        total = self.latency_us.sum(axis=0)
+
+        def mean(used: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+            return None if used is None else (self.latency_us * used).sum(axis=0) / total
+
+        return np.ceil(total - 1e-6).astype(np.int64), mean(self.l2), mean(self.dram)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """Latency and traffic of one model.
 
@@ -42,6 +67,7 @@ class ModelProfile:
             `block_workspace_bytes` is not known, with what it takes while it runs.
         block_workspace_bytes: what each block takes while it runs, at its largest batch, where known;
             blocks of a stage run one after the other and use the same workspace.
+        solo: by (GPU class, share in 300ths) the model alone on a part.
     """
 
     name: str
@@ -54,6 +80,9 @@ class ModelProfile:
     block_workspace_bytes: tuple[int, ...] = ()
     measured: Mapping[tuple[str, int], tuple[int, ...]] = field(
         default_factory=dict[tuple[str, int], tuple[int, ...]]
+    )
+    solo: Mapping[tuple[str, int], SoloCells] = field(
+        default_factory=dict[tuple[str, int], SoloCells]
     )
 
     def __post_init__(self) -> None:
