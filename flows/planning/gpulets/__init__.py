@@ -1,5 +1,6 @@
 """GPUs cut into unequal parts that models share in turns (gpulets)."""
 
+from flows.planning.gpulets.baselines import entries
 from flows.planning.gpulets.plan import plan
 from flows.planning.registry import Option, Planner
 
@@ -45,5 +46,18 @@ PLANNERS = (
         most_stages=1,
         rates_from=(),
         slo_margin=0.1,
+    ),
+    *(
+        Planner(
+            name=name,
+            plan=entry,
+            space="its own rule",
+            objectives=("throughput", "gpus", "cost", "power"),
+            options=OPTIONS,
+            most_stages=1,
+            rates_from=(),
+            slo_margin=0.1,
+        )
+        for name, entry in entries()
     ),
 )

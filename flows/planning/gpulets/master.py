@@ -37,7 +37,7 @@ from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.watch import Watch
 
 ROUNDS = 300  # of column generation
-DIVES = 8  # at different targets
+DIVES = 6  # at different targets
 DIVE_ROUNDS = 4  # of column generation after every step of a dive
 FALLS = 40  # of the bound on throughput
 MOST_PATTERNS = 2_000  # in the last integer program
@@ -140,6 +140,8 @@ class Master:
         out_of_reach = goal.prices is None and bound < goal.enough < np.inf
         if not out_of_reach and bound > -np.inf:
             self._dives(goal, rest, bound, improve, watch)
+            if not _settled(score, bound, goal):
+                improve(self._recombined(goal, rest, watch))
             if not _settled(score, bound, goal):
                 columns = _undominated(list(self.columns.values()), rest.caps)
                 improve(self._whole(columns, (goal, rest), best, 0, watch)[0])
@@ -274,6 +276,96 @@ class Master:
                 served += count * column.rates_rps
             rest = Rest(served=served, gpus=left, caps=np.maximum(0.0, caps - served))
         return [(self.columns[key], n) for key, n in chosen.items()]
+
+    def _recombined(self, goal: Goal, rest: Rest, watch: Watch) -> Chosen:
+        """A plan from the parts of all known patterns, put together anew.
+
+        Counts x of parts and y of partitions, whole: x of a share is at most what the partitions of y have of it. Parts
+        are taken to feel the most that any of them presses; what a combination really carries is seen
+        afterwards, so this proves nothing.
+        """
+        keys = list(
+            {
+                (column.gpu_class, share, row, len(column.parts) > 1): None
+                for column in self.columns.values()
+                for share, row in column.parts
+            }
+        )
+        pressures = {
+            key: float(self._of_class(key[0]).options[key[1]].pressure[key[2]]) for key in keys
+        }
+
+        most = {
+            number: max((p for k, p in pressures.items() if k[0] == number and k[3]), default=0.0)
+            for number in {key[0] for key in keys}
+        }
+        rates = np.array(
+            [
+                self._of_class(key[0]).part_rates(key[1], key[2], most[key[0]], beside=key[3])
+                for key in keys
+            ]
+        )
+        cuts = [(own.number, cut) for own in self.patterns for cut in own.table.partitions]
+        builder = ProgramBuilder()
+        gpus = rest.gpus
+        price = 0.0 if goal.prices is None else [-goal.prices[k] for k, _ in cuts]
+        x = builder.variables("x", len(keys), upper=float(gpus.sum() * 8), whole=True)
+        y = builder.variables(
+            "y", len(cuts), upper=[float(gpus[k]) for k, _ in cuts], cost=price, whole=True
+        )
+        models = len(goal.demand)
+        if goal.prices is None:
+            z = builder.variables("z", 1, cost=1.0, upper=goal.enough)
+            demand = builder.rows("demand", models, upper=0.0)
+            builder.entries(demand, np.repeat(z, models), 1.0)
+        else:
+            demand = builder.rows("demand", models, upper=-1.0)
+        at, m = np.nonzero(rates)
+        carried = np.minimum(rates, rest.caps) / goal.demand
+        builder.entries(demand[m], x[at], -carried[at, m])
+        limit = builder.rows("gpus", len(gpus), upper=gpus)
+        builder.entries(limit[np.array([k for k, _ in cuts])], y, 1.0)
+        kinds = sorted({(k, share, beside) for k, share, _, beside in keys})
+        room = builder.rows("parts", len(kinds), upper=0.0)
+        where = {kind: room[i] for i, kind in enumerate(kinds)}
+        builder.entries(np.array([where[k, s, b] for k, s, _, b in keys]), x, 1.0)
+        for number, (k, cut) in enumerate(cuts):
+            for share in set(cut):
+                row = where.get((k, share, len(cut) > 1))
+                if row is not None:
+                    builder.entries(np.array([row]), y[[number]], -float(cut.count(share)))
+        left = watch.left_s()
+        answer = solve_integer(
+            builder.build(),
+            Limits(
+                relative_gap=goal.gap,
+                nodes=NODES[1],
+                seconds=SECONDS[0] if left is None else min(left, SECONDS[0]),
+            ),
+            goal.solver,
+        )
+        if answer.values is None:
+            return []
+        counts = np.round(answer.values).astype(np.int64)
+        stock: dict[tuple[int, int, bool], list[int]] = {}
+        for number, (k, share, row, beside) in enumerate(keys):
+            stock.setdefault((k, share, beside), []).extend([row] * int(counts[x[number]]))
+        chosen: dict[Key, int] = {}
+        for number, (k, cut) in enumerate(cuts):
+            for _ in range(int(counts[y[number]])):
+                piles = [(share, stock.get((k, share, len(cut) > 1), [])) for share in cut]
+                taken = [(share, pile.pop()) for share, pile in piles if pile]
+                if not taken:
+                    continue
+                pattern = self._of_class(k).pattern(
+                    tuple(share for share, _ in taken), np.array([row for _, row in taken])
+                )
+                self.columns.setdefault(pattern.key, pattern)
+                chosen[pattern.key] = chosen.get(pattern.key, 0) + 1
+        return [(self.columns[key], n) for key, n in chosen.items()]
+
+    def _of_class(self, number: int) -> Patterns:
+        return next(own for own in self.patterns if own.number == number)
 
     def _last(self, goal: Goal, rest: Rest) -> Pattern | None:
         """The pattern for the last GPU: all that is missing, if any pattern carries that."""

@@ -161,6 +161,18 @@ class Patterns:
             felt = self.felt(parts, at)
             yield share, row, options.turns_us(rows, np.array([felt]), self.table.inflation)[0]
 
+    def part_rates(self, share: int, row: int, felt: float, *, beside: bool) -> Floats:
+        """[model] what one part carries that feels so much; alone on its GPU where not `beside`."""
+        options, rows = self.options[share], np.array([row])
+        turns = options.turn_us[rows]
+        if beside:
+            turns = options.turns_us(rows, np.array([felt]), self.table.inflation)
+        speed = float(options.speed(rows, turns)[0])
+        rates = np.zeros(len(self.tables.models))
+        seats = options.model[row] >= 0
+        rates[options.model[row][seats]] = options.batch[row][seats] * speed
+        return rates
+
     def felt(self, parts: Parts, at: int) -> float:
         """What the other parts press on part number `at`."""
         others = (part for i, part in enumerate(parts) if i != at)
