@@ -243,11 +243,6 @@ class Greedy:
                 return False
             gpu.parts[number].row = row
         pattern = self.pattern(gpu)
-        held = sum(
-            float(self.patterns.options[share].memory_gib[row]) for share, row in pattern.parts
-        )
-        if held > self.patterns.table.memory_gib * (1 + _ENOUGH):
-            return False
         promised = np.zeros(len(pattern.rates_rps))
         for part in gpu.parts:
             for model, rate in part.promised.items():

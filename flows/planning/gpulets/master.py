@@ -24,7 +24,7 @@ integer program over the rest settles it, or says what is left.
 Here: bounds and counts. Not here: what a pattern is (`patterns`), what a plan looks like (`plan`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,8 +41,7 @@ DIVES = 6  # at different targets
 DIVE_ROUNDS = 4  # of column generation after every step of a dive
 FALLS = 40  # of the bound on throughput
 MOST_PATTERNS = 2_000  # in the last integer program
-NODES = (300, 5_000)  # of the first and of the last integer program
-SECONDS = (4.0, 20.0)  # the same
+NODES = (200, 1_000)  # of the first integer programs and of the last
 _CLOSE = 1e-9  # of a bound
 _FALL = 1e-4  # relative, of a bound that is worth going on for
 _MISSING = 1e3  # cost of a whole demand that is not met, in prices of all GPUs
@@ -156,7 +155,8 @@ class Master:
         trace.configurations["generated"] = len(self.columns)
         trace.status = "optimal" if _settled(score, bound, goal) else "gap left"
         bound = max(bound, score)
-        return Answer(chosen=[(c, n) for c, n in best if n], score=score, bound=bound, trace=trace)
+        chosen = [(c, n) for c, n in best if n and c.rates_rps.any()]
+        return Answer(chosen=chosen, score=score, bound=bound, trace=trace)
 
     def score(self, chosen: Sequence[tuple[Pattern, int]], goal: Goal) -> float:
         """Throughput, or the negated price where demand is met; -inf where it is not."""
@@ -334,25 +334,32 @@ class Master:
                 row = where.get((k, share, len(cut) > 1))
                 if row is not None:
                     builder.entries(np.array([row]), y[[number]], -float(cut.count(share)))
-        left = watch.left_s()
-        answer = solve_integer(
-            builder.build(),
-            Limits(
-                relative_gap=goal.gap,
-                nodes=NODES[1],
-                seconds=SECONDS[0] if left is None else min(left, SECONDS[0]),
-            ),
-            goal.solver,
+        limits = Limits(
+            relative_gap=goal.gap,
+            nodes=NODES[0],
+            seconds=watch.left_s(),
         )
+        answer = solve_integer(builder.build(), limits, goal.solver)
         if answer.values is None:
             return []
         counts = np.round(answer.values).astype(np.int64)
+        return self._assembled(
+            {key: int(n) for key, n in zip(keys, counts[x].tolist(), strict=True)},
+            [(k, cut, int(n)) for (k, cut), n in zip(cuts, counts[y].tolist(), strict=True)],
+        )
+
+    def _assembled(
+        self,
+        parts: Mapping[tuple[int, int, int, bool], int],
+        cuts: Sequence[tuple[int, tuple[int, ...], int]],
+    ) -> Chosen:
+        """Patterns from counts of parts and of cuts, parts taken in their order."""
         stock: dict[tuple[int, int, bool], list[int]] = {}
-        for number, (k, share, row, beside) in enumerate(keys):
-            stock.setdefault((k, share, beside), []).extend([row] * int(counts[x[number]]))
+        for (k, share, row, beside), count in parts.items():
+            stock.setdefault((k, share, beside), []).extend([row] * count)
         chosen: dict[Key, int] = {}
-        for number, (k, cut) in enumerate(cuts):
-            for _ in range(int(counts[y[number]])):
+        for k, cut, count in cuts:
+            for _ in range(count):
                 piles = [(share, stock.get((k, share, len(cut) > 1), [])) for share in cut]
                 taken = [(share, pile.pop()) for share, pile in piles if pile]
                 if not taken:
@@ -413,11 +420,10 @@ class Master:
         goal, rest = asked
         program = _program(columns, goal, rest, whole=True)
         score = self.score(best, goal)
-        left = watch.left_s()
         limits = Limits(
             relative_gap=goal.gap / 2,
             nodes=NODES[effort],
-            seconds=SECONDS[effort] if left is None else min(left, SECONDS[effort]),
+            seconds=watch.left_s(),
             cutoff=score,
             enough=goal.enough,
         )

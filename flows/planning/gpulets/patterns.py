@@ -138,17 +138,18 @@ class Patterns:
         return list(unique.values()), floor[0]
 
     def pattern(self, partition: tuple[int, ...], rows: Ints) -> Pattern:
-        """A pattern in full; equal parts in the order of their rows.
-
-        Raises nothing; a seat that would be late delivers 0.
-        """
+        """A pattern in full; it carries nothing where a seat would be late or memory does not do."""
         parts = tuple(sorted(zip(partition, (int(row) for row in rows), strict=True)))
         rates = np.zeros(len(self.tables.models))
+        memory = sum(float(self.options[share].memory_gib[row]) for share, row in parts)
+        works = memory <= self.table.memory_gib * (1 + 1e-9)
         for share, row, turns in self.turns_us(parts):
             options = self.options[share]
             speed = float(options.speed(np.array([row]), turns[None, :])[0])
+            works &= speed > 0
             seats = options.model[row] >= 0
             rates[options.model[row][seats]] += options.batch[row][seats] * speed
+        rates *= works
         return Pattern(gpu_class=self.number, parts=parts, rates_rps=rates)
 
     def turns_us(self, parts: Parts) -> Iterator[tuple[int, int, Floats]]:
