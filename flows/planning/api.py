@@ -9,9 +9,8 @@ from flows.planning.registry import Inputs, PlanOptions, planner_named
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InvariantError
-from triton_backend.contract.interference import InterferenceModel
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _RATES = 0.3  # of the time that is left: what deriving batch-building rates may take

@@ -20,9 +20,14 @@ from typing import Any
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.interference import InterferenceModel, PoolInterference
-from triton_backend.contract.plan import DEFAULT_POLICY, Objective, PlacementRun, Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.plan import (
+    DEFAULT_POLICY,
+    Objective,
+    PlacementRun,
+    Plan,
+    PoolInterference,
+)
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import MOST_RPS, Workload
 
 OBJECTIVES = ("throughput", "cost", "power", "gpus")

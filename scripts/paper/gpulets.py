@@ -35,9 +35,8 @@ from flows.preparation.interference import tables as interference_tables
 from flows.preparation.interference.fit import fit
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.interference import InterferenceModel
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile, SoloCells
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile, SoloCells
 from triton_backend.contract.shares import share_of_percent
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.run import simulate
@@ -142,8 +141,8 @@ def fit_figures(data: Path) -> list[Figure]:
             figures.append(Figure(name=name, value=mean, unit="%", most=aim, note=note))
         refused = sum(r.refused for r in reports)
         name = f"splits on which the linear model is refused, {stem}"
-        bound = {"least": SEEDS} if stem == "wlgur" else {"most": 0}
-        figures.append(Figure(name=name, value=refused, **bound))
+        least, most = (SEEDS, None) if stem == "wlgur" else (None, 0)
+        figures.append(Figure(name=name, value=refused, least=least, most=most))
     return figures
 
 

@@ -16,7 +16,6 @@ from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.interference import PoolInterference
 from triton_backend.contract.shares import (
     MAX_PERCENT,
     PER_PERCENT,
@@ -137,6 +136,70 @@ class VGpu:
     index: int
     pool: int
     slot: Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatInterference:
+    """One stage on a vGPU: what it suffers, presses, and the factor its latencies contain."""
+
+    susceptibility: float
+    pressure: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (self.pressure >= 0 and self.factor >= 1):
+            reason = f"pressure {self.pressure} or factor {self.factor} is too small"
+            raise InputError("interference, seats", reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolInterference:
+    """What the vGPUs of a pool press and feel.
+
+    Attributes:
+        pressure: on every other vGPU of the GPU: the largest of its stages.
+        felt: sum of the pressures of the other vGPUs of the GPU.
+        inflation: reserve for what the model does not see; a factor.
+        seats: one per stage that names the pool, in the order of rows.
+    """
+
+    pressure: float
+    felt: float
+    inflation: float
+    seats: tuple[SeatInterference, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        return {
+            "pressure": self.pressure,
+            "felt": self.felt,
+            "inflation": self.inflation,
+            "seats": [
+                {
+                    "susceptibility": seat.susceptibility,
+                    "pressure": seat.pressure,
+                    "factor": seat.factor,
+                }
+                for seat in self.seats
+            ],
+        }
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """Inverse of `to_dict`."""
+        return cls(
+            pressure=fields.number("pressure", least=0),
+            felt=fields.number("felt", least=0),
+            inflation=fields.number("inflation", least=1),
+            seats=tuple(
+                SeatInterference(
+                    susceptibility=seat.number("susceptibility"),
+                    pressure=seat.number("pressure", least=0),
+                    factor=seat.number("factor", least=1),
+                )
+                for seat in fields.items("seats")
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

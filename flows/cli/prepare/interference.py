@@ -73,7 +73,7 @@ def fit_interference(
 
 
 def _constants(report: "FitReport") -> dict[str, float]:
-    from triton_backend.contract.interference import CONSTANTS
+    from triton_backend.contract.profiles import CONSTANTS
 
     return {name: getattr(report.model, name) for name in CONSTANTS}
 

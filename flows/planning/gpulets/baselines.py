@@ -189,12 +189,14 @@ class Greedy:
         return False
 
     def _fullness(self, part: Part) -> float:
-        options = self.patterns.options[part.share]
-        return sum(
-            part.promised[m] * options.turn_us[part.row, at] / options.batch[part.row, at]
-            for at, m in enumerate(options.model[part.row].tolist())
-            if m >= 0
-        )
+        """Share of its time that a part needs for what it promises."""
+        options, row = self.patterns.options[part.share], part.row or 0
+        busy_us = 0.0
+        for at, model in enumerate(options.model[row].tolist()):
+            if model >= 0:
+                turn_us, batch = float(options.turn_us[row, at]), int(options.batch[row, at])
+                busy_us += part.promised[model] * turn_us / batch
+        return busy_us
 
     def _felt(self, gpu: Gpu, at: int) -> float | None:
         """What part `at` feels; None where nobody else is on the GPU."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables
 
@@ -119,20 +118,23 @@ def _seats(
         fits[:] = False
     picked, turns = picked[fits], turns[fits].astype(np.float64)
 
-    def padded(values: NDArray[np.generic], fill: float, kind: type) -> NDArray[np.generic]:
-        out = np.full((len(picked), most), fill, dtype=kind)
+    def padded(values: Floats, fill: float = 0.0) -> Floats:
+        out = np.full((len(picked), most), fill)
         out[:, : len(cells)] = values
         return out
 
-    def column(name: str) -> NDArray[np.generic]:
-        return np.stack([getattr(c, name)[picked[:, i]] for i, c in enumerate(cells)], axis=1)
+    def column(name: str) -> Floats:
+        rows = [getattr(c, name)[picked[:, i]] for i, c in enumerate(cells)]
+        return np.stack(rows, axis=1).astype(np.float64)
 
     return Options(
-        model=padded(np.broadcast_to(numbers, picked.shape), -1, np.int64),
-        batch=padded(column("batches"), 0, np.int64),
-        turn_us=padded(turns, 0.0, np.float64),
-        susceptibility=padded(column("susceptibility"), 0.0, np.float64),
-        limit_us=padded(np.broadcast_to(limit, picked.shape), np.inf, np.float64),
+        model=padded(
+            np.broadcast_to(np.array(numbers, dtype=np.float64), picked.shape), -1.0
+        ).astype(np.int64),
+        batch=padded(column("batches")).astype(np.int64),
+        turn_us=padded(turns),
+        susceptibility=padded(column("susceptibility")),
+        limit_us=padded(np.broadcast_to(limit, picked.shape), np.inf),
         pressure=column("pressure").max(axis=1),
         memory_gib=np.full(len(picked), memory),
     )

@@ -318,7 +318,7 @@ class _Share:
     def at(self, prices: Floats, caps: Floats) -> "_Priced":
         """The same at prices per request/s of a model, of which so many count at most."""
         padded = np.append(prices, 0.0)  # model -1 is none
-        seats = padded[self.options.model] * self.options.batch
+        seats = padded[self.options.model] * self.options.batch.astype(np.float64)
         if np.isinf(caps).all():
             return _Priced(self, seats, None)
         worth = np.append(np.where(prices > 0, prices * caps, 0.0), 0.0)

@@ -24,8 +24,7 @@ from flows.planning.registry import (
 )
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.interference import PoolInterference, SeatInterference
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference
 
 POLICY = "turns"
 NO_HEADROOM = "none"

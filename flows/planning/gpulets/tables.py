@@ -15,8 +15,7 @@ from flows.planning.problem import whole_memory
 from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.interference import InterferenceModel
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 
@@ -206,23 +205,27 @@ def _cell(
 ) -> Cell | None:
     solo = profile.solo.get((gpu_class, share))
     divisor = divisor_of(share)
+    l2: Floats | None = None
+    dram: Floats | None = None
     if solo is not None:
         latency, l2, dram = solo.whole()
     elif divisor and profile.max_batch(gpu_class, divisor):
         latency = profile.stage_latency_us(gpu_class, divisor, (0, profile.blocks))
-        l2 = dram = None
     else:
         return None
-    none = np.zeros(len(latency))
-    if model is not None and (l2 is None or dram is None):
-        where = f"profile of {profile.name!r} on {share / PER_PERCENT:g} % of {gpu_class}"
-        raise InputError(where, "has no utilisation, which interference needs (or plan without)")
+    susceptibility = pressure = np.zeros(len(latency))
+    if model is not None:
+        if l2 is None or dram is None:
+            where = f"profile of {profile.name!r} on {share / PER_PERCENT:g} % of {gpu_class}"
+            reason = "has no utilisation, which interference needs (or plan without)"
+            raise InputError(where, reason)
+        susceptibility, pressure = model.susceptibility(l2, dram), model.pressure(l2, dram)
     return Cell(
         batches=np.arange(1, len(latency) + 1, dtype=np.int64),
         latency_us=latency,
         turn_us=np.maximum.accumulate(latency),
-        susceptibility=none if model is None else model.susceptibility(l2, dram),
-        pressure=none if model is None else model.pressure(l2, dram),
+        susceptibility=susceptibility,
+        pressure=pressure,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.interference import QUANTILES, InterferenceModel
+from triton_backend.contract.profiles import QUANTILES, InterferenceModel
 
 LEAST_ROWS = 20
 TRAINED = 0.7  # of the pairs

@@ -23,7 +23,7 @@ from flows.files import write_text
 from flows.preparation.interference.fit import PairRows
 from flows.preparation.profiling.csv_tables import rows_of, whole
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.interference import CONSTANTS, QUANTILES, InterferenceModel
+from triton_backend.contract.profiles import CONSTANTS, QUANTILES, InterferenceModel
 from triton_backend.contract.shares import MAX_PERCENT
 
 LATENCY_FILE = "block_latency_us.csv"

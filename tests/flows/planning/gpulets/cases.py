@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.interference import InterferenceModel
-from triton_backend.contract.profiles import ModelProfile, SoloCells
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile, SoloCells
 from triton_backend.contract.workload import ModelDemand, Workload
 
 GIB = 1 << 30

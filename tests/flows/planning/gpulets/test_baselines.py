@@ -8,8 +8,8 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from tests.flows.planning.gpulets.cases import MODEL, Case, best_throughput, case
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.interference import InterferenceModel
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import InterferenceModel
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions

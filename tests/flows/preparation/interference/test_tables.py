@@ -6,7 +6,7 @@ import pytest
 
 from flows.preparation.interference import tables
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.interference import InterferenceModel
+from triton_backend.contract.profiles import InterferenceModel
 
 LATENCY = """model,gpu_class,vgpu_percent,block,batch,latency_us
 a,G,40,0,1,100

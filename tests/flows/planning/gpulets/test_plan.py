@@ -15,8 +15,8 @@ from tests.flows.planning.gpulets.cases import (
     fewest_gpus,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.interference import InterferenceModel
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import InterferenceModel
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions

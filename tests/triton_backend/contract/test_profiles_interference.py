@@ -5,11 +5,8 @@ import pytest
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.interference import (
-    InterferenceModel,
-    PoolInterference,
-    SeatInterference,
-)
+from triton_backend.contract.plan import PoolInterference, SeatInterference
+from triton_backend.contract.profiles import InterferenceModel
 
 MODEL = InterferenceModel(
     c1_l2_self=0.1,
