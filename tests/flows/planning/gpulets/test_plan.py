@@ -14,6 +14,7 @@ from tests.flows.planning.gpulets.cases import (
     case,
     fewest_gpus,
 )
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel
@@ -190,3 +191,62 @@ def test_inputs_that_lack_something_are_named() -> None:
             asked.workload,
             PlanOptions(planner="gpulets", minimum_rps={"m0": 1.0}),
         )
+
+
+def two_classes() -> tuple[Case, Cluster]:
+    """A case whose cluster also has GPUs of a class H, half as fast and cut in equal parts."""
+    asked = case(15, 2, 2)
+    profiles = {
+        name: replace(
+            p,
+            latency_us={
+                ("H", divisor): 2 * divisor * p.solo["G", 300].latency_us for divisor in (1, 2)
+            },
+        )
+        for name, p in asked.profiles.items()
+    }
+    slow = GpuClass(name="H", vgpu_divisors=(1, 2), hourly_cost=0.5)
+    both = Cluster(
+        name="both",
+        gpu_classes=(*asked.cluster.gpu_classes, slow),
+        nodes=(
+            *asked.cluster.nodes,
+            NodeGroup(count=3, gpu_class="H", gpus=1, nic_gbps=10),
+        ),
+    )
+    return replace(asked, profiles=profiles), both
+
+
+def test_classes_of_percents_and_of_divisors_serve_together() -> None:
+    asked, both = two_classes()
+    alone = planned(asked, None).objective.value
+    together = planned(replace(asked, cluster=both), None)
+    assert together.objective.value > alone
+    assert together.gpus_used["H"] > 0
+    assert together.objective.gap <= 1e-4
+    only_slow = replace(both, nodes=both.nodes[1:])
+    slow = planned(replace(asked, cluster=only_slow), None).objective.value
+    assert together.objective.value >= alone + slow - 1e-6
+
+
+def test_the_cheaper_class_is_taken_where_it_does() -> None:
+    asked, both = two_classes()
+    small = replace(
+        asked,
+        cluster=both,
+        workload=Workload(
+            models=tuple(replace(m, weight=None, rate_rps=20.0) for m in asked.workload.models)
+        ),
+    )
+    found = planned(small, None, "cost")
+    assert found.gpus_used["G"] == 0
+    assert found.objective.value == 0.5 * found.gpus_used["H"]
+    barred = PlanOptions(
+        planner="gpulets",
+        objective="cost",
+        excluded_classes={"*": ("H",)},
+        own={"max_models_per_vgpu": 2},
+    )
+    dearer = make_plan(small.profiles, both, small.workload, barred)
+    assert dearer.gpus_used["H"] == 0
+    assert dearer.objective.value == 1.5 * dearer.gpus_used["G"]
