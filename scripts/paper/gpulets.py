@@ -52,7 +52,7 @@ RATES = (0.0, 100.0, 200.0)
 TRIED = 60  # scenarios looked at for the one that settles most
 BASELINES = ("ideal-static", "gpulets-greedy", "sbp", "best-fit")
 LOADS = (0.8, 0.95)
-SIMULATED_S = 30.0
+SIMULATED_S = 20.0
 
 Profiles = dict[str, ModelProfile]
 

@@ -5,9 +5,12 @@ one round d = sum of L_i. It is feasible where d + L_i <= limit_i for all i: a r
 turn waits d and runs L_i (`turns`). Every seat then carries batch_i / d. A longer round carries less, so the
 shortest is always best.
 
+Where there are too many (`MOST_OPTIONS`), the batches of a ladder stand for all; the certificate says so.
+
 Here: all feasible seats of a part with factor 1, as arrays. Factors are `patterns`' matter.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -16,6 +19,8 @@ import numpy as np
 from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables
 
 ROUNDING = 1e-6  # µs
+MOST_OPTIONS = 100_000  # of one share
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class Options:
         limit_us: [n, K] infinite where there is none.
         pressure: [n] on the other parts: the largest of the seats.
         memory_gib: [n] weights, the largest workspace, the process.
+        thinned: only batches of the ladder, and the largest, were combined.
     """
 
     model: Ints
@@ -39,6 +45,7 @@ class Options:
     limit_us: Floats
     pressure: Floats
     memory_gib: Floats
+    thinned: bool = False
 
     @property
     def count(self) -> int:
@@ -64,18 +71,35 @@ def options_of(tables: Tables, table: ClassTable, share: int) -> Options:
         for model, cell in table.cells[share].items()
         if (kept := _usable(cell, float(tables.limit_us[model]))) is not None
     }
+    found = _combined(tables, table, share, cells)
+    thinned = sum(one.count for one in found) > MOST_OPTIONS
+    if thinned:
+        on_ladder = {model: _on_ladder(cell) for model, cell in cells.items()}
+        found = _combined(tables, table, share, on_ladder)
+    joined = {
+        name: np.concatenate([getattr(one, name) for one in found])
+        for name in Options.__slots__
+        if name != "thinned"
+    }
+    return Options(**joined, thinned=thinned)
+
+
+def _combined(
+    tables: Tables, table: ClassTable, share: int, cells: Mapping[int, Cell]
+) -> list[Options]:
+    """Options of every set of models."""
     most = max(1, min(tables.most_models, len(cells)))
     found = [
         _seats(tables, table, (share, models, [cells[m] for m in models]), most)
         for count in range(1, most + 1)
         for models in combinations(sorted(cells), count)
     ]
-    if not found:
-        found = [_empty(most)]
-    joined = {
-        name: np.concatenate([getattr(one, name) for one in found]) for name in Options.__slots__
-    }
-    return Options(**joined)
+    return found or [_empty(most)]
+
+
+def _on_ladder(cell: Cell) -> Cell:
+    kept = np.flatnonzero(np.isin(cell.batches, [*LADDER, int(cell.batches[-1])]))
+    return Cell(**{name: getattr(cell, name)[kept] for name in Cell.__slots__})
 
 
 def _usable(cell: Cell, limit_us: float) -> Cell | None:

@@ -50,9 +50,19 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     enumerated = watch.seconds()
     answer, promised = solve(master, inputs, options)
     answer.trace.seconds |= {"enumerate": enumerated, "solve": watch.seconds() - enumerated}
-    answer.trace.configurations["options"] = sum(
-        own.count for patterns in master.patterns for own in patterns.options.values()
-    )
+    if options.own["interference"] == "planned":
+        answer.trace.notes += [
+            f"{table.name}: no interference model, neighbours are taken not to disturb each other"
+            for table in tables.classes
+            if table.gpus and not table.interference
+        ]
+    every = [own for patterns in master.patterns for own in patterns.options.values()]
+    if any(own.thinned for own in every):
+        answer.trace.notes.append(
+            "parts have too many choices of batches: those of a ladder were combined, and the bound "
+            "is over these"
+        )
+    answer.trace.configurations["options"] = sum(own.count for own in every)
     return outcome_of(master, inputs, options, answer, promised)
 
 

@@ -124,6 +124,9 @@ def test_interference_costs_throughput_and_is_stated() -> None:
     with_it, without = planned(asked, MODEL), planned(asked, MODEL, interference="off")
     assert with_it.objective.value < without.objective.value
     assert any(pool.interference is not None for pool in with_it.pools)
+    unknown = planned(asked, None)
+    assert unknown.objective.value == without.objective.value
+    assert unknown.certificate["notes"][-1].startswith("G: no interference model")
     assert all(pool.interference is None for pool in without.pools)
     careful = replace(MODEL, residuals=(0.0, 0.02, 0.05, 0.1, 0.2, 0.3))
     assert planned(asked, careful).objective.value < with_it.objective.value
@@ -250,3 +253,13 @@ def test_the_cheaper_class_is_taken_where_it_does() -> None:
     dearer = make_plan(small.profiles, both, small.workload, barred)
     assert dearer.gpus_used["H"] == 0
     assert dearer.objective.value == 1.5 * dearer.gpus_used["G"]
+
+
+def test_too_many_choices_of_batches_are_thinned_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = case(15, 2, 2, batches=8)
+    full = planned(asked, MODEL)
+    monkeypatch.setattr("flows.planning.gpulets.parts.MOST_OPTIONS", 1)
+    thinned = planned(asked, MODEL)
+    assert any("the bound is over these" in note for note in thinned.certificate["notes"])
+    assert thinned.objective.value <= full.objective.value * (1 + 1e-4)
+    assert not any("ladder" in note for note in full.certificate["notes"])
