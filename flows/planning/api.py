@@ -10,7 +10,7 @@ from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _RATES = 0.3  # of the time that is left: what deriving batch-building rates may take
@@ -22,6 +22,8 @@ def make_plan(
     workload: Workload,
     options: PlanOptions | None = None,
     watch: Watch | None = None,
+    *,
+    interference: Mapping[str, InterferenceModel] | None = None,
 ) -> Plan:
     """Plan a workload on a cluster.
 
@@ -32,6 +34,7 @@ def make_plan(
         options: how to plan.
         watch: the clock of the run, where somebody wants to follow its progress or to end it; else one
             with the options' time limit.
+        interference: how parts of a GPU slow each other down, by class, where that is known.
 
     Where a model has no batch-building rate, it is derived (`with_rates`); the plan's workload
     carries it, and its option `batch_building_rates` says from what.
@@ -47,7 +50,13 @@ def make_plan(
         options = replace(options, max_partitions=planner.most_stages)
     watch = watch or Watch(limit_s=options.time_limit_s)
     workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
-    inputs = Inputs(profiles=profiles, cluster=cluster, workload=workload, watch=watch)
+    inputs = Inputs(
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        watch=watch,
+        interference=interference or {},
+    )
     return decode(inputs, options, planner.plan(inputs, options), rates_from)
 
 

@@ -23,6 +23,7 @@ from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
     Pipeline,
+    PlacementRun,
     Plan,
     Pool,
     Stage,
@@ -58,17 +59,12 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     members: dict[Hashable, list[tuple[PlannedPipeline, PlannedStage]]] = {}
     for key, member in zip(keys, stages, strict=True):
         members.setdefault(key, []).append(member)
-    pools = [_pool(inputs, sharers) for sharers in members.values()]
+    to_place = [_pool(inputs, sharers) for sharers in members.values() if sharers[0][1].cut is None]
+    runs = iter(place(inputs.cluster, to_place, options.previous))
     counts: dict[str, int] = {}
     placed = [
-        Pool(
-            name=next_pool_name(wanted.gpu_class, counts),
-            gpu_class=wanted.gpu_class,
-            share=share_of_divisor(wanted.divisor),
-            vgpus=wanted.vgpus,
-            placement=runs,
-        )
-        for wanted, runs in zip(pools, place(inputs.cluster, pools, options.previous), strict=True)
+        _placed(sharers[0][1], next_pool_name(sharers[0][1].gpu_class, counts), runs)
+        for sharers in members.values()
     ]
     by_key = dict(zip(members, placed, strict=True))
     names = (by_key[key].name for key in keys)
@@ -198,6 +194,19 @@ def _pool(inputs: Inputs, sharers: list[tuple[PlannedPipeline, PlannedStage]]) -
     )
 
 
+def _placed(stage: PlannedStage, name: str, runs: Iterator[tuple[PlacementRun, ...]]) -> Pool:
+    """The pool of a stage: as its planner placed it, or by the next of the runs."""
+    cut = stage.cut
+    return Pool(
+        name=name,
+        gpu_class=stage.gpu_class,
+        share=share_of_divisor(stage.divisor) if cut is None else cut.share,
+        vgpus=stage.vgpus,
+        placement=next(runs) if cut is None else cut.placement,
+        interference=None if cut is None else cut.interference,
+    )
+
+
 def _model(
     inputs: Inputs,
     asked: tuple[ModelDemand, float | None],
@@ -245,7 +254,10 @@ def _stage(
 ) -> Stage:
     stage, following = neighbours
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
-    latency = profile.stage_latency_us(stage.gpu_class, stage.divisor, stage.blocks)
+    latency = stage.latency_us_by_batch
+    if latency is None:
+        profiled = profile.stage_latency_us(stage.gpu_class, stage.divisor, stage.blocks)
+        latency = tuple(int(v) for v in (profiled if whole_table else profiled[:batch]))
     leaving, boundary = total_bytes_per_sample(profile.outputs), profile.outputs or None
     transfer, last = 0, stage.blocks[1]
     if following is not None:
@@ -257,9 +269,9 @@ def _stage(
     return Stage(
         blocks=stage.blocks,
         pool=pool,
-        latency_us=int(latency[batch - 1]),
+        latency_us=latency[batch - 1],
         transfer_us=transfer,
-        latency_us_by_batch=tuple(int(v) for v in (latency if whole_table else latency[:batch])),
+        latency_us_by_batch=latency,
         boundary_bytes_per_sample=leaving,
         boundary=boundary,
         memory=whole_memory(profile) if stage.shared is not None else None,

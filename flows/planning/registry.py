@@ -20,8 +20,14 @@ from typing import Any
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import DEFAULT_POLICY, Objective, Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.plan import (
+    DEFAULT_POLICY,
+    Objective,
+    PlacementRun,
+    Plan,
+    PoolInterference,
+)
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import MOST_RPS, Workload
 
 OBJECTIVES = ("throughput", "cost", "power", "gpus")
@@ -207,6 +213,7 @@ class Inputs:
         workload: with the batch-building rates in use.
         watch: the clock that planning looks at; it reports progress.
         prove: whether a proof is wanted; without one, a good plan is enough.
+        interference: how parts of a GPU slow each other down, by class; none where it is not known.
     """
 
     profiles: Mapping[str, ModelProfile]
@@ -214,6 +221,24 @@ class Inputs:
     workload: Workload
     watch: Watch = field(default_factory=Watch)
     prove: bool = True
+    interference: Mapping[str, InterferenceModel] = field(
+        default_factory=dict[str, InterferenceModel]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCut:
+    """A pool of a planner that cuts and places GPUs itself.
+
+    Attributes:
+        share: of a GPU, in 300ths.
+        interference: what its vGPUs press and feel, where the planner reckons with it; the seats in the
+            order of models.
+    """
+
+    share: int
+    placement: tuple[PlacementRun, ...]
+    interference: PoolInterference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +250,8 @@ class PlannedStage:
             count of vGPUs. None: a pool of its own.
         continues: name of the pool of the plan in force whose GPUs a shared pool goes on with.
         duty_cycle_us: how often its turn comes on a vGPU that is shared in turns.
+        cut: what its pool is where the planner cuts and places GPUs itself; `divisor` then says nothing.
+        latency_us_by_batch: where neighbours slow it down; None: as profiled.
     """
 
     blocks: tuple[int, int]
@@ -234,6 +261,8 @@ class PlannedStage:
     shared: int | None = None
     continues: str | None = None
     duty_cycle_us: int | None = None
+    cut: PlannedCut | None = None
+    latency_us_by_batch: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU, share_text
@@ -41,6 +44,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += _rates(plan)
     found += _shared_pools(plan)
     found += _turns(plan)
+    found += _interference(plan)
     found += _objective(plan)
     found += _gpus(plan)
     found += _placement(plan)
@@ -146,6 +150,10 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
 
 def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
     pool = plan.pool_of(stage)
+    solo = profile.solo.get((pool.gpu_class, pool.share))
+    if solo is not None:
+        yield from _against_solo(plan, stage, solo.latency_us)
+        return
     if pool.divisor is None or profile.max_batch(pool.gpu_class, pool.divisor) < batch:
         share = share_text(pool.share)
         yield f"batch {batch} was not measured on {share} of {pool.gpu_class}"
@@ -165,6 +173,49 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
             f"boundary_bytes_per_sample is {stage.boundary_bytes_per_sample}, "
             f"profiled {profile.boundary_bytes[last - 1]}"
         )
+
+
+def _against_solo(plan: Plan, stage: Stage, table: NDArray[np.float64]) -> Iterator[str]:
+    """Latencies alone on a part, times the factor that the pool states for the stage."""
+    pool = plan.pool_of(stage)
+    factor = 1.0
+    if pool.interference is not None:
+        at = plan.stages_of(plan.pools.index(pool)).index(stage)
+        factor = pool.interference.seats[at].factor
+    if len(stage.latency_us_by_batch) > table.shape[1]:
+        yield f"batch {len(stage.latency_us_by_batch)} was not measured alone on {pool.share / 3:g} %"
+        return
+    first, last = stage.blocks
+    for b, stated in enumerate(stage.latency_us_by_batch, start=1):
+        alone = math.ceil(math.fsum(float(v) for v in table[first:last, b - 1]) - 1e-6)
+        derived = math.ceil(alone * factor - 1e-6)
+        if stated != derived:
+            yield f"latency at batch {b} is {stated} µs, alone {alone} µs times {factor:.6g}"
+            return
+
+
+def _interference(plan: Plan) -> Iterator[str]:
+    """What vGPUs feel is what the others of their GPU press; factors follow from it."""
+    parts: dict[tuple[int, int], list[Pool]] = {}
+    for pool in plan.pools:
+        for slot in pool.slots():
+            parts.setdefault((slot.node, slot.gpu), []).append(pool)
+    for gpu, pools in parts.items():
+        known = [pool.interference for pool in pools if pool.interference is not None]
+        if known and len(known) < len(pools):
+            yield f"GPU {gpu}: some of its pools state interference, others do not"
+            continue
+        for at, (pool, own) in enumerate(zip(pools, known, strict=False)):
+            others = math.fsum(known[i].pressure for i in range(len(known)) if i != at)
+            where = f"pool {pool.name}: interference"
+            yield from _compare(f"{where}, felt on GPU {gpu}", own.felt, others)
+            pressure = max(seat.pressure for seat in own.seats)
+            yield from _compare(f"{where}, pressure", own.pressure, pressure)
+            for seat in own.seats:
+                factor = 1.0
+                if len(pools) > 1:
+                    factor = max(1.0, seat.susceptibility + others) * own.inflation
+                yield from _compare(f"{where}, factor", seat.factor, factor)
 
 
 def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
@@ -266,16 +317,20 @@ def _turns(plan: Plan) -> Iterator[str]:
             for stage in pipeline.stages
             if stage.pool == pool.name and stage.duty_cycle_us is not None
         ]
-        work = sum(stage.latency_us for _, _, stage in turns)
-        for model, pipeline, stage in turns:
+        longest = [
+            max(stage.latency_us_by_batch[: stage.batch or pipeline.batch])
+            for _, pipeline, stage in turns
+        ]
+        work = sum(longest)
+        for (model, pipeline, stage), turn_us in zip(turns, longest, strict=True):
             duty = stage.duty_cycle_us or 0
             where = f"{model.name} on pool {pool.name}"
             if work > duty:
                 yield f"{where}: turns take {work} µs of a duty cycle of {duty} µs"
             allowed = (1 - _margin(plan, model.name)) * model.slo_us
             waits = len(turns) > 1 or (stage.batch or pipeline.batch) > 1
-            if waits and duty + stage.latency_us > allowed * (1 + _RELATIVE):
-                yield f"{where}: duty cycle and turn take {duty + stage.latency_us} µs of {allowed:g} µs"
+            if waits and duty + turn_us > allowed * (1 + _RELATIVE):
+                yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
             most = pool.vgpus * (stage.batch or pipeline.batch) * _MICROSECONDS / duty
             if pipeline.throughput_rps > most * (1 + _RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"

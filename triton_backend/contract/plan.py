@@ -139,6 +139,70 @@ class VGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeatInterference:
+    """One stage on a vGPU: what it suffers, presses, and the factor its latencies contain."""
+
+    susceptibility: float
+    pressure: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (self.pressure >= 0 and self.factor >= 1):
+            reason = f"pressure {self.pressure} or factor {self.factor} is too small"
+            raise InputError("interference, seats", reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolInterference:
+    """What the vGPUs of a pool press and feel.
+
+    Attributes:
+        pressure: on every other vGPU of the GPU: the largest of its stages.
+        felt: sum of the pressures of the other vGPUs of the GPU.
+        inflation: reserve for what the model does not see; a factor.
+        seats: one per stage that names the pool, in the order of rows.
+    """
+
+    pressure: float
+    felt: float
+    inflation: float
+    seats: tuple[SeatInterference, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as in `plan.json`."""
+        return {
+            "pressure": self.pressure,
+            "felt": self.felt,
+            "inflation": self.inflation,
+            "seats": [
+                {
+                    "susceptibility": seat.susceptibility,
+                    "pressure": seat.pressure,
+                    "factor": seat.factor,
+                }
+                for seat in self.seats
+            ],
+        }
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """Inverse of `to_dict`."""
+        return cls(
+            pressure=fields.number("pressure", least=0),
+            felt=fields.number("felt", least=0),
+            inflation=fields.number("inflation", least=1),
+            seats=tuple(
+                SeatInterference(
+                    susceptibility=seat.number("susceptibility"),
+                    pressure=seat.number("pressure", least=0),
+                    factor=seat.number("factor", least=1),
+                )
+                for seat in fields.items("seats")
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """vGPUs of one class and one share that hold the same stages.
 
@@ -146,6 +210,7 @@ class Pool:
         share: of a GPU, in 300ths (`shares`).
         starts_anywhere: any tail of its model may run here at once (clients that just moved
             their cut).
+        interference: what its vGPUs press and feel; None where the plan reckons with none.
     """
 
     name: str
@@ -154,6 +219,7 @@ class Pool:
     vgpus: int
     placement: tuple[PlacementRun, ...]
     starts_anywhere: bool = False
+    interference: PoolInterference | None = None
 
     def __post_init__(self) -> None:
         where = f"pool {self.name!r}"
@@ -186,6 +252,8 @@ class Pool:
         }
         if self.starts_anywhere:
             out["starts_anywhere"] = True
+        if self.interference is not None:
+            out["interference"] = self.interference.to_dict()
         return out
 
     @classmethod
@@ -198,6 +266,9 @@ class Pool:
             vgpus=fields.integer("vgpus", least=1),
             placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
             starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
+            interference=PoolInterference.read(fields.inner("interference"))
+            if fields.has("interference")
+            else None,
         )
 
 
@@ -909,6 +980,9 @@ def _check_sharing(plan: Plan) -> None:
         work[row.pool] = work.get(row.pool, 0.0) + busy_us / US_PER_S
         stages[row.pool] = stages.get(row.pool, 0) + 1
     for number, pool in enumerate(plan.pools):
+        if pool.interference is not None and len(pool.interference.seats) != stages[number]:
+            reason = f"{len(pool.interference.seats)} of them, but {stages[number]} stages name it"
+            raise InputError(f"pool {pool.name!r}, interference, seats", reason)
         if stages[number] > 1 and work[number] > pool.vgpus * (1 + TOLERANCE):
             reason = f"its stages promise the work of {work[number]:.3f} vGPUs, it has {pool.vgpus}"
             raise InputError(f"pool {pool.name!r}, vgpus", reason)

@@ -1,20 +1,23 @@
 """What was measured of a model: latency of every block, bytes across every boundary.
 
-Here: the latency table both planners and simulators read, and its checks.
+Here: the latency table both planners and simulators read, how parts of a GPU slow each other down, and checks.
 Not here: how cells were measured (`flows/profiling`) or stored (`warehouse`).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 
 MIN_LATENCY_US = 1.0
+CONSTANTS = ("c1_l2_self", "c2_l2_other", "c3_dram_self", "c4_dram_other", "c5")  # of interference
+QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)  # of its residuals
 
 
 class LatencyCell(NamedTuple):
@@ -25,6 +28,83 @@ class LatencyCell(NamedTuple):
     block: int
     batch: int
     latency_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceModel:
+    """How parts of one GPU slow each other down, for one GPU class: a linear model.
+
+        factor = c1 l2 + c3 dram + c5 + sum over the other parts of max(0, largest of c2 l2_j + c4 dram_j)
+                 `---- susceptibility ---'                            `------- pressure of a part --------'
+
+    (gpulets, section 4.4; for two parts the same.) It is at least 1, because a neighbour never makes anybody
+    faster; a part that is alone on its GPU has factor 1. l2 and dram are fractions of what the GPU can do,
+    at the part's own share.
+
+    Attributes:
+        residuals: relative errors (measured - predicted) / predicted at `QUANTILES` on rows that were not
+            fitted; empty where they are not known.
+    """
+
+    c1_l2_self: float
+    c2_l2_other: float
+    c3_dram_self: float
+    c4_dram_other: float
+    c5: float
+    residuals: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in CONSTANTS:
+            if not np.isfinite(getattr(self, name)):
+                raise InputError(f"interference, {name}", f"{getattr(self, name)} is not a number")
+        if self.residuals and len(self.residuals) != len(QUANTILES):
+            reason = f"{len(self.residuals)} of them for {len(QUANTILES)} quantiles"
+            raise InputError("interference, residuals", reason)
+
+    def susceptibility(self, l2: ArrayLike, dram: ArrayLike) -> NDArray[np.float64]:
+        """Factor of a stage of these utilisations where nobody presses."""
+        own, memory = np.asarray(l2, dtype=np.float64), np.asarray(dram, dtype=np.float64)
+        return self.c1_l2_self * own + self.c3_dram_self * memory + self.c5
+
+    def pressure(self, l2: ArrayLike, dram: ArrayLike) -> NDArray[np.float64]:
+        """What a stage of these utilisations adds to the factor of others on its GPU."""
+        own, memory = np.asarray(l2, dtype=np.float64), np.asarray(dram, dtype=np.float64)
+        return np.maximum(0.0, self.c2_l2_other * own + self.c4_dram_other * memory)
+
+    def inflation(self, quantile: float) -> float:
+        """1 + the residual at the least known quantile that is not below the one asked for.
+
+        1 where residuals are not known, and where the model errs on the safe side.
+        """
+        if not self.residuals:
+            return 1.0
+        at = min(bisect_left(QUANTILES, quantile), len(QUANTILES) - 1)
+        return 1.0 + max(0.0, self.residuals[at])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoloCells:
+    """A model alone on a part of a GPU, the rest of which is idle.
+
+    Attributes:
+        latency_us: [blocks, largest batch].
+        l2, dram: the same shape: use of the GPU's L2 and of its memory, as fractions; None where not known.
+    """
+
+    latency_us: NDArray[np.float64]
+    l2: NDArray[np.float64] | None = None
+    dram: NDArray[np.float64] | None = None
+
+    def whole(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None, NDArray[np.float64] | None]:
+        """[batch] of the whole model: latency, whole µs rounded up; L2 and DRAM, weighed by latency."""
+        total = self.latency_us.sum(axis=0)
+
+        def mean(used: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+            return None if used is None else (self.latency_us * used).sum(axis=0) / total
+
+        return np.ceil(total - 1e-6).astype(np.int64), mean(self.l2), mean(self.dram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +122,7 @@ class ModelProfile:
             `block_workspace_bytes` is not known, with what it takes while it runs.
         block_workspace_bytes: what each block takes while it runs, at its largest batch, where known;
             blocks of a stage run one after the other and use the same workspace.
+        solo: by (GPU class, share in 300ths) the model alone on a part.
     """
 
     name: str
@@ -54,6 +135,9 @@ class ModelProfile:
     block_workspace_bytes: tuple[int, ...] = ()
     measured: Mapping[tuple[str, int], tuple[int, ...]] = field(
         default_factory=dict[tuple[str, int], tuple[int, ...]]
+    )
+    solo: Mapping[tuple[str, int], SoloCells] = field(
+        default_factory=dict[tuple[str, int], SoloCells]
     )
 
     def __post_init__(self) -> None:

@@ -50,24 +50,24 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
         InputError: a file is absent, lacks a column, or a model has nothing usable.
     """
     raw: dict[str, _Raw] = {}
-    for where, row in _rows(folder / LATENCY_FILE, set(LatencyCell._fields) | {"model"}):
+    for where, row in rows_of(folder / LATENCY_FILE, set(LatencyCell._fields) | {"model"}):
         cell = LatencyCell(
             gpu_class=_name(where, row, "gpu_class"),
-            vgpu_divisor=_whole(where, row, "vgpu_divisor", (1, MAX_DIVISOR)),
-            block=_whole(where, row, "block", (0, MAX_BLOCKS - 1)),
-            batch=_whole(where, row, "batch", (1, MAX_BATCH)),
+            vgpu_divisor=whole(where, row, "vgpu_divisor", (1, MAX_DIVISOR)),
+            block=whole(where, row, "block", (0, MAX_BLOCKS - 1)),
+            batch=whole(where, row, "batch", (1, MAX_BATCH)),
             latency_us=_number(row["latency_us"]),
         )
         raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
     columns = {"model", "after_block", "bytes_per_sample"}
-    for where, row in _rows(folder / BOUNDARY_FILE, columns, may_be_empty=True):
+    for where, row in rows_of(folder / BOUNDARY_FILE, columns, may_be_empty=True):
         entry = raw.setdefault(_name(where, row, "model"), _Raw())
-        block = _whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
-        entry.bytes_after[block] = _whole(where, row, "bytes_per_sample", (0, LARGEST))
+        block = whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
+        entry.bytes_after[block] = whole(where, row, "bytes_per_sample", (0, LARGEST))
     if (folder / MEMORY_FILE).exists():
-        for where, row in _rows(folder / MEMORY_FILE, {"model", "block", "memory_gib"}):
+        for where, row in rows_of(folder / MEMORY_FILE, {"model", "block", "memory_gib"}):
             entry = raw.setdefault(_name(where, row, "model"), _Raw())
-            block = _whole(where, row, "block", (0, MAX_BLOCKS - 1))
+            block = whole(where, row, "block", (0, MAX_BLOCKS - 1))
             entry.memory[block] = _bytes(where, row, "memory_gib")
             if row.get("workspace_gib"):
                 entry.workspace[block] = _bytes(where, row, "workspace_gib")
@@ -161,10 +161,14 @@ def _bytes(where: str, row: Mapping[str, str], column: str) -> int:
     return round(given * GIB)
 
 
-def _rows(
+def rows_of(
     path: Path, columns: set[str], *, may_be_empty: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Each row with where it stands, for messages."""
+    """Each row of a CSV file with where it stands, for messages.
+
+    Raises:
+        InputError: the file cannot be read, lacks a column, or has no row and must have one.
+    """
     reader = csv.DictReader(text_lines(path))
     absent = columns - set(reader.fieldnames or ())
     if absent:
@@ -184,7 +188,12 @@ def _name(where: str, row: Mapping[str, str], column: str) -> str:
     return row[column]
 
 
-def _whole(where: str, row: Mapping[str, str], column: str, bounds: tuple[int, int]) -> int:
+def whole(where: str, row: Mapping[str, str], column: str, bounds: tuple[int, int]) -> int:
+    """A whole number of a row, within bounds.
+
+    Raises:
+        InputError: it is none, or out of bounds.
+    """
     try:
         value = int(row[column])
     except (TypeError, ValueError) as error:

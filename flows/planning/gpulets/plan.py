@@ -1,0 +1,299 @@
+"""The planner `gpulets`: how many GPUs follow which pattern, as a plan of pools that take turns.
+
+Here: the goal, the answer as pipelines, and where patterns lie. Not here: finding them (`master`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flows.clock import Stopwatch
+from flows.planning.certificate import objective_of
+from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
+from flows.planning.gpulets.parts import ROUNDING
+from flows.planning.gpulets.patterns import Pattern
+from flows.planning.gpulets.tables import Floats, read_tables
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedCut,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+)
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference
+
+POLICY = "turns"
+NO_HEADROOM = "none"
+POISSON = "poisson99"
+_P99 = 2.3263478740408408  # standard deviations of a normal distribution
+
+Gpu = tuple[int, int]  # node, index on it
+Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted
+
+
+def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+    """The best counts of patterns, with a bound over all patterns.
+
+    Raises:
+        InputError: inputs do not fit together, or the options ask for what this planner has not.
+        InfeasibleError: a model misses its SLO everywhere, or rates are out of reach.
+    """
+    watch = Stopwatch()
+    tables = read_tables(inputs, options)
+    if options.minimum_rps:
+        raise InputError("option minimum_rps", "gpulets plans weights or rates, no least rates")
+    master = Master(tables)
+    enumerated = watch.seconds()
+    answer, promised = solve(master, inputs, options)
+    answer.trace.seconds |= {"enumerate": enumerated, "solve": watch.seconds() - enumerated}
+    if options.own["interference"] == "planned":
+        answer.trace.notes += [
+            f"{table.name}: no interference model, neighbours are taken not to disturb each other"
+            for table in tables.classes
+            if table.gpus and not table.interference
+        ]
+    every = [own for patterns in master.patterns for own in patterns.options.values()]
+    if any(own.thinned for own in every):
+        answer.trace.notes.append(
+            "parts have too many choices of batches: those of a ladder were combined, and the bound "
+            "is over these"
+        )
+    answer.trace.configurations["options"] = sum(own.count for own in every)
+    return outcome_of(master, inputs, options, answer, promised)
+
+
+def solve(master: Master, inputs: Inputs, options: PlanOptions) -> tuple[Answer, Floats]:
+    """The answer in the objective's units, and what every model is promised (requests/s).
+
+    Raises:
+        InfeasibleError: the rates asked for are out of reach; the reason says what of them is not.
+    """
+    demands = inputs.workload.models
+    asked = np.array([d.normaliser(options.objective) for d in demands])
+    planned = with_headroom(options, asked)
+    goal = Goal(demand=planned, gap=options.gap, solver=options.solver)
+    if options.objective == "throughput":
+        answer = master.solve(goal, inputs.watch)
+        if answer.score <= 0:
+            reason = "no plan found in which its GPUs serve every model; "
+            reason += "there is none" if answer.bound <= 0 else "that there is none is not proven"
+            raise InfeasibleError("cluster", reason)
+        scale = float((asked / planned).min())
+        answer.score, answer.bound = answer.score * scale, answer.bound * scale
+        return answer, asked * answer.score
+    answer = master.solve(
+        Goal(demand=planned, prices=master.tables.prices, gap=options.gap, solver=options.solver),
+        inputs.watch,
+    )
+    if not answer.chosen:
+        _out_of_reach(master.solve(reachable(goal), inputs.watch))
+    return answer, asked
+
+
+def reachable(goal: Goal) -> Goal:
+    """How much of the demand can be served, up to all of it."""
+    return Goal(demand=goal.demand, gap=goal.gap, solver=goal.solver, enough=1.0)
+
+
+def with_headroom(options: PlanOptions, rates: Floats) -> Floats:
+    """Rates to plan for: as they are, times a factor, or the 99th percentile of a Poisson second.
+
+    Raises:
+        InputError: the option is none of these.
+    """
+    given = options.own["headroom"]
+    where = "option headroom"
+    if given == NO_HEADROOM:
+        return rates
+    if given == POISSON:
+        if options.objective == "throughput":
+            raise InputError(where, f"{POISSON} needs rates; throughput plans weights")
+        return rates + _P99 * np.sqrt(rates)
+    try:
+        factor = float(given)
+    except ValueError as error:
+        reason = f"{given!r} is neither {NO_HEADROOM}, {POISSON} nor a factor"
+        raise InputError(where, reason) from error
+    if not 1 <= factor < math.inf:
+        raise InputError(where, f"{given} is below 1")
+    return rates * factor
+
+
+def _out_of_reach(most: Answer) -> None:
+    if most.bound < 1:
+        reason = (
+            f"its GPUs carry at most {most.bound:.4g} of the rates asked for, whatever the plan; "
+            f"the best found {max(0.0, most.score):.4g}"
+        )
+    else:
+        reason = (
+            f"the best found carries {max(0.0, most.score):.4g} of the rates asked for; that none "
+            f"carries more is not proven (bound {most.bound:.4g})"
+        )
+    raise InfeasibleError("cluster", reason)
+
+
+# From patterns to pipelines
+
+
+def outcome_of(
+    master: Master, inputs: Inputs, options: PlanOptions, answer: Answer, promised: Floats
+) -> Outcome:
+    """Pools of parts, a pipeline per seat; each model is promised its rate, spread over its seats."""
+    places = _places(master, inputs.cluster, answer.chosen, options.previous)
+    total = sum((n * c.rates_rps for c, n in answer.chosen), np.zeros(len(promised)))
+    share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
+    pipelines: list[PlannedPipeline] = []
+    pools = 0
+    for (pattern, count), gpus in zip(answer.chosen, places, strict=True):
+        for slot in range(len(pattern.parts)):
+            pipelines += _seats(master, inputs, (pattern, count, slot), (pools, gpus), share)
+            pools += 1
+    return Outcome(
+        pipelines=tuple(pipelines),
+        objective=objective_of(options.objective, answer.score, answer.bound),
+        trace=answer.trace,
+        policy=POLICY,
+    )
+
+
+def _seats(
+    master: Master,
+    inputs: Inputs,
+    part: tuple[Pattern, int, int],
+    pool: tuple[int, Sequence[Gpu]],
+    share_of_rate: Floats,
+) -> list[PlannedPipeline]:
+    """One pipeline per seat of a part."""
+    pattern, count, slot = part
+    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    share, row = pattern.parts[slot]
+    options, table = own.options[share], own.table
+    beside = len(pattern.parts) > 1
+    felt = own.felt(pattern.parts, slot) if beside else 0.0
+    inflation = table.inflation if beside else 1.0
+    models = [int(m) for m in options.model[row] if m >= 0]
+    factors: list[float] = []
+    latencies: list[tuple[int, ...]] = []
+    seats: list[SeatInterference] = []
+    for at, model in enumerate(models):
+        cell = table.cells[share][model]
+        batch = int(options.batch[row, at])
+        where = int(np.searchsorted(cell.batches, batch))
+        susceptibility = float(cell.susceptibility[where])
+        factor = max(1.0, susceptibility + felt) * inflation if beside else 1.0
+        factors.append(factor)
+        latencies.append(
+            tuple(math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us[: where + 1])
+        )
+        pressure = float(cell.pressure[where])
+        seats.append(
+            SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
+        )
+    duty = sum(max(latency) for latency in latencies)
+    interference = PoolInterference(
+        pressure=float(options.pressure[row]), felt=felt, inflation=inflation, seats=tuple(seats)
+    )
+    cut = PlannedCut(
+        share=share,
+        placement=_runs(pool[1], slot),
+        interference=interference if table.interference else None,
+    )
+    return [
+        PlannedPipeline(
+            model=model,
+            batch=int(options.batch[row, at]),
+            rate_rps=count * int(options.batch[row, at]) * 1e6 / duty * float(share_of_rate[model]),
+            stages=(
+                PlannedStage(
+                    blocks=(0, inputs.profiles[master.tables.models[model]].blocks),
+                    gpu_class=table.name,
+                    divisor=1,
+                    vgpus=count,
+                    shared=pool[0],
+                    duty_cycle_us=duty,
+                    cut=cut,
+                    latency_us_by_batch=latencies[at],
+                ),
+            ),
+        )
+        for at, model in enumerate(models)
+    ]
+
+
+def _runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:
+    """One slot of every GPU, neighbouring GPUs of a node as one run."""
+    runs: list[PlacementRun] = []
+    for node, gpu in sorted(gpus):
+        last = runs[-1] if runs else None
+        if last is not None and (last.node, last.gpu + last.gpus) == (node, gpu):
+            runs[-1] = PlacementRun(node=node, gpu=last.gpu, slot=slot, gpus=last.gpus + 1)
+        else:
+            runs.append(PlacementRun(node=node, gpu=gpu, slot=slot))
+    return tuple(runs)
+
+
+def _places(
+    master: Master, cluster: Cluster, chosen: Chosen, previous: Plan | None
+) -> list[list[Gpu]]:
+    """GPUs of every pattern: those that did the same under the plan in force, then unused ones."""
+    tables = master.tables
+    held = {} if previous is None else _contents(previous, cluster)
+    free: dict[str, list[Gpu]] = {c.name: [] for c in tables.classes}
+    first = 0
+    for group in cluster.nodes:
+        free[group.gpu_class] += [
+            (node, gpu) for node in range(first, first + group.count) for gpu in range(group.gpus)
+        ]
+        first += group.count
+    wanted = [_content(master, pattern) for pattern, _ in chosen]
+
+    def take(number: int, fits: Callable[[Gpu], bool], places: list[list[Gpu]]) -> None:
+        pattern, count = chosen[number]
+        gpus = free[tables.classes[pattern.gpu_class].name]
+        taken = [gpu for gpu in gpus if fits(gpu)][: count - len(places[number])]
+        places[number] += taken
+        gone = set(taken)
+        gpus[:] = [gpu for gpu in gpus if gpu not in gone]
+
+    places: list[list[Gpu]] = [[] for _ in chosen]
+    for number, content in enumerate(wanted):
+        take(number, lambda gpu, c=content: held.get(gpu) == c, places)
+    for number in range(len(chosen)):
+        take(number, lambda gpu: gpu not in held, places)
+    for number in range(len(chosen)):
+        take(number, lambda _: True, places)
+    return places
+
+
+def _content(master: Master, pattern: Pattern) -> Content:
+    """Shares and models of a pattern, as `_contents` gives those of a plan."""
+    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    names = master.tables.models
+    return tuple(
+        sorted(
+            (share, tuple(names[m] for m in own.options[share].model[row] if m >= 0))
+            for share, row in pattern.parts
+        )
+    )
+
+
+def _contents(in_force: Plan, cluster: Cluster) -> dict[Gpu, Content]:
+    """What every GPU of the plan in force holds; nodes that are gone are left out."""
+    models: dict[str, list[str]] = {}
+    for model, _, stage, _ in in_force.placed_stages():
+        models.setdefault(stage.pool, []).append(model.name)
+    found: dict[Gpu, list[tuple[int, tuple[str, ...]]]] = {}
+    for pool in in_force.pools:
+        for slot in pool.slots():
+            try:
+                node = cluster.node_index(in_force.cluster.node_name(slot.node))
+            except InputError:
+                continue
+            part = (pool.share, tuple(models[pool.name]))
+            found.setdefault((node, slot.gpu), []).append(part)
+    return {gpu: tuple(sorted(parts)) for gpu, parts in found.items()}

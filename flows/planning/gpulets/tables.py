@@ -1,0 +1,250 @@
+"""What gpulets' planners read, as arrays: parts a GPU may be cut into, and every model alone on each.
+
+Here: profiles, cluster and options to latencies, pressures, limits and memory, and their checks.
+Not here: which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.problem import whole_memory
+from flows.planning.registry import Inputs, PlanOptions
+from triton_backend.contract.cluster import GpuClass
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
+from triton_backend.contract.units import us_to_ms
+
+GIB = 1 << 30
+PRICES = {"cost": "hourly_cost", "power": "power_w"}
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One model, whole, alone on a part of a GPU.
+
+    Attributes:
+        batches: [n] batches measured, rising.
+        latency_us: [n] of one run, alone.
+        turn_us: [n] the longest run of a batch up to that one, alone.
+        susceptibility, pressure: [n] in the interference model's terms; 0 where none is planned with.
+    """
+
+    batches: Ints
+    latency_us: Ints
+    turn_us: Ints
+    susceptibility: Floats
+    pressure: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTable:
+    """One GPU class.
+
+    Attributes:
+        partitions: every multiset of shares (300ths, rising) that parts in use of a GPU may have.
+        cells: by share, then by model number; where a model was not measured or may not run, none.
+        memory_gib: of a GPU; infinite where not stated.
+        part_memory_gib: by share: of one part; infinite where parts share what the GPU has.
+        inflation: reserve on every factor beside neighbours.
+        interference: whether neighbours slow each other down.
+    """
+
+    name: str
+    gpus: int
+    partitions: tuple[tuple[int, ...], ...]
+    cells: Mapping[int, Mapping[int, Cell]]
+    memory_gib: float
+    part_memory_gib: Mapping[int, float]
+    process_gib: float
+    inflation: float
+    interference: bool
+    price: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The problem.
+
+    Attributes:
+        limit_us: [model] SLO less margin.
+        static_gib, dynamic_gib: [model] weights; workspace.
+        most_models: that may take turns on one part.
+    """
+
+    models: tuple[str, ...]
+    classes: tuple[ClassTable, ...]
+    limit_us: Floats
+    static_gib: Floats
+    dynamic_gib: Floats
+    most_models: int
+
+    @property
+    def gpus(self) -> Ints:
+        """[class] GPUs there are."""
+        return np.array([c.gpus for c in self.classes], dtype=np.int64)
+
+    @property
+    def prices(self) -> Floats:
+        """[class] what a GPU counts in an objective that is minimised."""
+        return np.array([c.price for c in self.classes])
+
+
+def read_tables(inputs: Inputs, options: PlanOptions) -> Tables:
+    """The problem of a planner of this family.
+
+    Raises:
+        InputError: a model has no profile or is measured nowhere, or a price is missing.
+        InfeasibleError: a model misses its SLO wherever it may run.
+    """
+    demands = inputs.workload.models
+    profiles = [_profile(inputs, demand.name) for demand in demands]
+    memory = [whole_memory(profile) for profile in profiles]
+    tables = Tables(
+        models=tuple(demand.name for demand in demands),
+        classes=tuple(
+            _class_table(inputs, options, profiles, gpu_class)
+            for gpu_class in inputs.cluster.gpu_classes
+        ),
+        limit_us=np.array([(1 - options.margin(d.name)) * d.slo_us for d in demands]),
+        static_gib=np.array([0.0 if m is None else m.static / GIB for m in memory]),
+        dynamic_gib=np.array([0.0 if m is None else m.dynamic / GIB for m in memory]),
+        most_models=options.own["max_models_per_vgpu"],
+    )
+    _check_reachable(tables)
+    return tables
+
+
+def _profile(inputs: Inputs, name: str) -> ModelProfile:
+    profile = inputs.profiles.get(name)
+    if profile is None:
+        known = ", ".join(sorted(inputs.profiles)) or "none"
+        raise InputError(f"workload model {name!r}", f"no profile; known: {known}")
+    return profile
+
+
+def _class_table(
+    inputs: Inputs, options: PlanOptions, profiles: list[ModelProfile], gpu_class: GpuClass
+) -> ClassTable:
+    model = None
+    if options.own.get("interference") == "planned":
+        model = inputs.interference.get(gpu_class.name)
+    price = 1.0
+    if options.objective in PRICES:
+        stated = getattr(gpu_class, PRICES[options.objective])
+        if stated is None:
+            where = f"gpu_classes.{gpu_class.name}.{PRICES[options.objective]}"
+            raise InputError(where, f"is missing, objective {options.objective} needs it")
+        price = stated
+    parts = partitions_of(gpu_class)
+    shares = sorted({share for partition in parts for share in partition})
+    cells = {
+        share: {
+            number: cell
+            for number, profile in enumerate(profiles)
+            if options.class_allowed(profile.name, gpu_class.name)
+            and (cell := _cell(profile, gpu_class.name, share, model)) is not None
+        }
+        for share in shares
+    }
+    whole = gpu_class.memory_gib or np.inf
+    return ClassTable(
+        name=gpu_class.name,
+        gpus=inputs.cluster.gpus(gpu_class.name),
+        partitions=parts,
+        cells=cells,
+        memory_gib=whole,
+        part_memory_gib={
+            share: whole / divisor
+            if gpu_class.vgpu_divisors and (divisor := divisor_of(share))
+            else np.inf
+            for share in shares
+        },
+        process_gib=gpu_class.process_memory_gib or 0.0,
+        inflation=1.0 if model is None else model.inflation(options.own["interference_quantile"]),
+        interference=model is not None,
+        price=price,
+    )
+
+
+def partitions_of(gpu_class: GpuClass) -> tuple[tuple[int, ...], ...]:
+    """Every multiset of shares, rising, that the parts in use of one GPU may have."""
+    if gpu_class.partitions:
+        listed = {
+            tuple(sorted(part * PER_PERCENT for part in kept))
+            for cut in gpu_class.partitions
+            for kept in _subsets(cut)
+        }
+        return tuple(sorted(listed))
+    shares = sorted(set(gpu_class.shares))
+    found = [
+        cut
+        for count in range(1, gpu_class.most_vgpus + 1)
+        for cut in combinations_with_replacement(shares, count)
+        if sum(cut) <= WHOLE_GPU
+    ]
+    return tuple(found)
+
+
+def _subsets(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for part in cut:
+        found += [(*kept, part) for kept in found]
+    return found[1:]
+
+
+def _cell(
+    profile: ModelProfile, gpu_class: str, share: int, model: InterferenceModel | None
+) -> Cell | None:
+    solo = profile.solo.get((gpu_class, share))
+    divisor = divisor_of(share)
+    l2: Floats | None = None
+    dram: Floats | None = None
+    if solo is not None:
+        latency, l2, dram = solo.whole()
+    elif divisor and profile.max_batch(gpu_class, divisor):
+        latency = profile.stage_latency_us(gpu_class, divisor, (0, profile.blocks))
+    else:
+        return None
+    susceptibility = pressure = np.zeros(len(latency))
+    if model is not None:
+        if l2 is None or dram is None:
+            where = f"profile of {profile.name!r} on {share / PER_PERCENT:g} % of {gpu_class}"
+            reason = "has no utilisation, which interference needs (or plan without)"
+            raise InputError(where, reason)
+        susceptibility, pressure = model.susceptibility(l2, dram), model.pressure(l2, dram)
+    return Cell(
+        batches=np.arange(1, len(latency) + 1, dtype=np.int64),
+        latency_us=latency,
+        turn_us=np.maximum.accumulate(latency),
+        susceptibility=susceptibility,
+        pressure=pressure,
+    )
+
+
+def _check_reachable(tables: Tables) -> None:
+    """Every model can take turns with itself somewhere: twice its least turn fits its limit."""
+    for number, name in enumerate(tables.models):
+        least = [
+            int(cell.turn_us[0])
+            for table in tables.classes
+            for cells in table.cells.values()
+            if (cell := cells.get(number)) is not None and table.gpus
+        ]
+        where = f"workload model {name!r}"
+        if not least:
+            raise InputError(where, "not measured on any part of a GPU that it may use")
+        limit = float(tables.limit_us[number])
+        if 2 * min(least) > limit:
+            reason = (
+                f"waiting for its turn and the turn take at least {us_to_ms(2 * min(least)):.3f} ms "
+                f"where SLO less margin allow {us_to_ms(limit):.3f} ms"
+            )
+            raise InfeasibleError(where, reason)

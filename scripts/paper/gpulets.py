@@ -1,0 +1,342 @@
+"""Figures of the gpulets paper that tables of others allow, beside what it states.
+
+    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,scenarios] [--gpus 4]
+        [--scale 1] [--seconds 600] [--out FILE] [--warehouse FILE]
+
+`--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone, utilisations, pairs),
+`glet_models.csv`, `glet_scenarios.csv`, `glet_interference_constants.csv`, and `derived_2080ti_*.csv`, which are
+derived from the paper's SLOs and were not measured. Plans keep a tenth of every SLO free.
+
+`workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios` decides which of the 19,682
+mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles all mixes of no more, a proof all of no less.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.clock import Stopwatch
+from flows.planning import PlanOptions, make_plan
+from flows.planning.gpulets.baselines import RULES, Greedy, placed
+from flows.planning.gpulets.master import Goal, Master
+from flows.planning.gpulets.tables import Tables, read_tables
+from flows.planning.registry import Inputs
+from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
+from flows.preparation.interference import tables as interference_tables
+from flows.preparation.interference.fit import fit
+from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile, SoloCells
+from triton_backend.contract.shares import share_of_percent
+from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+GPU = "2080ti-derived"
+CONSTANTS_OF = "2080ti"
+PERCENTS = (20, 40, 50, 60, 80, 100)
+MEMORY_GIB = 0.9 * 11  # of a GPU; the authors leave a tenth free
+PROCESS_GIB = 1230 / 1024
+SEEDS = 20
+RATES = (0.0, 100.0, 200.0)
+TRIED = 60  # scenarios looked at for the one that settles most
+BASELINES = ("ideal-static", "gpulets-greedy", "sbp", "best-fit")
+LOADS = (0.8, 0.95)
+SIMULATED_S = 20.0
+
+Profiles = dict[str, ModelProfile]
+
+
+def profiles_of(data: Path) -> Profiles:
+    """Every model of the derived table; a name that ends in another digit is the same model."""
+    gpu, solo = interference_tables.read_solo(data / "derived_2080ti_latency.csv")
+    used = interference_tables.read_utilisation(data / "derived_2080ti_utilisation.csv", gpu)
+    with (data / "glet_models.csv").open() as lines:
+        memory = {row["model"]: float(row["memory_mb"]) for row in csv.DictReader(lines)}
+    found: Profiles = {}
+    for name in sorted({model for model, _, _ in solo}):
+        cells: dict[tuple[str, int], SoloCells] = {}
+        for percent in PERCENTS:
+            batches = sorted(b for m, p, b in solo if (m, p) == (name, percent))
+            rows = [(name, percent, b) for b in batches]
+            cells[GPU, share_of_percent(percent)] = SoloCells(
+                latency_us=np.array([[solo[row] for row in rows]]),
+                l2=np.array([[used[row][0] for row in rows]]),
+                dram=np.array([[used[row][1] for row in rows]]),
+            )
+        found[name] = ModelProfile(
+            name=name,
+            boundary_bytes=(),
+            latency_us={},
+            solo=cells,
+            block_memory_bytes=(int(memory[name] * (1 << 20)),),
+        )
+    return found
+
+
+def constants(data: Path) -> InterferenceModel:
+    """The authors' constants of the class; they state no residuals."""
+    return interference_tables.read_models(data / "glet_interference_constants.csv")[CONSTANTS_OF]
+
+
+@cache
+def workloads(data: Path) -> dict[str, tuple[tuple[str, float, int], ...]]:
+    """Model, weight and SLO (µs) of every mix."""
+    found: dict[str, list[tuple[str, float, int]]] = {}
+    with (data / "glet_scenarios.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            slo_us = round(1_000 * float(row["slo_ms"]))
+            item = (row["model"], float(row["relative_rate"]), slo_us)
+            found.setdefault(row["scenario"], []).append(item)
+    return {name: tuple(items) for name, items in found.items()}
+
+
+def cluster(gpus: int) -> Cluster:
+    """GPUs of the class, on one node."""
+    gpu_class = GpuClass(
+        name=GPU,
+        vgpu_divisors=(),
+        vgpu_percents=PERCENTS,
+        memory_gib=MEMORY_GIB,
+        process_memory_gib=PROCESS_GIB,
+    )
+    nodes = (NodeGroup(count=1, gpu_class=GPU, gpus=gpus, nic_gbps=100),)
+    return Cluster(name="gpulets", gpu_classes=(gpu_class,), nodes=nodes)
+
+
+def mix(profiles: Profiles, items: Iterable[tuple[str, float, int]]) -> tuple[Profiles, Workload]:
+    """Profiles and demands of a mix; `lenet3` has the profile of `lenet1`."""
+    used: Profiles = {}
+    demands: list[ModelDemand] = []
+    for name, weight, slo_us in items:
+        source = name if name in profiles else name.rstrip("0123456789") + "1"
+        used[name] = replace(profiles[source], name=name)
+        demands.append(ModelDemand(name=name, slo_us=slo_us, weight=weight))
+    return used, Workload(models=tuple(demands))
+
+
+def fit_figures(data: Path) -> list[Figure]:
+    """How well the interference model predicts pairs it has not seen."""
+    figures: list[Figure] = []
+    for stem, aims in (("igniter_v100", (5.9, 6.7)), ("wlgur", (None, None))):
+        gpu, solo = interference_tables.read_solo(data / f"{stem}_latency.csv")
+        used = interference_tables.read_utilisation(data / f"{stem}_utilisation.csv", gpu)
+        rows, _ = interference_tables.read_pairs(data / f"{stem}_pairs.csv", gpu, solo, used)
+        reports = [fit(rows, seed) for seed in range(SEEDS)]
+        for what, aim in zip(("p90", "p95"), aims, strict=True):
+            mean = 100 * float(np.mean([getattr(r.linear, what) for r in reports]))
+            flat = 100 * float(np.mean([getattr(r.constant, what) for r in reports]))
+            note = f"constant {flat:.2f}; {len(rows.slowdown)} rows, mean of {SEEDS} splits"
+            name = f"interference error {what}, {stem}"
+            figures.append(Figure(name=name, value=mean, unit="%", most=aim, note=note))
+        refused = sum(r.refused for r in reports)
+        name = f"splits on which the linear model is refused, {stem}"
+        least, most = (SEEDS, None) if stem == "wlgur" else (None, 0)
+        figures.append(Figure(name=name, value=refused, least=least, most=most))
+    return figures
+
+
+def workload_figures(data: Path, gpus: int) -> list[Figure]:
+    """Highest rates of seven mixes by every planner, and what a simulation says of the exact plans."""
+    profiles, model = profiles_of(data), constants(data)
+    figures: list[Figure] = []
+    for name, items in workloads(data).items():
+        used, asked = mix(profiles, items)
+
+        def planned(
+            planner: str,
+            used: Profiles = used,
+            asked: Workload = asked,
+            name: str = name,
+            **own: str,
+        ) -> tuple[Plan, float]:
+            watch = Stopwatch()
+            options = PlanOptions(planner=planner, own=own)
+            made = make_plan(used, cluster(gpus), asked, options, interference={GPU: model})
+            wrong = verify_plan(made, used)
+            if wrong:
+                raise AssertionError(f"{planner}, {name}: {wrong[0]}")
+            return made, watch.seconds()
+
+        exact, seconds = planned("gpulets")
+        best = exact.objective.value
+        note = f"gap {exact.objective.gap:.2%}, {seconds:.1f} s, {exact.certificate['status']}"
+        figures.append(Figure(name=f"{name}: exact, rate per weight", value=best, note=note))
+        for planner in BASELINES:
+            value = planned(planner)[0].objective.value
+            figures.append(
+                Figure(
+                    name=f"{name}: exact / {planner}",
+                    value=best / value,
+                    least=1.0,
+                    note=f"{value:.1f}",
+                )
+            )
+        blind = planned("gpulets-greedy", interference="off")[0].objective.value
+        figures.append(Figure(name=f"{name}: greedy blind to interference", value=blind))
+        for load in LOADS:
+            run = simulate(exact, SimOptions(load_factor=load, duration_s=SIMULATED_S))
+            late = sum(m.late for m in run.models)
+            note = f"{late} accepted and late"
+            name_of = f"{name}: attained at load {load:g}"
+            figures.append(Figure(name=name_of, value=100 * run.attainment, unit="%", note=note))
+            figures.append(
+                Figure(name=f"{name}: accepted and late at load {load:g}", value=late, most=0)
+            )
+        print(f"{name}: {best:.1f}, gap {exact.objective.gap:.2%}", file=sys.stderr, flush=True)
+    return figures
+
+
+def tables_of(profiles: Profiles, model: InterferenceModel, data: Path, gpus: int) -> Tables:
+    """All nine models as the planners read them."""
+    with (data / "glet_models.csv").open() as lines:
+        slo = {row["model"]: round(1_000 * float(row["slo_ms"])) for row in csv.DictReader(lines)}
+    asked = Workload(models=tuple(ModelDemand(name=n, slo_us=s, weight=1) for n, s in slo.items()))
+    inputs = Inputs(
+        profiles=profiles,
+        cluster=cluster(gpus),
+        workload=asked,
+        interference={GPU: model},
+    )
+    return read_tables(inputs, PlanOptions(planner="gpulets"))
+
+
+def scenario_figures(data: Path, gpus: int, seconds: float, scale: float) -> list[Figure]:
+    """Which of the 19,682 mixes fit the GPUs, proven either way; what the greedy places of them."""
+    tables = tables_of(profiles_of(data), constants(data), data, gpus)
+    mixes = scale * np.array(list(product(RATES, repeat=len(tables.models))))[1:]
+    watch = Stopwatch()
+    fits, cannot, solved = decided(tables, mixes, seconds)
+    took = watch.seconds()
+    greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
+    static = Greedy(greedy.patterns, RULES["ideal-static"])
+    by_greedy = np.array([placed(greedy, rates, gpus) is not None for rates in mixes])
+    # what the greedy places, exact plans serve too; the static ideal is asked about the rest
+    rest = np.flatnonzero(~by_greedy)
+    by_static = np.array([placed(static, mixes[i], gpus) is not None for i in rest], dtype=np.bool_)
+    beaten = int((by_greedy & ~fits).sum() + (by_static & ~fits[rest]).sum())
+    known = int((fits | cannot).sum())
+    where = f"of {len(mixes)} mixes x {scale:g} on {gpus} GPUs"
+    return [
+        Figure(name=f"schedulable {where}", value=int(fits.sum()), note=f"{solved} programs"),
+        Figure(name=f"proven not to be {where}", value=int(cannot.sum())),
+        Figure(
+            name=f"proven either way {where}", value=100 * known / len(mixes), unit="%", least=99.5
+        ),
+        Figure(name=f"time of that {where}", value=took, unit="s", most=1_800),
+        Figure(name=f"placed by greedy {where}", value=int(by_greedy.sum())),
+        Figure(
+            name=f"placed by ideal-static where greedy fails {where}", value=int(by_static.sum())
+        ),
+        Figure(
+            name=f"placed by a baseline, not by the exact planner {where}", value=beaten, most=0
+        ),
+    ]
+
+
+def decided(
+    tables: Tables, mixes: NDArray[np.float64], seconds: float
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
+    """Mixes that a plan carries, mixes that no plan carries, and how many programs that took."""
+    random = np.random.default_rng(0)
+    fits = np.zeros(len(mixes), dtype=np.bool_)
+    cannot, tried = fits.copy(), fits.copy()
+    watch = Stopwatch()
+    masters: dict[bytes, Master] = {}
+    solved = 0
+    while watch.seconds() < seconds:
+        open_ = np.flatnonzero(~(fits | cannot | tried))
+        if not len(open_):
+            break
+        if not solved:  # the largest first: a plan for it is one for all
+            open_ = open_[[int(np.argmax(mixes[open_].sum(axis=1)))]]
+        picked = random.choice(open_, min(TRIED, len(open_)), replace=False)
+        rest = mixes[open_]
+        gain = [
+            float((rest <= mixes[i]).all(axis=1).sum() * (rest >= mixes[i]).all(axis=1).sum())
+            for i in picked
+        ]
+        number = int(picked[int(np.argmax(gain))])
+        rates = mixes[number]
+        present = rates > 0
+        key = present.tobytes()
+        if key not in masters:
+            masters[key] = Master(_without(tables, present))
+        answer = masters[key].solve(
+            Goal(demand=rates[present], enough=1.0), Watch(limit_s=seconds - watch.seconds())
+        )
+        solved += 1
+        tried[number] = True
+        carried = np.zeros(len(rates))
+        for pattern, count in answer.chosen:
+            carried[present] += count * pattern.rates_rps
+        fits |= (mixes <= carried * (1 + 1e-9)).all(axis=1)
+        if answer.bound < 1 - 1e-6:
+            cannot |= (mixes >= rates).all(axis=1)
+        print(
+            f"{solved}: {int(fits.sum())} fit, {int(cannot.sum())} cannot, "
+            f"{len(open_)} were open, {watch.seconds():.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return fits, cannot, solved
+
+
+def _without(tables: Tables, present: NDArray[np.bool_]) -> Tables:
+    """The same for the models that are asked for."""
+    kept = np.flatnonzero(present).tolist()
+    classes = tuple(
+        replace(
+            table,
+            cells={
+                share: {i: cells[m] for i, m in enumerate(kept) if m in cells}
+                for share, cells in table.cells.items()
+            },
+        )
+        for table in tables.classes
+    )
+    return replace(
+        tables,
+        models=tuple(tables.models[m] for m in kept),
+        classes=classes,
+        limit_us=tables.limit_us[kept],
+        static_gib=tables.static_gib[kept],
+        dynamic_gib=tables.dynamic_gib[kept],
+    )
+
+
+def main() -> int:
+    """Take the figures asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", default="fit,workloads,scenarios")
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the rates of scenarios")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of deciding scenarios")
+    add_destinations(parser)
+    asked = parser.parse_args()
+    wanted = set(asked.only.split(","))
+    figures: list[Figure] = []
+    if "fit" in wanted:
+        figures += fit_figures(asked.data)
+    if "workloads" in wanted:
+        figures += workload_figures(asked.data, asked.gpus)
+    if "scenarios" in wanted:
+        figures += scenario_figures(asked.data, asked.gpus, asked.seconds, asked.scale)
+    show(figures)
+    store(asked, "gpulets", figures, {})
+    return exit_code(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
