@@ -143,7 +143,7 @@ def _application_rates(plan: Plan) -> Iterator[str]:
         paid = 0.0
         for number, pipeline in enumerate(model.pipelines):
             where = f"{model.name}, pipeline {number}"
-            if len(pipeline.stages) > 1 or pipeline.occupied_vgpus is None:
+            if len(pipeline.stages) != 1 or pipeline.occupied_vgpus is None:
                 yield f"{where}: one stage and its occupied_vgpus are needed"
                 return
             held = plan.pool_of(pipeline.stages[0]).vgpus

@@ -19,7 +19,8 @@ from flows.planning.applications.machines import (
     Group,
     Machine,
     MachineSet,
-    generate,
+    begun,
+    closed,
     padded,
     ranked,
 )
@@ -188,13 +189,15 @@ def _filled(
     table: tuple[Machine, ...], rate_rps: float, budget_us: float, rules: Rules
 ) -> MachineSet | None:
     """What serves a line within its budget; whole machines where rates of parts are too small."""
-    served = generate(table, rate_rps, budget_us, rules.rule, rules.most_configurations)
-    whole = _whole_machines(table, rate_rps, budget_us, rules.rule)
-    if served is None:
-        served = whole
-    if served is not None and rules.dummies:
-        served = padded(table, served, rate_rps, budget_us)
-    return served
+    served, left = begun(table, rate_rps, budget_us, rules.rule, rules.most_configurations)
+    if left <= _EPS * rate_rps:
+        return padded(table, served, rate_rps, budget_us) if rules.dummies else served
+    ways = [_whole_machines(table, rate_rps, budget_us, rules.rule)]
+    if rules.dummies:
+        ways.append(closed(table, served, rate_rps, budget_us))
+    found = [way for way in ways if way is not None]
+    best = min(found, key=lambda way: way.cost, default=None)
+    return padded(table, best, rate_rps, budget_us) if best and rules.dummies else best
 
 
 def _whole_machines(

@@ -101,6 +101,18 @@ def generate(
 
     With at most two configurations the last one takes all that is left.
     """
+    served, left = begun(machines, rate_rps, budget_us, rule, most_configurations)
+    return served if left <= _EPS * rate_rps else None
+
+
+def begun(
+    machines: Sequence[Machine],
+    rate_rps: float,
+    budget_us: float,
+    rule: str = "tc",
+    most_configurations: int | None = None,
+) -> tuple[MachineSet, float]:
+    """As far as Algorithm 1 comes, and the rate that is left."""
     groups: list[Group] = []
     left, used = rate_rps, 0
     budget_us *= 1 + _EPS
@@ -112,14 +124,14 @@ def generate(
         if most_configurations is not None and used == most_configurations - 1:
             rest = _all_of(machine, left, rule)
             if max(group.latency_us for group in rest) <= budget_us:
-                return MachineSet(groups=(*groups, *rest))
+                return MachineSet(groups=(*groups, *rest)), 0.0
             continue
         taken = _greedy_of(machine, left, rule, budget_us)
         if taken:
             groups += taken
             used += 1
             left -= sum(group.rate_rps for group in taken)
-    return MachineSet(groups=tuple(groups)) if left <= _EPS * rate_rps else None
+    return MachineSet(groups=tuple(groups)), left
 
 
 def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> list[Group]:
@@ -153,14 +165,18 @@ def padded(
     w' - u are dummies, let one machine of i take them all. The cheapest change is made, until none is.
     """
     while True:
-        best = served
-        for machine in machines:
-            changed = _with_dummies(machine, served, rate_rps, budget_us)
-            if changed is not None and changed.cost < best.cost * (1 - _EPS):
-                best = changed
-        if best is served:
+        changed = closed(machines, served, rate_rps, budget_us)
+        if changed is None or changed.cost >= served.cost * (1 - _EPS):
             return served
-        served = best
+        served = changed
+
+
+def closed(
+    machines: Sequence[Machine], served: MachineSet, rate_rps: float, budget_us: float
+) -> MachineSet | None:
+    """The cheapest set whose last machine takes, with dummies, all that lower ranks had or nobody has."""
+    changed = (_with_dummies(machine, served, rate_rps, budget_us) for machine in machines)
+    return min((s for s in changed if s is not None), key=lambda s: s.cost, default=None)
 
 
 def _with_dummies(
