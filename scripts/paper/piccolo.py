@@ -165,7 +165,7 @@ def study(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
 def drawn(
     shape: str, profiles: Mapping[str, ModelProfile], draw: np.random.Generator
 ) -> tuple[Lines, list[tuple[Machine, ...]], list[float]]:
-    """A workload of a shape: models, a rate from 10 to 1,000/s, an SLO of 3 to 12 least latencies."""
+    """A workload of a shape: models, a rate from 10 to 1,000/s, an SLO of 1.5 to 8 least latencies."""
     models = draw.choice(sorted(profiles), len(SHAPES[shape]), replace=False).tolist()
     modules: list[dict[str, Any]] = [
         {
@@ -177,7 +177,7 @@ def drawn(
         }
         for (name, rows, after), model in zip(SHAPES[shape], models, strict=True)
     ]
-    rate, factor = float(10 ** draw.uniform(1, 3)), float(draw.uniform(3, 12))
+    rate, factor = float(10 ** draw.uniform(1, 3)), float(draw.uniform(1.5, 8))
     tables = {model: machines_of(profiles[model]) for model in models}
     least = {m: min(machine.duration_us for machine in tables[m]) for m in models}
     asked: dict[str, Any] = {"name": shape, "slo_ms": 1e6, "rate_rps": rate, "modules": modules}

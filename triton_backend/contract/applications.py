@@ -94,7 +94,7 @@ class Module:
         fields = Fields(fields.plain(), f"application {application!r}, module {name!r}")
         _check_known(fields, _MODULE_FIELDS, "a module")
         alone = fields.has("max_rows") and not fields.has("rows_per_request")
-        if alone and fields.whole("max_rows") != 1:
+        if alone and fields.integer("max_rows") != 1:
             raise fields.wrong("rows_per_request", "is missing beside max_rows")
         return cls(
             name=name,
@@ -103,7 +103,7 @@ class Module:
             rows_per_request=fields.number("rows_per_request")
             if fields.has("rows_per_request")
             else 1.0,
-            max_rows=fields.whole("max_rows") if fields.has("max_rows") else None,
+            max_rows=fields.integer("max_rows") if fields.has("max_rows") else None,
             optional=fields.has("optional") and fields.flag("optional"),
             inputs=_read_bindings(fields, "inputs"),
             batch_building_rate_rps=fields.number("batch_building_rate_rps")
@@ -416,13 +416,13 @@ class ApplicationPlan:
         plan = cls(
             application=Application(
                 name=name,
-                slo_us=fields.whole("slo_us", least=1),
+                slo_us=fields.integer("slo_us", least=1),
                 rate_rps=fields.number("rate_rps"),
                 modules=tuple(modules),
                 outputs=_read_bindings(fields, "outputs"),
             ),
-            budgets_us={m: given.whole("budget_us", least=1) for m, given in stated.items()},
-            least_latency_us=fields.whole("least_latency_us")
+            budgets_us={m: given.integer("budget_us", least=1) for m, given in stated.items()},
+            least_latency_us=fields.integer("least_latency_us")
             if fields.has("least_latency_us")
             else 0,
             inputs=tuple(
@@ -430,9 +430,10 @@ class ApplicationPlan:
             ),
         )
         for module, tail_us in plan.tails_us.items():
-            if stated[module].has("tail_us") and stated[module].whole("tail_us") != tail_us:
-                reason = f"{stated[module].whole('tail_us')}, the budgets below sum up to {tail_us}"
-                raise stated[module].wrong("tail_us", reason)
+            given = stated[module]
+            said = given.integer("tail_us") if given.has("tail_us") else tail_us
+            if said != tail_us:
+                raise given.wrong("tail_us", f"{said}, the budgets below sum up to {tail_us}")
         return plan
 
 

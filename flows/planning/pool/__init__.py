@@ -22,7 +22,6 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     return plan_models(inputs, options)
 
 
-
 PLANNERS = (
     Planner(
         name="pool",

@@ -116,7 +116,7 @@ def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float)
 def test_split_models_cost_no_more_than_whole_ones() -> None:
     costs = [
         made(
-            asked(40, *DIAMOND),
+            asked(16, DIAMOND[0], module("two", "c", "one")),
             objective="cost",
             max_partitions=stages,
             own={"gathering": "fixed"},
