@@ -1,4 +1,4 @@
-"""Applications: DAGs of modules behind one endpoint with one SLO, as asked for and as planned.
+"""An application as asked for: a DAG of modules behind one endpoint with one SLO.
 
 A module names a model. One client request of an application, a job, runs every module: a module starts
 when those it comes after have ended, on so many rows as they gave it. Here: the form, and whether it
@@ -20,7 +20,7 @@ REQUEST = "request"
 """The producer that stands for the client's request, as in `request.image`."""
 MOST_ROWS = 100_000
 _APPLICATION_FIELDS = ("name", "slo_ms", "rate_rps", "weight", "modules", "outputs")
-_MODULE_FIELDS = (
+MODULE_FIELDS = (
     "name",
     "model",
     "after",
@@ -92,7 +92,7 @@ class Module:
         """Inverse of `to_dict`."""
         name = fields.text("name")
         fields = Fields(fields.plain(), f"application {application!r}, module {name!r}")
-        _check_known(fields, _MODULE_FIELDS, "a module")
+        _check_known(fields, MODULE_FIELDS, "a module")
         alone = fields.has("max_rows") and not fields.has("rows_per_request")
         if alone and fields.integer("max_rows") != 1:
             raise fields.wrong("rows_per_request", "is missing beside max_rows")
@@ -105,7 +105,7 @@ class Module:
             else 1.0,
             max_rows=fields.integer("max_rows") if fields.has("max_rows") else None,
             optional=fields.has("optional") and fields.flag("optional"),
-            inputs=_read_bindings(fields, "inputs"),
+            inputs=read_bindings(fields, "inputs"),
             batch_building_rate_rps=fields.number("batch_building_rate_rps")
             if fields.has("batch_building_rate_rps")
             else None,
@@ -329,112 +329,8 @@ class Application:
             rate_rps=fields.number("rate_rps") if fields.has("rate_rps") else None,
             weight=fields.number("weight") if fields.has("weight") else None,
             modules=tuple(Module.read(module, name) for module in fields.items("modules")),
-            outputs=_read_bindings(fields, "outputs"),
+            outputs=read_bindings(fields, "outputs"),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplicationPlan:
-    """An application as planned.
-
-    Attributes:
-        application: with the rate that is planned for it.
-        budgets_us: by module, the time it may take, gathering included; what a path sums up to is
-            `verify`'s matter.
-        least_latency_us: below this no plan could promise an SLO.
-        inputs: the tensors of a client request, where they are known.
-    """
-
-    application: Application
-    budgets_us: Mapping[str, int]
-    least_latency_us: int = 0
-    inputs: tuple[TensorSpec, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.application.rate_rps is None:
-            raise InputError(f"application {self.name!r}.rate_rps", "is missing")
-        for module in self.application.modules:
-            budget_us = self.budgets_us.get(module.name, 0)
-            if budget_us < 1:
-                where = f"application {self.name!r}, module {module.name!r}.budget_us"
-                raise InputError(where, f"{budget_us} is not positive")
-
-    @property
-    def name(self) -> str:
-        """Name of the application."""
-        return self.application.name
-
-    @property
-    def tails_us(self) -> dict[str, int]:
-        """By module, the greatest sum of budgets on a path below it."""
-        return {name: int(tail) for name, tail in self.application.tails(self.budgets_us).items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        application, tails_us = self.application, self.tails_us
-        return {
-            "name": application.name,
-            "slo_us": application.slo_us,
-            "rate_rps": application.rate_rps,
-            "least_latency_us": self.least_latency_us,
-            "inputs": [spec.to_dict() for spec in self.inputs],
-            "outputs": dict(application.outputs),
-            "modules": [
-                {
-                    "name": module.name,
-                    "model": module.model,
-                    "after": list(module.parents),
-                    "rows_per_request": module.rows_per_request,
-                    "max_rows": module.max_rows,
-                    "optional": module.optional,
-                    "bindings": dict(module.inputs),
-                    "budget_us": self.budgets_us[module.name],
-                    "tail_us": tails_us[module.name],
-                }
-                for module in application.modules
-            ],
-        }
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """Inverse of `to_dict`.
-
-        Raises:
-            InputError: a field is missing, or a tail is not what the budgets below sum up to.
-        """
-        name = fields.text("name")
-        fields = Fields(fields.plain(), f"application {name!r}")
-        stated: dict[str, Fields] = {}
-        modules: list[Module] = []
-        for given in fields.items("modules"):
-            plain = given.plain()
-            plain["inputs"] = plain.pop("bindings", {})
-            kept = {key: value for key, value in plain.items() if key in _MODULE_FIELDS}
-            modules.append(Module.read(Fields(kept, f"application {name!r}.modules"), name))
-            where = f"application {name!r}, module {modules[-1].name!r}"
-            stated[modules[-1].name] = Fields(plain, where)
-        plan = cls(
-            application=Application(
-                name=name,
-                slo_us=fields.integer("slo_us", least=1),
-                rate_rps=fields.number("rate_rps"),
-                modules=tuple(modules),
-                outputs=_read_bindings(fields, "outputs"),
-            ),
-            budgets_us={m: given.integer("budget_us", least=1) for m, given in stated.items()},
-            least_latency_us=fields.integer("least_latency_us")
-            if fields.has("least_latency_us")
-            else 0,
-            inputs=tuple(
-                map(TensorSpec.read, fields.items("inputs") if fields.has("inputs") else ())
-            ),
-        )
-        for module, tail_us in plan.tails_us.items():
-            given = stated[module]
-            said = given.integer("tail_us") if given.has("tail_us") else tail_us
-            if said != tail_us:
-                raise given.wrong("tail_us", f"{said}, the budgets below sum up to {tail_us}")
-        return plan
 
 
 def check_names(applications: Sequence[Application], models: Sequence[str]) -> None:
@@ -533,7 +429,8 @@ def _check_known(fields: Fields, known: Sequence[str], what: str) -> None:
             raise fields.wrong(str(name), f"is not known here; {what} has {', '.join(known)}")
 
 
-def _read_bindings(fields: Fields, name: str) -> dict[str, str]:
+def read_bindings(fields: Fields, name: str) -> dict[str, str]:
+    """Names of tensors -> where they come from; none where the field is absent."""
     if not fields.has(name):
         return {}
     inner = fields.inner(name)
