@@ -66,6 +66,7 @@ def test_an_application_is_planned_shown_and_verified(
         ({"slo_ms": 2}, ("--objective", "cost"), "application 'traffic': SLO less margin is 1.2"),
         ({"slo": 2}, (), "application 'traffic'.slo: is not known here"),
         ({}, ("--planner", "no-partitioning"), "no-partitioning plans models alone"),
+        ({}, ("--slo-margin", "auto"), "--slo-margin auto: is for models alone"),
         ({}, ("--gathering", "now"), "option gathering: 'now' is none of"),
         ({}, ("--billing", "occupancy"), "fixed is defined for billing gpu alone"),
     ],
@@ -100,3 +101,23 @@ def test_an_ensemble_is_imported(project: Path, poolpipe: Command) -> None:
     ran = poolpipe("applications", "import", "graph.yaml")
     assert ran.code == 2
     assert "graph.yaml: kind: 'Pod' is not InferenceGraph" in ran.err
+
+
+def test_a_longer_slo_costs_no_more(ready: Path, poolpipe: Command) -> None:
+    asked = ("whatif", *PLAN[1:], "--objective", "cost", "--values", "3,6,12")
+    for vary in ("slo", "slo-scale"):
+        ran = poolpipe(*asked, "--vary", vary, "--json")
+        assert ran.code == 0, ran.err
+        points = ran.document["curves"]["pool"]
+        known = [point["objective"] for point in points if point["objective"] is not None]
+        assert len(known) >= 2
+        assert known == sorted(known, reverse=True)
+    assert (ready / "poolpipe.duckdb").exists()
+
+
+def test_a_simulation_says_that_jobs_are_not_simulated(ready: Path, poolpipe: Command) -> None:
+    assert poolpipe(*PLAN, "--objective", "cost", "-o", "plan.json").code == 0
+    ran = poolpipe("simulate", "--plan", "plan.json", "--duration", "1", "--json")
+    assert ran.code == 0, ran.err
+    assert "applications: their models are simulated one by one" in ran.err
+    assert (ready / "plan.json").exists()
