@@ -128,7 +128,8 @@ class ModelDemandForm(FileForm):
 class WorkloadForm(FileForm):
     """workload.yaml."""
 
-    models: list[ModelDemandForm] = Field(min_length=1)
+    models: list[ModelDemandForm] | None = Field(default=None, min_length=1)
+    applications: list[Any] | None = None  # the contract reads them and names what is wrong
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -194,7 +195,7 @@ def read_plan(path: Path) -> Plan:
         InputError: the file cannot be read or is not a plan, with the field.
     """
     try:
-        data = json.loads(_text(path))
+        data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(str(path), f"not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -260,15 +261,24 @@ def _made(path: Path, make: Callable[[Source], Made], data: Source) -> Made:
         raise InputError(str(path), str(error)) from error
 
 
-def _read_form(path: Path, form: type[Form]) -> Form:
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        InputError: the file cannot be read, or is not YAML, with the line.
+    """
     try:
-        data = yaml.load(_text(path), Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
+        return yaml.load(read_text(path), Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = str(path) if mark is None else f"{path}, line {mark.line + 1}"
         raise InputError(where, f"not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise InputError(str(path), f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def _read_form(path: Path, form: type[Form]) -> Form:
+    data = read_yaml(path)
     try:
         return form.model_validate(data)
     except ValidationError as error:
@@ -303,7 +313,12 @@ def _fault(error: Mapping[str, Any]) -> tuple[str, str]:
     return field, reason
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -83,7 +83,7 @@ def naming(cluster: Path, workload: Path) -> Generator[None]:
     try:
         yield
     except InputError as error:
-        if error.where.startswith(("workload", "model ")):
+        if error.where.startswith(("workload", "model ", "application ")):
             raise InputError(str(workload), str(error)) from error
         if error.where.startswith(("cluster", "gpu_classes", "nodes")):
             raise InputError(str(cluster), str(error)) from error

@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import fsum
 
 from flows.planning.certificate import decode
-from flows.planning.registry import Inputs, PlanOptions, planner_named
+from flows.planning.pool.applications.exact import application_rates
+from flows.planning.registry import Inputs, PlanOptions, planner_named, planners
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError, InvariantError
+from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -48,6 +49,12 @@ def make_plan(
     planner = planner_named(options.planner)
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
+    if workload.applications and "applications" not in planner.demands:
+        known = [p.name for p in planners().values() if "applications" in p.demands]
+        reason = (
+            f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
+        )
+        raise InputError("option planner", reason)
     watch = watch or Watch(limit_s=options.time_limit_s)
     workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
     inputs = Inputs(
@@ -76,6 +83,15 @@ def with_rates(
     Raises:
         InfeasibleError: a model has no pipeline even then; the message says its best latency.
     """
+    if workload.applications:
+        inputs = Inputs(
+            profiles=profiles,
+            cluster=cluster,
+            workload=workload,
+            watch=(watch or Watch(limit_s=options.time_limit_s)).part(_RATES),
+            prove=False,
+        )
+        return application_rates(inputs, options)
     sources = planner_named(options.planner).rates_from
     if all(m.batch_building_rate_rps is not None for m in workload.models) or not sources:
         return workload, "given"

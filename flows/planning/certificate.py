@@ -33,7 +33,7 @@ from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.transition import transition
 from triton_backend.contract.units import transfer_us
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.workload import ModelDemand, Workload
 
 _ID_DIGITS = 12
 
@@ -47,7 +47,9 @@ def objective_of(name: str, score: float, bound: float) -> Objective:
 
 def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: str) -> Plan:
     """The plan of an outcome; `rates_from` says where batch-building rates come from."""
-    watch = Stopwatch()
+    watch, asked = Stopwatch(), inputs.workload
+    if outcome.lines is not None:
+        inputs = replace(inputs, workload=Workload(models=outcome.lines))
     seconds = sum(outcome.trace.seconds.values())
     pipelines = sorted(outcome.pipelines, key=lambda p: _order(inputs.cluster, p))
     stages = [(pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
@@ -82,15 +84,16 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     plan = Plan(
         plan_id="",
         planner=options.planner,
-        options={**options.to_dict(), "batch_building_rates": rates_from},
+        options={**options.to_dict(), **outcome.settled, "batch_building_rates": rates_from},
         objective=replace(outcome.objective, space=planner_named(options.planner).space),
         solver=trace.solver,
         solve_seconds=seconds,
         cluster=inputs.cluster,
-        workload=inputs.workload,
+        workload=asked,
         gpus_used={},
         pools=tuple(placed),
         models=models,
+        applications=outcome.applications,
         certificate={
             "status": trace.status,
             "seconds": trace.seconds,
@@ -241,6 +244,7 @@ def _pipeline(
         throughput_rps=planned.rate_rps,
         latency_us=sum(s.latency_us + s.transfer_us for s in stages),
         stages=stages,
+        occupied_vgpus=planned.occupied_vgpus,
     )
 
 

@@ -18,6 +18,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from flows.planning.watch import Watch
+from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
@@ -28,7 +29,7 @@ from triton_backend.contract.plan import (
     PoolInterference,
 )
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import MOST_RPS, Workload
+from triton_backend.contract.workload import MOST_RPS, ModelDemand, Workload
 
 OBJECTIVES = ("throughput", "cost", "power", "gpus")
 DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
@@ -269,13 +270,15 @@ class PlannedStage:
 class PlannedPipeline:
     """Stages in order, for a model by its number in the workload, with the rate it promises.
 
-    A pipeline of rate 0 promises nothing: it helps where the others are busy.
+    A pipeline of rate 0 promises nothing: it helps where the others are busy. `occupied_vgpus` says which
+    part of its vGPUs is paid for, where billing is by occupancy.
     """
 
     model: int
     batch: int
     rate_rps: float
     stages: tuple[PlannedStage, ...]
+    occupied_vgpus: float | None = None
 
 
 @dataclass(slots=True)
@@ -300,6 +303,9 @@ class Outcome:
         policy: the dispatch policy that it was planned for.
         whole_tables: stages state their latency of every batch that was measured, not only up to
             the planned one: policies of late binding may send more.
+        lines: models that pipelines speak of, where applications make them other than the workload's.
+        applications: as planned.
+        settled: options that the planner chose by itself, as the plan states them.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
@@ -308,6 +314,9 @@ class Outcome:
     promised_rps: tuple[float, ...] | None = None
     policy: str = DEFAULT_POLICY
     whole_tables: bool = False
+    lines: tuple[ModelDemand, ...] | None = None
+    applications: tuple[ApplicationPlan, ...] = ()
+    settled: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +327,7 @@ class Planner:
         plan: from inputs and options to what was decided.
         space: the plans that its bound covers; a bound of one space says nothing of another.
         objectives: the objectives it is defined for.
-        demands: what a workload may ask of it: `models`; later `entries`, `applications`.
+        demands: what a workload may ask of it: `models`, `applications`; later `entries`.
         options: options of its own.
         most_stages: most stages of a pipeline, where the planner itself sets a limit.
         pins: whether it can leave pinned models as they are.

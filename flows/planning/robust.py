@@ -79,6 +79,8 @@ def make_robust_plan(
     options = options or PlanOptions()
     if options.objective != "throughput":
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
+    if workload.applications:
+        raise InputError("--slo-margin auto", "is for models alone; the workload has applications")
     search = _Search(profiles, cluster, options, trial or Trial())
     rated, _ = with_rates(profiles, cluster, workload, options)
     best, default = _common_margin(search, rated)

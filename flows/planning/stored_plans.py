@@ -15,7 +15,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import Workload, lines_of
 from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import read_profiles
 
@@ -36,7 +36,7 @@ def load_profiles(
     Raises:
         InputError: a model is not in the warehouse or was not profiled on any of the classes.
     """
-    names = [model.name for model in workload.models]
+    names = [line.name for line in lines_of(workload)]
     classes = [gpu_class.name for gpu_class in cluster.gpu_classes]
     with work.open(read_only=True) as warehouse:
         profiles, warnings = read_profiles(warehouse, names, classes)

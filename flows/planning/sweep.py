@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.planning.api import make_plan
 from flows.planning.registry import PlanOptions
+from triton_backend.contract.applications import Application
 from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import ModelProfile
@@ -129,22 +130,38 @@ def _ratio(situation: Situation, gpu_class: str, value: float) -> Situation:
 
 
 def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation:
-    """SLO of every model as a multiple of its fastest batch-1 run on a whole GPU (PPipe 7.1)."""
+    """SLO of every model as a multiple of its fastest batch-1 run on a whole GPU (PPipe 7.1).
+
+    Of an application: of its longest path of such runs.
+    """
     _require(value > 0, "slo-scale", value)
     models = tuple(
         replace(m, slo_us=max(1, round(value * _fastest_us(situation.profiles[m.name]))))
         for m in situation.workload.models
     )
-    return replace(situation, workload=Workload(models=models))
+    applications = tuple(
+        replace(a, slo_us=max(1, round(value * _fastest_way_us(situation, a))))
+        for a in situation.workload.applications
+    )
+    return replace(situation, workload=Workload(models=models, applications=applications))
+
+
+def _fastest_way_us(situation: Situation, application: Application) -> float:
+    return application.longest(
+        {m.name: _fastest_us(situation.profiles[m.model]) for m in application.modules}
+    )
 
 
 def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
-    """SLO of every model as a multiple of the workload's own."""
+    """SLO of every model and application as a multiple of the workload's own."""
     _require(value > 0, "slo", value)
     models = tuple(
         replace(m, slo_us=max(1, round(value * m.slo_us))) for m in situation.workload.models
     )
-    return replace(situation, workload=Workload(models=models))
+    applications = tuple(
+        replace(a, slo_us=max(1, round(value * a.slo_us))) for a in situation.workload.applications
+    )
+    return replace(situation, workload=Workload(models=models, applications=applications))
 
 
 def _fastest_us(profile: ModelProfile) -> float:

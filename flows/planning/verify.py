@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU, share_text
 from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.workload import ModelDemand
 
 _RELATIVE = 1e-9
 _BITS = 8
@@ -41,7 +43,8 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
             found += [f"{where}: {text}" for text in _pipeline(plan, model, pipeline, profile)]
         total = math.fsum(p.throughput_rps for p in model.pipelines)
         found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
-    found += _rates(plan)
+    found += _application_rates(plan) if _by_rank(plan) else _rates(plan)
+    found += _applications(plan)
     found += _shared_pools(plan)
     found += _turns(plan)
     found += _interference(plan)
@@ -59,10 +62,133 @@ def _compare(what: str, stated: float, derived: float) -> list[str]:
 
 
 def _models_match(plan: Plan) -> Iterator[str]:
+    if plan.applications or plan.workload.applications:
+        yield from _lines_match(plan)
+        return
     planned = [(m.name, m.slo_us) for m in plan.models]
     asked = [(m.name, m.slo_us) for m in plan.workload.models]
     if planned != asked:
         yield f"models and SLOs {planned} are not those of the workload {asked}"
+
+
+def _lines_match(plan: Plan) -> Iterator[str]:
+    """Applications are those asked for; every model that somebody uses is planned, and no other."""
+    asked = {a.name: a for a in plan.workload.applications}
+    planned = {a.name: a.application for a in plan.applications}
+    if list(asked) != list(planned):
+        yield f"applications {list(planned)} are not those of the workload {list(asked)}"
+        return
+    for name, application in planned.items():
+        mine = (application.slo_us, application.outputs, *map(_shape, application.modules))
+        theirs = (asked[name].slo_us, asked[name].outputs, *map(_shape, asked[name].modules))
+        if mine != theirs:
+            yield f"application {name}: SLO, outputs or modules are not those of the workload"
+    alone = {model.name: model.slo_us for model in plan.workload.models}
+    used = {*alone, *(m.model for a in planned.values() for m in a.modules)}
+    if used != {model.name for model in plan.models}:
+        yield f"models {[m.name for m in plan.models]} are not those used, {sorted(used)}"
+        return
+    for model in plan.models:
+        most = [alone[model.name]] if model.name in alone else []
+        for planned_app in plan.applications:
+            kept = 1 - _margin(plan, planned_app.name)
+            most += [
+                math.floor(planned_app.budgets_us[module.name] / kept + _RELATIVE)
+                for module in planned_app.application.modules
+                if module.model == model.name
+            ]
+        if model.slo_us != min(most):
+            yield f"{model.name}: slo_us is {model.slo_us}, its users allow {min(most)}"
+
+
+def _shape(module: Module) -> tuple[object, ...]:
+    rows = (module.rows_per_request, module.max_rows, module.optional)
+    return (module.name, module.model, module.parents, rows, dict(module.inputs))
+
+
+def _applications(plan: Plan) -> Iterator[str]:
+    """Budgets on every path keep the SLO less margin; applications are promised what is planned."""
+    for planned in plan.applications:
+        application = planned.application
+        limit = (1 - _margin(plan, planned.name)) * application.slo_us
+        way = _longest_way(application, planned.budgets_us)
+        if way > limit * (1 + _RELATIVE):
+            text = f"budgets sum up to {us_to_ms(way):.3f} ms, SLO less margin is"
+            yield f"application {planned.name}: {text} {us_to_ms(limit):.3f} ms"
+        wanted = next(a for a in plan.workload.applications if a.name == planned.name)
+        level = plan.objective.value if plan.objective.name == "throughput" else 1.0
+        yield from _compare(
+            f"application {planned.name}: rate_rps",
+            application.rate_rps or 0.0,
+            wanted.normaliser(plan.objective.name) * level,
+        )
+
+
+def _longest_way(application: Application, budgets_us: Mapping[str, int]) -> int:
+    """The greatest sum of budgets over all paths, each walked for itself."""
+    modules = {module.name: module for module in application.modules}
+
+    def up_to(name: str) -> int:
+        parents = modules[name].parents
+        return budgets_us[name] + max((up_to(parent) for parent in parents), default=0)
+
+    return max(map(up_to, modules))
+
+
+def _by_rank(plan: Plan) -> bool:
+    """Whether batches are gathered at rates that follow from what is planned, not stated ones."""
+    return plan.options.get("gathering", "fixed") not in ("auto", "fixed")
+
+
+def _application_rates(plan: Plan) -> Iterator[str]:
+    """Clients' rows are served by what is paid, in the order of ranks, and gather in time."""
+    for model in plan.models:
+        served = math.fsum(pipeline.throughput_rps for pipeline in model.pipelines)
+        paid = 0.0
+        for number, pipeline in enumerate(model.pipelines):
+            where = f"{model.name}, pipeline {number}"
+            if len(pipeline.stages) != 1 or pipeline.occupied_vgpus is None:
+                yield f"{where}: one stage and its occupied_vgpus are needed"
+                return
+            held = plan.pool_of(pipeline.stages[0]).vgpus
+            if pipeline.occupied_vgpus > held * (1 + 1e-6):
+                yield f"{where}: occupies {pipeline.occupied_vgpus} vGPUs, its pool has {held}"
+            rate = pipeline.occupied_vgpus * _stage_rate(plan, pipeline, 0)
+            if pipeline.throughput_rps > rate * (1 + 1e-6):
+                yield f"{where}: throughput_rps is {pipeline.throughput_rps}, paid are {rate}"
+            paid += rate
+        if paid < served * (1 - 1e-6):
+            yield f"{model.name}: {served} rows/s promised, {paid} paid"
+
+
+def _filling_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
+    """Time in which a batch fills, by the accounting of the plan (piccolo, section III-B).
+
+    tc: at the rate of all that is ranked no better; ranks go by price per row/s, then latency, then batch,
+    full machines before partial ones. dt and 2d: at the machine's own rate.
+    """
+    gathering = plan.options["gathering"]
+    stage = pipeline.stages[0]
+    share = plan.pool_of(stage).share / WHOLE_GPU
+
+    def rank(other: Pipeline) -> tuple[float, ...]:
+        pool = plan.pool_of(other.stages[0])
+        price = plan.cluster.gpu_class(pool.gpu_class).hourly_cost or 0.0
+        rate = _stage_rate(plan, other, 0)
+        unit = price * pool.share / WHOLE_GPU / rate
+        return (float(f"{unit:.9g}"), other.latency_us, other.batch, -(other.occupied_vgpus or 0))
+
+    def paid(other: Pipeline) -> float:
+        return (other.occupied_vgpus or 0.0) * _stage_rate(plan, other, 0)
+
+    if gathering == "tc-even":
+        rate = math.fsum(map(paid, model.pipelines))
+    elif gathering in ("tc-tail", "tc-padded"):
+        rate = math.fsum(paid(p) for p in model.pipelines if rank(p) >= rank(pipeline))
+    else:
+        rate = min(paid(pipeline), _stage_rate(plan, pipeline, 0) / share)
+    filling = pipeline.batch * _MICROSECONDS / rate
+    return max(stage.latency_us, filling) if gathering == "2d" else filling
 
 
 def _options_known(plan: Plan) -> Iterator[str]:
@@ -109,6 +235,8 @@ def _pipeline(
 
 def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float, float]:
     """Time that a pipeline may take, SLO or entry's budget less margin, and the gathering in it."""
+    if plan.applications or _by_rank(plan):
+        return _allowed_line_us(plan, model, pipeline)
     demand = next(m for m in plan.workload.models if m.name == model.name)
     budget, gathering = model.slo_us, demand.gathering_us(pipeline.batch)
     if pipeline.entry is not None:  # the margin pays for gathering
@@ -122,6 +250,32 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering
+
+
+def _allowed_line_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float, float]:
+    """The same for a line: the least of its users' budgets, and the gathering of the accounting."""
+    allowed = [
+        float(planned.budgets_us[module.name])
+        for planned in plan.applications
+        for module in planned.application.modules
+        if module.model == model.name
+    ]
+    allowed += [
+        (1 - _margin(plan, demand.name)) * demand.slo_us
+        for demand in plan.workload.models
+        if demand.name == model.name
+    ]
+    if _by_rank(plan):
+        return min(allowed) + 1, _filling_us(plan, model, pipeline)  # budgets are whole µs
+    users = [m for m in plan.workload.models if m.name == model.name]
+    stated = [user.batch_building_rate_rps for user in users]
+    for application in plan.workload.applications:
+        stated += [m.batch_building_rate_rps for m in application.modules if m.model == model.name]
+    rates = [rate for rate in stated if rate is not None]
+    line = ModelDemand(
+        name=model.name, slo_us=model.slo_us, batch_building_rate_rps=sum(rates) or None
+    )
+    return min(allowed), line.gathering_us(pipeline.batch)
 
 
 def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None]) -> Iterator[str]:
@@ -348,7 +502,7 @@ def _delivered(plan: Plan, pipeline: Pipeline) -> float:
 
 def _worth(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
     """Requests/s that the objective is worth to every model, at least the rate it keeps."""
-    normaliser = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
+    normaliser = _needed(plan)
     level = 1.0
     if plan.objective.name == "throughput":
         level = min(delivered[name] / normaliser[name] for name in delivered)
@@ -359,14 +513,12 @@ def _worth(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
 def _objective(plan: Plan) -> Iterator[str]:
     objective = plan.objective
     if objective.name == "throughput":
-        demands = {m.name: m for m in plan.workload.models}
-        value = min(m.throughput_rps / demands[m.name].normaliser() for m in plan.models)
+        needed = _needed(plan)
+        value = min(m.throughput_rps / needed[m.name] for m in plan.models)
         above = objective.upper_bound - objective.value
     else:
         yield from _rates_met(plan)
-        value = math.fsum(
-            count * _price(plan, name, objective.name) for name, count in plan.gpus_used.items()
-        )
+        value = _paid(plan, objective.name)
         above = objective.value - objective.upper_bound
     yield from _compare("objective value", objective.value, value)
     if above < -_RELATIVE * abs(objective.value):
@@ -389,12 +541,38 @@ def _price(plan: Plan, gpu_class: str, objective: str) -> float:
     return getattr(plan.cluster.gpu_class(gpu_class), _PRICES[objective]) or 0.0
 
 
-def _rates_met(plan: Plan) -> Iterator[str]:
+def _needed(plan: Plan) -> dict[str, float]:
+    """Requests/s (rows/s) per unit of the objective that all users of a model ask of it, by model."""
+    needed = dict.fromkeys((model.name for model in plan.models), 0.0)
     for demand in plan.workload.models:
-        served = plan.model(demand.name).throughput_rps
-        asked = demand.normaliser(plan.objective.name)
+        needed[demand.name] += demand.normaliser(plan.objective.name)
+    for application in plan.workload.applications:
+        for module in application.modules:
+            rate = application.normaliser(plan.objective.name)
+            needed[module.model] += rate * module.rows_per_request
+    return needed
+
+
+def _paid(plan: Plan, objective: str) -> float:
+    """Price of the GPUs in use, or of the occupied part of vGPUs."""
+    if plan.options.get("billing", "gpu") == "occupancy":
+        return math.fsum(
+            (pipeline.occupied_vgpus or 0.0)
+            * _price(plan, pool.gpu_class, objective)
+            * pool.share
+            / WHOLE_GPU
+            for _, pipeline, _, pool in plan.placed_stages()
+        )
+    return math.fsum(
+        count * _price(plan, name, objective) for name, count in plan.gpus_used.items()
+    )
+
+
+def _rates_met(plan: Plan) -> Iterator[str]:
+    for name, asked in _needed(plan).items():
+        served = plan.model(name).throughput_rps
         if served < asked * (1 - _RELATIVE):
-            yield f"{demand.name}: {served} requests/s, {asked} asked"
+            yield f"{name}: {served} requests/s, {asked} asked"
 
 
 def _gpus(plan: Plan) -> Iterator[str]:

@@ -6,7 +6,9 @@ from rich.text import Text
 
 from flows.reporting import words
 from flows.reporting.view import ModelView, PipelineView, PlanView, StageView, view_of
+from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import us_to_ms
 
 CLASS_STYLES = ("blue", "yellow", "green", "magenta", "red", "cyan")
 BAR_CELLS = 24
@@ -21,6 +23,8 @@ def render_plan(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [_head(plan)]
     for model in view.models:
         parts += [Text(), _model_head(model), _stages(model, styles)]
+    for application in plan.applications:
+        parts += [Text(), _application_head(application), _modules(application)]
     parts += [Text(), _pools(view, styles), Text(), _classes(view, styles)]
     return Group(*parts)
 
@@ -41,6 +45,34 @@ def _model_head(model: ModelView) -> Text:
     text.append(f"   SLO {words.milliseconds(model.slo_ms)}", "default")
     text.append(f"   {words.rate(model.rate_rps)}", "default")
     return text
+
+
+def _application_head(planned: ApplicationPlan) -> Text:
+    text = Text(planned.name, "bold")
+    text.append(f"   SLO {words.milliseconds(us_to_ms(planned.application.slo_us))}", "default")
+    text.append(f"   {words.rate(planned.application.rate_rps or 0.0)}", "default")
+    text.append(f"   least {words.milliseconds(us_to_ms(planned.least_latency_us))}", "default")
+    return text
+
+
+def _modules(planned: ApplicationPlan) -> Table:
+    """Every module with its model, what it comes after, its rows, its budget and what comes below."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("module", "model", "after"):
+        table.add_column(name, overflow="fold")
+    for name in ("rows", "budget", "below"):
+        table.add_column(name, justify="right", no_wrap=True)
+    tails_us = planned.tails_us
+    for module in planned.application.ordered():
+        table.add_row(
+            module.name + (" (optional)" if module.optional else ""),
+            words.shorten(module.model, SHORT_NAME),
+            ", ".join(module.parents) or "request",
+            f"{module.rows_per_request:g} of {module.max_rows}",
+            words.milliseconds(us_to_ms(planned.budgets_us[module.name])),
+            words.milliseconds(us_to_ms(tails_us[module.name])),
+        )
+    return table
 
 
 def _stages(model: ModelView, styles: dict[str, str]) -> Table:

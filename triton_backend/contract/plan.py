@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.applications import ApplicationPlan, check_names
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
@@ -390,6 +391,7 @@ class Pipeline:
 
     Attributes:
         entry: name of the entry whose requests it takes; None where the model lists none.
+        occupied_vgpus: how many vGPUs of its pool it keeps busy, where billing is by occupancy.
     """
 
     batch: int
@@ -397,8 +399,11 @@ class Pipeline:
     latency_us: int
     stages: tuple[Stage, ...]
     entry: str | None = None
+    occupied_vgpus: float | None = None
 
     def __post_init__(self) -> None:
+        if self.occupied_vgpus is not None and not 0 < self.occupied_vgpus < float("inf"):
+            raise InputError("pipeline, occupied_vgpus", f"{self.occupied_vgpus} is not positive")
         if self.batch < 1 or not self.stages:
             raise InputError("pipeline", f"batch {self.batch} and {len(self.stages)} stages")
         at = self.stages[0].blocks[0]
@@ -507,6 +512,11 @@ class ModelPlan:
                 "latency_us": pipeline.latency_us,
                 "stages": [stage.to_dict() for stage in pipeline.stages],
             }
+            | (
+                {}
+                if pipeline.occupied_vgpus is None
+                else {"occupied_vgpus": pipeline.occupied_vgpus}
+            )
             for pipeline in self.pipelines
         ]
         return out
@@ -539,6 +549,7 @@ def _read_pipeline(fields: Fields) -> Pipeline:
         throughput_rps=_number(fields, "throughput_rps"),
         latency_us=fields.integer("latency_us") if fields.has("latency_us") else 0,
         stages=tuple(map(Stage.read, fields.items("stages"))),
+        occupied_vgpus=fields.number("occupied_vgpus") if fields.has("occupied_vgpus") else None,
     )
 
 
@@ -601,6 +612,7 @@ class Plan:
     solver: str = ""
     solve_seconds: float = 0.0
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    applications: tuple[ApplicationPlan, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -608,6 +620,12 @@ class Plan:
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise InputError(f"plan {self.plan_id}, models", f"a name is listed twice in {names}")
+        check_names([planned.application for planned in self.applications], names)
+        for planned in self.applications:
+            for module in planned.application.modules:
+                if module.model not in names:
+                    where = f"application {planned.name!r}, module {module.name!r}.model"
+                    raise InputError(where, f"{module.model!r} is none of {', '.join(names)}")
         object.__setattr__(self, "pools", self._pools_as_mentioned())
         _check_sizes(self.cluster, self.pools)
         _check_gpus(self)
@@ -727,7 +745,11 @@ class Plan:
             "gpus_used": dict(self.gpus_used),
             "pools": [pool.to_dict(self.cluster) for pool in self.pools],
             "models": [model.to_dict() for model in self.models],
-        }
+        } | (
+            {"applications": [planned.to_dict() for planned in self.applications]}
+            if self.applications
+            else {}
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -763,6 +785,12 @@ class Plan:
             gpus_used={name: used.integer(name) for name in fields.table("gpus_used")},
             pools=tuple(Pool.read(pool, cluster) for pool in fields.items("pools")),
             models=tuple(map(ModelPlan.read, fields.items("models"))),
+            applications=tuple(
+                map(
+                    ApplicationPlan.read,
+                    fields.items("applications") if fields.has("applications") else (),
+                )
+            ),
         )
 
 

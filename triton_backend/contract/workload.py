@@ -1,9 +1,10 @@
-"""What is asked of a cluster: models with their SLOs and their weights or rates."""
+"""What is asked of a cluster: models and applications with their SLOs and their weights or rates."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from triton_backend.contract.applications import Application, check_names
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.units import ms_to_us, us_to_ms
@@ -66,18 +67,27 @@ class ModelDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Models in a stated order; names are distinct."""
+    """Models and applications in a stated order; names are distinct."""
 
-    models: tuple[ModelDemand, ...]
+    models: tuple[ModelDemand, ...] = ()
+    applications: tuple[Application, ...] = ()
 
     def __post_init__(self) -> None:
         names = [m.name for m in self.models]
-        if not names:
-            raise InputError("workload", "names no model")
+        if not names and not self.applications:
+            raise InputError("workload", "names no model and no application")
         if len(set(names)) < len(names):
             raise InputError("workload", f"a model is listed twice in {names}")
+        check_names(self.applications, names)
+        for application in self.applications:
+            for field in ("weight", "rate_rps"):
+                value = getattr(application, field)
+                if value is not None and not LEAST_RPS <= value <= MOST_RPS:
+                    reason = f"{value:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
+                    raise InputError(f"application {application.name!r}.{field}", reason)
+        asked = (*self.models, *self.applications)
         for field in ("weight", "rate_rps"):
-            values = [v for m in self.models if (v := getattr(m, field)) is not None]
+            values = [v for m in asked if (v := getattr(m, field)) is not None]
             if values and max(values) > MOST_APART * min(values):
                 least, most = min(values), max(values)
                 reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
@@ -85,13 +95,15 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""
-        return {
-            "models": [
-                {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
-                | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
-                for m in self.models
-            ]
-        }
+        models = [
+            {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
+            | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
+            for m in self.models
+        ]
+        if not self.applications:
+            return {"models": models}
+        applications = [application.to_dict() for application in self.applications]
+        return ({"models": models} if models else {}) | {"applications": applications}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -101,7 +113,14 @@ class Workload:
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """The same, where it stands in a file."""
-        return cls(models=tuple(map(_read_demand, fields.items("models"))))
+        several = fields.has("applications")
+        models = fields.items("models") if fields.has("models") or not several else ()
+        return cls(
+            models=tuple(map(_read_demand, models)),
+            applications=tuple(
+                map(Application.read, fields.items("applications") if several else ())
+            ),
+        )
 
 
 def _read_demand(fields: Fields) -> ModelDemand:
@@ -109,4 +128,44 @@ def _read_demand(fields: Fields) -> ModelDemand:
         name=fields.text("name"),
         slo_us=ms_to_us(fields.number("slo_ms")),
         **{name: fields.number(name) for name in OPTIONAL if fields.has(name)},
+    )
+
+
+def lines_of(workload: Workload, objective: str = "throughput") -> tuple[ModelDemand, ...]:
+    """Every model with all that is asked of it: by itself, and by modules of applications.
+
+    Models stand in the workload's order, then in that of modules. Two modules, of one application or of
+    two, that name one model share its line. The rate (or weight) of a line is the sum over its users,
+    rows per request counted; its SLO the least of theirs, of which a planner gives it a part.
+    """
+    lines = {
+        demand.name: replace(demand, weight=demand.normaliser(objective))
+        if workload.applications
+        else demand
+        for demand in workload.models
+    }
+    for application in workload.applications:
+        for module in application.modules:
+            rows = module.rows_per_request
+            line = ModelDemand(
+                name=module.model,
+                slo_us=application.slo_us,
+                weight=application.normaliser(objective) * rows,
+                rate_rps=None if application.rate_rps is None else application.rate_rps * rows,
+                batch_building_rate_rps=module.batch_building_rate_rps,
+            )
+            before = lines.get(module.model)
+            lines[module.model] = line if before is None else _joined(before, line)
+    return tuple(lines.values())
+
+
+def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
+    def total(field: str) -> float | None:
+        values = [v for line in (one, other) if (v := getattr(line, field)) is not None]
+        return sum(values) if values else None
+
+    return ModelDemand(
+        name=one.name,
+        slo_us=min(one.slo_us, other.slo_us),
+        **{field: total(field) for field in OPTIONAL},
     )

@@ -201,6 +201,8 @@ def simulate(
             if value is not None:
                 raise InputError(option, "scales arrivals, which --trace-as-is keeps as they are")
     found = the_plan(plan, plan_option, warehouse)
+    if found.applications:
+        note("applications: their models are simulated one by one, their jobs are not")
     if policy is not None and policy != (stated := policies_of(found)):
         note(f"policy {policy} in place of the plan's {stated}")
     if epoch is not None or autoscale:

@@ -105,6 +105,8 @@ def replan(
     Raises:
         InputError: nothing was measured, or no plan can meet an SLO.
     """
+    if workload.applications:
+        raise InputError("workload, applications", "are not replanned from measured rates yet")
     until = now_utc()
     names = [model.name for model in workload.models]
     history = measured_rates(work, names, until - options.history, until)

@@ -1,7 +1,26 @@
-"""The pool planner: pipelines over pools of vGPUs of several classes, with a proven bound (PPipe)."""
+"""The pool planner: pipelines over pools of vGPUs of several classes, with a proven bound (PPipe).
 
-from flows.planning.pool.plan import plan
-from flows.planning.registry import Option, Planner
+Workloads with applications, and models whose gathering or billing is counted as applications' are, go
+to `applications`.
+"""
+
+from flows.planning.applications.options import OPTIONS, plain
+from flows.planning.pool.applications.exact import plan_exactly
+from flows.planning.pool.plan import plan as plan_models
+from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
+
+
+def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+    """Plan models, or applications.
+
+    Raises:
+        InputError: the inputs or the options do not fit together.
+        InfeasibleError: an SLO or a rate is out of reach.
+    """
+    if inputs.workload.applications or not plain(options):
+        return plan_exactly(inputs, options)
+    return plan_models(inputs, options)
+
 
 PLANNERS = (
     Planner(
@@ -9,6 +28,7 @@ PLANNERS = (
         plan=plan,
         space="pool",
         objectives=("throughput", "cost", "power"),
+        demands=("models", "applications"),
         options=(
             Option(
                 name="overflow",
@@ -16,6 +36,7 @@ PLANNERS = (
                 default=False,
                 help="Let free GPUs run whole models beside the plan, within part of the margin.",
             ),
+            *OPTIONS,
         ),
         pins=True,
         rates_from=("no-partitioning", "pool"),

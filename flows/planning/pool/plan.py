@@ -46,7 +46,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """
     if options.own["overflow"] and options.objective != "throughput":
         raise InputError("option overflow", "is defined for throughput alone")
-    price = _prices(inputs.cluster, options)
+    price = prices(inputs.cluster, options)
     if options.objective != "throughput":
         _require_rates(inputs.workload, options)
     whole = build_problem(inputs.profiles, inputs.cluster, inputs.workload, options)
@@ -172,7 +172,7 @@ def _running(inputs: Inputs, options: PlanOptions, problem: Problem) -> dict[Use
     }
 
 
-def _prices(cluster: Cluster, options: PlanOptions) -> NDArray[np.float64]:
+def prices(cluster: Cluster, options: PlanOptions) -> NDArray[np.float64]:
     """[C] what one GPU of each class costs in the objective; 0 for throughput."""
     field = _PRICES.get(options.objective)
     if field is None:

@@ -16,7 +16,7 @@ from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.workload import ModelDemand, Workload
 from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
@@ -113,7 +113,7 @@ def test_what_is_asked_of_a_replan_goes_before_what_is_in_force(tmp_path: Path) 
         cluster=Path("c"), workload=Path("w"), slo_margin=0.1, overflow=False, objective="cost"
     )
     kept = nightly.options(in_force).planning
-    assert (kept.slo_margin, kept.own, kept.objective) == (0.1, {"overflow": False}, "cost")
+    assert (kept.slo_margin, kept.own["overflow"], kept.objective) == (0.1, False, "cost")
     assert kept.excluded_classes == {"*": ("slow",)}
     assert nightly.options(None).planning.excluded_classes == {}
 
@@ -134,3 +134,10 @@ def test_options_of_an_older_plan_are_read_as_far_as_they_still_are() -> None:
     assert PlanOptions.from_dict("pool", old) == PlanOptions(
         max_partitions=3, gap=1e-3, own={"overflow": True}
     )
+
+
+def test_applications_are_refused_before_anything_is_planned(tmp_path: Path) -> None:
+    app = {"name": "app", "slo_ms": 50, "modules": [{"name": "one", "model": "net"}]}
+    asked = Workload.from_dict({"applications": [app]})
+    with pytest.raises(InputError, match="applications: are not replanned"):
+        replan(measured(tmp_path, 50), cluster(), asked, None, ReplanOptions())

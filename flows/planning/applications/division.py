@@ -1,0 +1,218 @@
+"""The latency of applications divided among lines, at least cost, with a proof.
+
+Of every line a function is known: the least cost at which it keeps a budget, never rising with it.
+Budgets are whole µs. Boxes of budgets are searched, the most promising first:
+
+    bound of a box   Σ over lines of the cost at the box's greatest budgets, each cut to what the least
+                     budgets of the other lines leave on its paths
+    a plan           the budgets that those solutions really use, where all paths keep their limits;
+                     else some on the way back to the box's least budgets
+    split            a line of a path that is too long, halfway between its least budget and what it uses
+
+A box whose bound is within the gap of the best plan, or whose solution fits, is closed. The least bound of
+all boxes, open and closed, is a bound for all divisions. Whether the DAGs are trees or not makes no
+difference.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from flows.planning.applications.lines import Lines
+from flows.planning.watch import Watch
+
+MOST_BOXES = 200_000
+_HALVINGS = 12
+
+
+@dataclass(slots=True)
+class Steps:
+    """The cost of one line as a function of its budget, asked for where it matters.
+
+    Attributes:
+        ask: cost and time used at a budget (µs); infinite cost where it has no solution.
+    """
+
+    ask: Callable[[int], tuple[float, int]]
+    quantum_us: int = 1
+    _ends: list[int] = field(default_factory=list[int])
+    _known: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+
+    def at(self, budget_us: int) -> tuple[float, int]:
+        """Cost and time used, at most the budget; what is known of a larger budget holds if it fits."""
+        budget_us = budget_us // self.quantum_us * self.quantum_us
+        place = bisect_left(self._ends, budget_us)
+        if place < len(self._ends):
+            cost, used_us = self._known[self._ends[place]]
+            if used_us <= budget_us or cost == inf:
+                return cost, min(used_us, budget_us)
+        cost, used_us = self.ask(budget_us) if budget_us > 0 else (inf, budget_us)
+        if self.quantum_us > 1:
+            used_us = min(budget_us, -(-used_us // self.quantum_us) * self.quantum_us)
+        self._ends.insert(place, budget_us)
+        self._known[budget_us] = (cost, used_us)
+        return cost, used_us
+
+
+class Oracle(Protocol):
+    """What is known of the cost of budgets."""
+
+    @property
+    def guess_every(self) -> int:
+        """Boxes between attempts at plans from budgets that nobody proposed."""
+        ...
+
+    def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
+        """What no plan within budgets `most` costs less than, and the times its solution uses."""
+        ...
+
+    def planned(self, times: Sequence[int]) -> float:
+        """Cost of a plan within these budgets; infinite where none was found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """Lines that do not share anything: costs add up."""
+
+    steps: Sequence[Steps]
+    guess_every: int = 1
+
+    def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
+        """See `Oracle`."""
+        answers = [step.at(top) for step, top in zip(self.steps, most, strict=True)]
+        return sum(cost for cost, _ in answers), [time for _, time in answers]
+
+    def planned(self, times: Sequence[int]) -> float:
+        """See `Oracle`."""
+        return self.least(times)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Budgets by line (µs), their cost, and what no division costs less than."""
+
+    times: tuple[int, ...]
+    cost: float
+    bound: float
+    boxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Budgets from `least` to `most`, both included; what lines use at `most`, and the bound."""
+
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+    used: tuple[int, ...]
+    bound: float
+
+
+def divide(
+    lines: Lines,
+    oracle: Oracle,
+    gap: float = 1e-4,
+    watch: Watch | None = None,
+    start: Sequence[int] | None = None,
+    most_boxes: int = MOST_BOXES,
+) -> Division | None:
+    """The cheapest division within a gap; None where there is none.
+
+    Args:
+        lines: paths and limits.
+        oracle: cost of budgets.
+        gap: how far above the bound the plan may be, relatively.
+        watch: ends it earlier, with the gap reached.
+        start: budgets that fit, to begin with.
+        most_boxes: how many may be looked at.
+    """
+    return _Search(lines, oracle, gap, watch or Watch()).run(start, most_boxes)
+
+
+class _Search:
+    def __init__(self, lines: Lines, oracle: Oracle, gap: float, watch: Watch) -> None:
+        self.lines, self.oracle, self.gap, self.watch = lines, oracle, gap, watch
+        self.best: tuple[float, tuple[int, ...]] = (inf, ())
+        self.floor = inf  # least bound of the boxes that are closed
+        self.open: list[tuple[float, int, _Box]] = []
+        self.seen = 0
+
+    def run(self, start: Sequence[int] | None, most_boxes: int) -> Division | None:
+        if start is not None:
+            self._offer(start)
+        least = (1,) * len(self.lines)
+        self._push(least, tuple(self.lines.room([0] * len(least))))
+        while self.open:
+            if self._settled(self.open[0][0]) or self.seen >= most_boxes or self.watch.over():
+                break
+            _, _, box = heapq.heappop(self.open)
+            for one, other in self._split(box):
+                self._push(one, other)
+        cost, times = self.best
+        if cost == inf:
+            return None
+        bound = min(cost, self.floor, self.open[0][0] if self.open else inf)
+        return Division(times=times, cost=cost, bound=bound, boxes=self.seen)
+
+    def _settled(self, bound: float) -> bool:
+        return self.best[0] < inf and bound >= self.best[0] - self.gap * abs(self.best[0])
+
+    def _push(self, least: tuple[int, ...], most: tuple[int, ...]) -> None:
+        """Cut a box to what its paths leave, look for a plan in it, keep it where it may be better."""
+        most = tuple(map(min, most, self.lines.room(least)))
+        if any(top < bottom for top, bottom in zip(most, least, strict=True)):
+            return
+        self.seen += 1
+        bound, taken = self.oracle.least(most)
+        if bound == inf:
+            return
+        used = tuple(map(max, taken, least))
+        if self._settled(bound):
+            self.floor = min(self.floor, bound)
+            return
+        if self.lines.fit(used):
+            self._offer(used)
+            self.floor = min(self.floor, bound)
+            return
+        if self.seen % self.oracle.guess_every == 0 or self.seen == 1:
+            self._offer(self._between(least, used))
+        heapq.heappush(self.open, (bound, self.seen, _Box(least, most, used, bound)))
+
+    def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
+        """Budgets from the least ones towards those used, as far as the paths allow, then filled up."""
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.lines.fit(_mixed(least, used, middle)):
+                low = middle
+            else:
+                high = middle
+        times = _mixed(least, used, low)
+        for line in sorted(range(len(times)), key=lambda at: times[at] - used[at]):
+            times[line] = max(times[line], min(used[line], self.lines.room(times)[line]))
+        return times
+
+    def _offer(self, times: Sequence[int]) -> None:
+        if self.lines.fit(times):
+            cost = self.oracle.planned(times)
+            if cost < self.best[0]:
+                self.best = (cost, tuple(times))
+
+    def _split(self, box: _Box) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        graph = next(
+            graph for graph in self.lines.graphs if graph.longest(box.used) > graph.limit_us
+        )
+        path = graph.critical(box.used)
+        line = max(path, key=lambda at: box.used[at] - box.least[at])
+        middle = (box.least[line] + box.used[line]) // 2
+        middle = min(middle, box.used[line] - 1)
+        below = (*box.most[:line], middle, *box.most[line + 1 :])
+        above = (*box.least[:line], middle + 1, *box.least[line + 1 :])
+        return [(box.least, below), (above, box.most)]
+
+
+def _mixed(least: Sequence[int], used: Sequence[int], part: float) -> list[int]:
+    return [low + int((high - low) * part) for low, high in zip(least, used, strict=True)]

@@ -1,0 +1,241 @@
+"""Piccolo's planner and those it is compared with, as rules over one table of machines.
+
+A planner is a `Rules`: which machines it knows (batching, several vGPUs on a GPU, several classes),
+how it counts the worst-case latency, how many configurations a module may have, how it splits the latency,
+how often it hands remaining latency out again, whether it adds dummies (paper: table III). Errors of the
+paper that are repaired: `splitting` (Algorithm 2), `machines` (what is counted).
+
+Where Algorithm 1 fails for a residual rate that is too small, dummies are tried, else whole machines of
+the configuration that the split chose are paid: ⌈T / t⌉.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from flows.planning.applications.division import Separate, Steps, divide
+from flows.planning.applications.lines import Lines
+from flows.planning.applications.machines import (
+    Group,
+    Machine,
+    MachineSet,
+    begun,
+    closed,
+    padded,
+    ranked,
+)
+from flows.planning.applications.splitting import Tables, by_duration, even_budgets, switched
+from flows.planning.watch import Watch
+
+_EPS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a planner knows and does.
+
+    Attributes:
+        rule: how worst-case latency is counted: `tc`, `dt`, `2d` (`machines`).
+        most_configurations: of one module; None for any number.
+        split: a strategy of `splitting`.
+        quantum_us: budgets are multiples of it and found by trying all; 0: by the strategy.
+        reassign: how often remaining latency is handed out again; None: until none helps.
+    """
+
+    batching: bool = True
+    spatial: bool = True
+    hetero: bool = True
+    rule: str = "tc"
+    most_configurations: int | None = None
+    split: str = "latency_cost"
+    quantum_us: int = 0
+    reassign: int | None = None
+    dummies: bool = True
+
+
+PICCOLO = Rules()
+_PLAIN = Rules(rule="2d", reassign=0, dummies=False)
+BASELINES = {
+    "nexus-dag": replace(
+        _PLAIN, spatial=False, hetero=False, most_configurations=2, quantum_us=10_000
+    ),
+    "scrooge": replace(_PLAIN, rule="dt", most_configurations=2, split="duration"),
+    "inferline": replace(_PLAIN, spatial=False, most_configurations=1, split="saving"),
+    "clipper": replace(_PLAIN, spatial=False, hetero=False, most_configurations=1, split="even"),
+}
+ABLATIONS = {
+    "batching": {"batching": False},
+    "spatial": {"spatial": False},
+    "hetero": {"hetero": False},
+    "reassign": {"reassign": 0},
+    "dummies": {"dummies": False},
+    "tc": {"rule": "2d"},
+    "lc": {"split": "throughput"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What serves every line, and the latency each is given (µs)."""
+
+    sets: tuple[MachineSet, ...]
+    times: tuple[int, ...]
+
+    @property
+    def cost(self) -> float:
+        """Price of what is occupied."""
+        return sum(served.cost for served in self.sets)
+
+
+def solve(
+    lines: Lines,
+    tables: Tables,
+    rates: Sequence[float],
+    rules: Rules = PICCOLO,
+    watch: Watch | None = None,
+) -> Served | None:
+    """The plan of these rules; None where they find none.
+
+    A planner of one hardware type uses the one whose plan is cheapest.
+
+    Args:
+        lines: paths and limits.
+        tables: machines of every line.
+        rates: rows/s of every line.
+        rules: the planner.
+        watch: ends it earlier.
+    """
+    tables = [_known(table, rules) for table in tables]
+    if not rules.hetero:
+        names = dict.fromkeys(machine.gpu_class for table in tables for machine in table)
+        plans = [
+            solve(
+                lines,
+                [tuple(m for m in table if m.gpu_class == name) for table in tables],
+                rates,
+                replace(rules, hetero=True),
+                watch,
+            )
+            for name in names
+        ]
+        found = [plan for plan in plans if plan is not None]
+        return min(found, key=lambda plan: plan.cost, default=None)
+    if not all(tables):
+        return None
+    budgets = _budgets(lines, tables, rates, rules, watch)
+    if budgets is None:
+        return None
+    sets = [
+        _filled(table, rate, budget, rules)
+        for table, rate, budget in zip(tables, rates, budgets, strict=True)
+    ]
+    whole = [served for served in sets if served is not None]
+    if len(whole) < len(sets):
+        return None
+    return _reassigned(lines, tables, rates, rules, whole)
+
+
+def _known(table: tuple[Machine, ...], rules: Rules) -> tuple[Machine, ...]:
+    return ranked(
+        [
+            machine
+            for machine in table
+            if (rules.batching or machine.batch == 1) and (rules.spatial or machine.divisor == 1)
+        ]
+    )
+
+
+def _budgets(
+    lines: Lines,
+    tables: Tables,
+    rates: Sequence[float],
+    rules: Rules,
+    watch: Watch | None,
+) -> Sequence[int] | None:
+    if rules.quantum_us:
+        return _quantized(lines, tables, rates, rules, watch)
+    if rules.split == "even":
+        return even_budgets(lines)
+    if rules.split == "duration":
+        return by_duration(lines, tables, rules.rule)
+    found = switched(lines, tables, rates, rules.rule, rules.split)
+    return None if found is None else lines.filled(found[0])
+
+
+def _quantized(
+    lines: Lines,
+    tables: Tables,
+    rates: Sequence[float],
+    rules: Rules,
+    watch: Watch | None,
+) -> Sequence[int] | None:
+    """The best budgets of which each is a multiple of the quantum (Nexus; Picc-q)."""
+
+    def steps(line: int) -> Steps:
+        def ask(budget_us: int) -> tuple[float, int]:
+            served = _filled(tables[line], rates[line], budget_us, rules)
+            if served is None:
+                return inf, budget_us
+            return served.cost, min(budget_us, ceil(served.latency_us - 1e-3))
+
+        return Steps(ask, rules.quantum_us)
+
+    oracle = Separate([steps(line) for line in range(len(lines))])
+    found = divide(lines, oracle, 1e-9, watch)
+    return None if found is None else found.times
+
+
+def _filled(
+    table: tuple[Machine, ...], rate_rps: float, budget_us: float, rules: Rules
+) -> MachineSet | None:
+    """What serves a line within its budget; whole machines where rates of parts are too small."""
+    served, left = begun(table, rate_rps, budget_us, rules.rule, rules.most_configurations)
+    if left <= _EPS * rate_rps:
+        return padded(table, served, rate_rps, budget_us) if rules.dummies else served
+    ways = [_whole_machines(table, rate_rps, budget_us, rules.rule)]
+    if rules.dummies:
+        ways.append(closed(table, served, rate_rps, budget_us))
+    found = [way for way in ways if way is not None]
+    best = min(found, key=lambda way: way.cost, default=None)
+    return padded(table, best, rate_rps, budget_us) if best and rules.dummies else best
+
+
+def _whole_machines(
+    table: tuple[Machine, ...], rate_rps: float, budget_us: float, rule: str
+) -> MachineSet | None:
+    """⌈T / t⌉ whole machines of the best configuration that keeps the budget at full machines."""
+    for machine in table:
+        count = ceil(rate_rps / machine.rate_rps * (1 - _EPS))
+        served = count * machine.rate_rps
+        latency_us = machine.latency_us(rule, served, machine.rate_rps)
+        if latency_us <= budget_us * (1 + _EPS):
+            group = Group(machine=machine, machines=float(count), latency_us=latency_us)
+            return MachineSet(groups=(group,), dummy_rps=served - rate_rps)
+    return None
+
+
+def _reassigned(
+    lines: Lines,
+    tables: Tables,
+    rates: Sequence[float],
+    rules: Rules,
+    sets: list[MachineSet],
+) -> Served:
+    """Latency that sets do not use goes to the line that saves most with all of its room."""
+    left = rules.reassign
+    while True:
+        times = [ceil(served.latency_us - 1e-3) for served in sets]
+        if left == 0:
+            return Served(sets=tuple(sets), times=tuple(times))
+        left = None if left is None else left - 1
+        best: tuple[float, int, MachineSet] | None = None
+        for line, room in enumerate(lines.room(times)):
+            changed = _filled(tables[line], rates[line], room, rules)
+            if changed is None:
+                continue
+            saved = sets[line].cost - changed.cost
+            if saved > _EPS and (best is None or saved > best[0]):
+                best = (saved, line, changed)
+        if best is None:
+            return Served(sets=tuple(sets), times=tuple(times))
+        sets[best[1]] = best[2]

@@ -1,0 +1,390 @@
+"""Machines of one line and what they cost: configurations, sets of machines, worst-case latencies.
+
+A machine is a GPU (class, v vGPUs on it) that runs a whole model at one batch size: d µs per batch on
+each vGPU, t = v · b / d rows/s, price p. A set serves a line: groups of full machines in order of t / p,
+highest first, then at most one partial machine (paper: section III-B). Cost is by occupancy: a machine
+that is used at f of t rows/s costs p · f / t.
+
+Worst-case latency of a machine, by rule:
+    tc   d + b / w, w the rate not yet assigned where its group begins (theorem 1, as Algorithm 1 counts)
+    dt   d + b / f, f its own rate
+    2d   2 d, for a partial machine at least d + b / f
+Here: Algorithm 1, the dummy generator, and the cheapest set by exhaustive search with a bound. Not here:
+how time is split among lines.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf
+
+_EPS = 1e-9
+RULES = ("tc", "dt", "2d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One configuration of a line: a batch on a GPU of a class with `divisor` vGPUs.
+
+    Attributes:
+        rate_rps: rows/s of the whole GPU.
+        price: of the whole GPU.
+    """
+
+    batch: int
+    duration_us: float
+    rate_rps: float
+    price: float
+    gpu_class: str = ""
+    divisor: int = 1
+
+    @property
+    def unit_cost(self) -> float:
+        """Price per row/s."""
+        return self.price / self.rate_rps
+
+    def latency_us(self, rule: str, gathered_rps: float, own_rps: float) -> float:
+        """Worst-case latency, where batches fill at `gathered_rps` and it runs `own_rps` itself."""
+        if rule == "tc":
+            return self.duration_us + self.batch * 1e6 / gathered_rps
+        filling_us = self.batch * 1e6 / own_rps
+        if rule == "dt":
+            return self.duration_us + filling_us
+        full = own_rps >= self.rate_rps * (1 - _EPS)
+        return self.duration_us + (self.duration_us if full else max(self.duration_us, filling_us))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Machines of one configuration; `machines` is whole, or a partial machine's used part."""
+
+    machine: Machine
+    machines: float
+    latency_us: float
+
+    @property
+    def rate_rps(self) -> float:
+        """Rows/s that it runs."""
+        return self.machines * self.machine.rate_rps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSet:
+    """What serves a line; `dummy_rps` of its rate is no client's."""
+
+    groups: tuple[Group, ...]
+    dummy_rps: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        """Price of the occupied part of its machines."""
+        return sum(group.machines * group.machine.price for group in self.groups)
+
+    @property
+    def latency_us(self) -> float:
+        """Worst-case latency of a row."""
+        return max((group.latency_us for group in self.groups), default=0.0)
+
+
+def ranked(machines: Sequence[Machine]) -> tuple[Machine, ...]:
+    """In order of throughput / price, highest first; ties: the shorter one first."""
+    return tuple(sorted(machines, key=lambda m: (m.unit_cost, m.duration_us, m.batch)))
+
+
+def generate(
+    machines: Sequence[Machine],
+    rate_rps: float,
+    budget_us: float,
+    rule: str = "tc",
+    most_configurations: int | None = None,
+) -> MachineSet | None:
+    """Algorithm 1: greedy in the order of machines; None where some rate finds no machine.
+
+    With at most two configurations the last one takes all that is left.
+    """
+    served, left = begun(machines, rate_rps, budget_us, rule, most_configurations)
+    return served if left <= _EPS * rate_rps else None
+
+
+def begun(
+    machines: Sequence[Machine],
+    rate_rps: float,
+    budget_us: float,
+    rule: str = "tc",
+    most_configurations: int | None = None,
+) -> tuple[MachineSet, float]:
+    """As far as Algorithm 1 comes, and the rate that is left."""
+    groups: list[Group] = []
+    left, used = rate_rps, 0
+    budget_us *= 1 + _EPS
+    for machine in machines:
+        if left <= _EPS * rate_rps:
+            break
+        if machine.duration_us >= budget_us:
+            continue
+        if most_configurations is not None and used == most_configurations - 1:
+            rest = _all_of(machine, left, rule)
+            if max(group.latency_us for group in rest) <= budget_us:
+                return MachineSet(groups=(*groups, *rest)), 0.0
+            continue
+        taken = _greedy_of(machine, left, rule, budget_us)
+        if taken:
+            groups += taken
+            used += 1
+            left -= sum(group.rate_rps for group in taken)
+    return MachineSet(groups=tuple(groups)), left
+
+
+def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> list[Group]:
+    """What one configuration takes of the rate that is left: full machines, then a partial one."""
+    count = floor(left / machine.rate_rps * (1 + _EPS))
+    groups: list[Group] = []
+    if count:
+        latency_us = machine.latency_us(rule, left, machine.rate_rps)
+        if latency_us > budget_us:
+            return []
+        groups.append(Group(machine=machine, machines=count, latency_us=latency_us))
+        left -= count * machine.rate_rps
+    if left > _EPS * machine.rate_rps:
+        latency_us = machine.latency_us(rule, left, left)
+        if latency_us <= budget_us:
+            part = left / machine.rate_rps
+            groups.append(Group(machine=machine, machines=part, latency_us=latency_us))
+    return groups
+
+
+def _all_of(machine: Machine, left: float, rule: str) -> list[Group]:
+    return _greedy_of(machine, left, rule, inf)
+
+
+def padded(
+    machines: Sequence[Machine], served: MachineSet, rate_rps: float, budget_us: float
+) -> MachineSet:
+    """The dummy generator (section III-D): cheaper where lower ranks give way to one machine.
+
+    For a configuration i whose lower ranks run u < t rows/s together: w' = b / (L - d) rows/s, of which
+    w' - u are dummies, let one machine of i take them all. The cheapest change is made, until none is.
+    """
+    while True:
+        changed = closed(machines, served, rate_rps, budget_us)
+        if changed is None or changed.cost >= served.cost * (1 - _EPS):
+            return served
+        served = changed
+
+
+def closed(
+    machines: Sequence[Machine], served: MachineSet, rate_rps: float, budget_us: float
+) -> MachineSet | None:
+    """The cheapest set whose last machine takes, with dummies, all that lower ranks had or nobody has."""
+    changed = (_with_dummies(machine, served, rate_rps, budget_us) for machine in machines)
+    return min((s for s in changed if s is not None), key=lambda s: s.cost, default=None)
+
+
+def _with_dummies(
+    machine: Machine, served: MachineSet, rate_rps: float, budget_us: float
+) -> MachineSet | None:
+    if machine.duration_us >= budget_us:
+        return None
+    above = [
+        group
+        for group in served.groups
+        if group.machine.unit_cost <= machine.unit_cost and group.machines >= 1
+    ]
+    above = [replace(group, machines=float(floor(group.machines + _EPS))) for group in above]
+    left = rate_rps - sum(group.rate_rps for group in above)
+    wanted = machine.batch * 1e6 / (budget_us - machine.duration_us)
+    if not 0 < left <= wanted * (1 + _EPS) or wanted > machine.rate_rps * (1 + _EPS):
+        return None
+    last = Group(
+        machine=machine,
+        machines=min(1.0, wanted / machine.rate_rps),
+        latency_us=machine.latency_us("tc", wanted, wanted),
+    )
+    return MachineSet(groups=(*above, last), dummy_rps=max(0.0, wanted - left))
+
+
+def cheapest(
+    machines: Sequence[Machine],
+    rate_rps: float,
+    budget_us: float,
+    *,
+    dummies: bool,
+    whole: bool = False,
+    at_most: float = inf,
+) -> MachineSet | None:
+    """The cheapest set within a budget under `tc`, as the paper counts it; None where there is none.
+
+    With `whole`, machines are paid and run whole (accounting `tc-padded`): what clients leave of them is
+    dummies. Else the last machine may be partial (`tc-tail`).
+
+    Exact: depth first over how many full machines of each rank; what is left costs at least its rate
+    times the least price per row/s of the ranks that are left.
+
+    Args:
+        machines: in their rank order.
+        rate_rps: rows/s of clients.
+        budget_us: worst-case latency allowed.
+        dummies: whether rows that are no client's may fill batches.
+        whole: whether there are only whole machines.
+        at_most: a cost that is known to be reachable.
+    """
+    usable = [m for m in machines if m.duration_us < budget_us * (1 - _EPS)]
+    search = _Search(usable, rate_rps, budget_us, dummies=dummies or whole, whole=whole)
+    search.best = at_most * (1 + _EPS)
+    search.visit(0, rate_rps, 0.0, 0.0, ())
+    return None if search.found is None else _as_set(search, usable, rate_rps)
+
+
+class _Search:
+    """Depth-first search; `found` is ((rank, machines), …) of the cheapest set, with its dummies."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        rate_rps: float,
+        budget_us: float,
+        *,
+        dummies: bool,
+        whole: bool,
+    ) -> None:
+        self.rates = [m.rate_rps for m in machines]
+        self.prices = [m.price for m in machines]
+        self.unit = [m.unit_cost for m in machines]
+        self.needed = [m.batch * 1e6 / (budget_us * (1 + _EPS) - m.duration_us) for m in machines]
+        self.dummies, self.whole = dummies, whole
+        self.none = _EPS * rate_rps
+        self.best = inf
+        self.found: tuple[tuple[int, float], ...] | None = None
+        self.padding = 0.0
+
+    def visit(
+        self,
+        rank: int,
+        left: float,
+        padding: float,
+        cost: float,
+        chosen: tuple[tuple[int, float], ...],
+    ) -> None:
+        """Serve `left` rows/s, and `padding` dummies that groups above need, from `rank` down."""
+        if left <= self.none and padding <= self.none:
+            self._take(cost, chosen, 0.0)
+            return
+        for at in range(rank, len(self.rates)):
+            if cost + (left + padding) * self.unit[at] >= self.best:
+                return  # lower ranks are dearer
+            needed, rate = self.needed[at], self.rates[at]
+            if not self.dummies and needed > left:
+                continue
+            whole = floor(left / rate * (1 + _EPS))
+            if self.dummies:
+                self._end_full(at, left, padding, cost, chosen)
+            for count in range(whole, -1, -1):
+                self._branch(at, count, left, padding, cost, chosen)
+                if self._hopeless(at, count, left, cost):
+                    break
+
+    def _hopeless(self, at: int, count: int, left: float, cost: float) -> bool:
+        """Whether even fewer machines of this rank cost too much: the rest falls to lower ranks."""
+        fewer = count - 1
+        if fewer < 1 or at + 1 == len(self.rates):
+            return False
+        rest = left - fewer * self.rates[at]
+        inside = min(rest, self.rates[at])  # a partial machine of this rank may take so much
+        least = inside * self.unit[at] + (rest - inside) * self.unit[at + 1]
+        return cost + fewer * self.prices[at] + least >= self.best
+
+    def _branch(
+        self,
+        at: int,
+        count: int,
+        left: float,
+        padding: float,
+        cost: float,
+        chosen: tuple[tuple[int, float], ...],
+    ) -> None:
+        needed, rate = self.needed[at], self.rates[at]
+        if count:
+            padding = max(padding, needed - left)
+            cost += count * self.prices[at]
+            left = max(0.0, left - count * rate)
+            chosen = (*chosen, (at, float(count)))
+            if left <= self.none and padding <= self.none:
+                self._take(cost, chosen, 0.0)
+                return
+        self._partial(at, left, padding, cost, chosen)
+        if count:
+            self.visit(at + 1, left, padding, cost, chosen)
+
+    def _end_full(
+        self,
+        at: int,
+        left: float,
+        padding: float,
+        cost: float,
+        chosen: tuple[tuple[int, float], ...],
+    ) -> None:
+        """End with the fewest full machines of this rank that run what is left, and dummies."""
+        served = max(self.needed[at], left + padding) * (1 - _EPS)
+        count = ceil(served / self.rates[at])
+        chosen = (*chosen, (at, float(count)))
+        self._take(cost + count * self.prices[at], chosen, count * self.rates[at] - left)
+
+    def _partial(
+        self,
+        at: int,
+        left: float,
+        padding: float,
+        cost: float,
+        chosen: tuple[tuple[int, float], ...],
+    ) -> None:
+        """End with a partial machine of this rank."""
+        if self.whole:
+            return
+        needed, rate = self.needed[at], self.rates[at]
+        own = max(left + padding, needed) if self.dummies else left
+        if own > rate * (1 + _EPS) or own < needed * (1 - _EPS):
+            return
+        own = min(own, rate)
+        self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)), own - left)
+
+    def _take(self, cost: float, chosen: tuple[tuple[int, float], ...], padding: float) -> None:
+        if cost < self.best * (1 - _EPS):
+            self.best, self.found, self.padding = cost, chosen, padding
+
+
+def _as_set(search: _Search, machines: Sequence[Machine], rate_rps: float) -> MachineSet:
+    return MachineSet(
+        groups=tuple(_groups(search, machines, rate_rps)), dummy_rps=max(0.0, search.padding)
+    )
+
+
+def _groups(search: _Search, machines: Sequence[Machine], rate_rps: float) -> Iterator[Group]:
+    left = rate_rps + max(0.0, search.padding)
+    for at, count in search.found or ():
+        machine = machines[at]
+        own = machine.rate_rps if count >= 1 else count * machine.rate_rps
+        yield Group(machine=machine, machines=count, latency_us=machine.latency_us("tc", left, own))
+        left -= count * machine.rate_rps
+
+
+def even(
+    machines: Sequence[Machine], rate_rps: float, budget_us: float, *, dummies: bool
+) -> MachineSet | None:
+    """The cheapest set where machines of one configuration share the line's rate evenly [ours].
+
+    Theorem 1 taken literally: w is the whole rate of a single configuration, so one is enough:
+    min over c of p / t · max(T, b / (L - d)); what the maximum adds is dummies.
+    """
+    best: MachineSet | None = None
+    for machine in machines:
+        room_us = budget_us * (1 + _EPS) - machine.duration_us
+        if room_us <= 0:
+            continue
+        served = max(rate_rps, machine.batch * 1e6 / room_us)
+        if served > rate_rps * (1 + _EPS) and not dummies:
+            continue
+        if best is None or served * machine.unit_cost < best.cost * (1 - _EPS):
+            latency_us = machine.latency_us("tc", served, served)
+            count = served / machine.rate_rps
+            group = Group(machine=machine, machines=count, latency_us=latency_us)
+            best = MachineSet(groups=(group,), dummy_rps=max(0.0, served - rate_rps))
+    return best

@@ -1,0 +1,166 @@
+"""From budgets and machines to what a planner answers with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor
+
+import numpy as np
+
+from flows.planning.applications.lines import Lines
+from flows.planning.applications.machines import MachineSet
+from flows.planning.certificate import objective_of
+from flows.planning.problem import Problem
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+    Trace,
+)
+from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
+from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.workload import ModelDemand
+
+_EPS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What was decided.
+
+    Attributes:
+        times: by line, what its slowest way takes with gathering (µs).
+        promised: by line, rows/s.
+        score, bound: of the objective; cost is minus the score.
+    """
+
+    pipelines: tuple[PlannedPipeline, ...]
+    times: Sequence[int]
+    promised: Sequence[float]
+    score: float
+    bound: float
+    trace: Trace
+
+
+def answer(
+    inputs: Inputs, options: PlanOptions, lines: Lines, decided: Decided, least: Sequence[int]
+) -> Outcome:
+    """The outcome of a division of time; budgets fill the limits up.
+
+    `least` is by line the least time that any way takes (µs).
+    """
+    times, score = decided.times, decided.score
+    budgets = [max(time, budget) for time, budget in zip(times, lines.filled(times), strict=True)]
+    level = 1.0 if options.objective != "throughput" else score
+    return Outcome(
+        pipelines=decided.pipelines,
+        promised_rps=tuple(map(float, decided.promised)),
+        objective=objective_of(options.objective, score, decided.bound),
+        trace=decided.trace,
+        lines=tuple(_line(lines, number, budget, options) for number, budget in enumerate(budgets)),
+        applications=tuple(
+            ApplicationPlan(
+                application=replace(
+                    graph.application,
+                    rate_rps=level * graph.application.normaliser(options.objective),
+                ),
+                budgets_us={
+                    module.name: budgets[line]
+                    for module, line in zip(graph.application.ordered(), graph.lines, strict=True)
+                },
+                least_latency_us=graph.longest(least),
+                inputs=request_tensors(inputs, graph.application),
+            )
+            for graph in lines.graphs
+            if not graph.alone
+        ),
+    )
+
+
+def _line(lines: Lines, number: int, budget_us: int, options: PlanOptions) -> ModelDemand:
+    """A line as a model: its SLO is its budget with the margin that its applications keep free."""
+    slo_us = lines.demands[number].slo_us
+    for graph in lines.graphs:
+        if number in graph.lines and not graph.alone:
+            kept = 1 - options.margin(graph.application.name)
+            slo_us = min(slo_us, floor(budget_us / kept + _EPS))
+    return replace(lines.demands[number], slo_us=slo_us)
+
+
+def request_tensors(inputs: Inputs, application: Application) -> tuple[TensorSpec, ...]:
+    """The tensors of a client request, checked against the models' own."""
+
+    def tensors_of(model: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        profile = inputs.profiles[model]
+        return profile.inputs, profile.outputs
+
+    return check_tensors(application, tensors_of)
+
+
+def pipelines_of_sets(
+    problem: Problem, sets: Sequence[MachineSet], rates: Sequence[float]
+) -> tuple[PlannedPipeline, ...]:
+    """Groups of machines as pipelines of one stage; clients' rate fills the highest ranks first."""
+    made: list[PlannedPipeline] = []
+    for line, served in enumerate(sets):
+        left = rates[line]
+        for group in served.groups:
+            machine = group.machine
+            vgpus = ceil(group.machines * machine.divisor * (1 - _EPS))
+            rate = min(left, group.rate_rps)
+            left -= rate
+            stage = PlannedStage(
+                blocks=(0, problem.models[line].blocks),
+                gpu_class=machine.gpu_class,
+                divisor=machine.divisor,
+                vgpus=vgpus,
+            )
+            made.append(
+                PlannedPipeline(
+                    model=line,
+                    batch=machine.batch,
+                    rate_rps=rate,
+                    stages=(stage,),
+                    occupied_vgpus=group.machines * machine.divisor,
+                )
+            )
+    return tuple(made)
+
+
+def require_gpus(problem: Problem, pipelines: Sequence[PlannedPipeline]) -> None:
+    """Whether the cluster has the GPUs.
+
+    Raises:
+        InfeasibleError: it has fewer; the message names the class.
+    """
+    held: dict[tuple[str, int, int], int] = {}
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            key = (stage.gpu_class, pipeline.model, stage.divisor)
+            held[key] = held.get(key, 0) + stage.vgpus
+    needed = dict.fromkeys(problem.classes, 0)
+    for (gpu_class, _, divisor), vgpus in held.items():
+        needed[gpu_class] += -(-vgpus // divisor)
+    for gpu_class, there in zip(problem.classes, np.asarray(problem.gpus).tolist(), strict=True):
+        if needed[gpu_class] > there:
+            raise InfeasibleError(
+                f"gpu_classes.{gpu_class}",
+                f"the plan takes {needed[gpu_class]} GPUs, the cluster has {there};"
+                " --gathering fixed plans within limits",
+            )
+
+
+def out_of_reach(lines: Lines, least: Sequence[int]) -> InfeasibleError:
+    """A complaint about the application whose SLO is farthest out of reach, with its least latency."""
+    graph = max(lines.graphs, key=lambda graph: graph.longest(least) / graph.limit_us)
+    name = graph.application.name
+    what = f"model {name!r}" if graph.alone else f"application {name!r}"
+    return InfeasibleError(
+        what,
+        f"SLO less margin is {us_to_ms(graph.limit_us):.3f} ms"
+        f" of {us_to_ms(graph.application.slo_us):.3f} ms, its least latency is"
+        f" {us_to_ms(graph.longest(least)):.3f} ms, and no machines keep it at the rates asked for",
+    )

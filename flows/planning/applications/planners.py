@@ -1,0 +1,123 @@
+"""Piccolo and its comparison as planners: options to rules, machines to a plan.
+
+They bill by occupancy and count gathering as their rules do; their bound is the cost of their own plan,
+so it says nothing of others (the exact planner is `pool`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from flows.clock import Stopwatch
+from flows.planning.applications.heuristics import ABLATIONS, BASELINES, PICCOLO, Rules, solve
+from flows.planning.applications.lines import require_rates
+from flows.planning.applications.outcome import (
+    Decided,
+    answer,
+    out_of_reach,
+    pipelines_of_sets,
+    require_gpus,
+)
+from flows.planning.applications.tables import (
+    demanded,
+    hourly_costs,
+    least_times,
+    line_problem,
+    machine_tables,
+)
+from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
+from triton_backend.contract.errors import InputError
+
+_GATHERING = {"tc": "tc-tail", "dt": "dt", "2d": "2d"}
+_PICCOLO_OPTIONS = (
+    Option(
+        name="without",
+        kind=str,
+        default="",
+        help=f"Leave out {', '.join(ABLATIONS)} (several: with commas).",
+    ),
+    Option(
+        name="max_configs",
+        kind=int,
+        default=0,
+        choices=(0, 1, 2),
+        help="Most configurations of a module; 0 for any number.",
+    ),
+    Option(
+        name="quantum",
+        kind=float,
+        default=0.0,
+        least=0.0,
+        most=1e3,
+        help="Budgets are multiples of so many seconds, all tried; 0: by latency-cost efficiency.",
+    ),
+)
+
+
+def _piccolo_rules(own: dict[str, Any]) -> Rules:
+    rules = PICCOLO
+    for name in filter(None, str(own["without"]).split(",")):
+        if name not in ABLATIONS:
+            reason = f"{name!r} is none of {', '.join(ABLATIONS)}"
+            raise InputError("option without", reason)
+        rules = replace(rules, **ABLATIONS[name])
+    if own["max_configs"]:
+        rules = replace(rules, most_configurations=own["max_configs"])
+    return replace(rules, quantum_us=round(own["quantum"] * 1e6))
+
+
+def _plan(
+    rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs, options: PlanOptions
+) -> Outcome:
+    require_rates(inputs.workload)
+    lines, laps = demanded(inputs.workload, options), Stopwatch()
+    rules = rules_of(dict(options.own))
+    problem = line_problem(inputs, options, lines)
+    tables = machine_tables(problem, hourly_costs(inputs.cluster))
+    rates = [demand.rate_rps or 0.0 for demand in lines.demands]
+    trace = Trace(solver="none", status="by rule")
+    trace.seconds["enumerate"] = laps.restart()
+    served = solve(lines, tables, rates, rules, inputs.watch)
+    trace.seconds["solve"] = laps.restart()
+    if served is None:
+        raise out_of_reach(lines, least_times(problem))
+    made = pipelines_of_sets(problem, served.sets, rates)
+    require_gpus(problem, made)
+    trace.notes.append(f"{options.planner} follows rules; its bound is its own cost")
+    decided = Decided(
+        pipelines=made,
+        times=served.times,
+        promised=rates,
+        score=-served.cost,
+        bound=-served.cost,
+        trace=trace,
+    )
+    found = answer(inputs, options, lines, decided, least_times(problem))
+    settled = {"gathering": _GATHERING[rules.rule], "billing": "occupancy"}
+    return replace(found, settled=settled)
+
+
+def _planner(
+    name: str, rules_of: Callable[[dict[str, Any]], Rules], options: tuple[Option, ...] = ()
+) -> Planner:
+    return Planner(
+        name=name,
+        plan=partial(_plan, rules_of),
+        space="rules",
+        objectives=("cost",),
+        demands=("models", "applications"),
+        options=options,
+        most_stages=1,
+        rates_from=(),
+    )
+
+
+def _rules(name: str) -> Callable[[dict[str, Any]], Rules]:
+    return lambda _: BASELINES[name]
+
+
+PLANNERS = (
+    _planner("piccolo", _piccolo_rules, _PICCOLO_OPTIONS),
+    *(_planner(name, _rules(name)) for name in BASELINES),
+)

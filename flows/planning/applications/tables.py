@@ -1,0 +1,91 @@
+"""From profiles, cluster and workload to lines, and to the machines that each may use."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from flows.planning.applications.lines import Lines, lines_to_plan
+from flows.planning.applications.machines import Machine, ranked
+from flows.planning.problem import Problem, build_problem
+from flows.planning.registry import Inputs, PlanOptions
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import Workload
+
+_NO_LIMIT_US = 10**12
+
+
+def demanded(workload: Workload, options: PlanOptions) -> Lines:
+    """Lines and paths, with the margins of the options.
+
+    Raises:
+        InputError: a margin is given for what is not in the workload.
+    """
+    asked = [*workload.models, *workload.applications]
+    names = {one.name for one in asked}
+    for name in options.slo_margins:
+        if name not in names:
+            where = f"option slo_margins.{name}"
+            raise InputError(where, f"no model or application of the workload ({', '.join(names)})")
+    return lines_to_plan(
+        workload, options.objective, {name: options.margin(name) for name in names}
+    )
+
+
+def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
+    """The lines as a problem of models without limits and without gathering."""
+    models = tuple(
+        replace(demand, batch_building_rate_rps=None, slo_us=_NO_LIMIT_US)
+        for demand in lines.demands
+    )
+    free = replace(options, slo_margin=0.0, slo_margins={})
+    return build_problem(inputs.profiles, inputs.cluster, Workload(models=models), free)
+
+
+def least_times(problem: Problem) -> list[int]:
+    """[lines] the shortest run of a whole model at batch 1 (µs); at least 1."""
+    return [
+        max(1, ceil(float(model.latency_us[:, 0, model.blocks, :].min()) - 1e-6))
+        for model in problem.models
+    ]
+
+
+def machine_tables(problem: Problem, price: Sequence[float]) -> list[tuple[Machine, ...]]:
+    """By line, every whole model on every GPU and batch that is measured, in rank order."""
+    tables: list[tuple[Machine, ...]] = []
+    for model in problem.models:
+        machines: list[Machine] = []
+        for row, kind in enumerate(model.types.tolist()):
+            number, divisor = problem.types[kind]
+            for batch in range(1, model.batches + 1):
+                duration_us = float(model.latency_us[row, 0, model.blocks, batch - 1])
+                if np.isfinite(duration_us):
+                    machines.append(
+                        Machine(
+                            batch=batch,
+                            duration_us=duration_us,
+                            rate_rps=divisor * batch * 1e6 / duration_us,
+                            price=float(price[number]),
+                            gpu_class=problem.classes[number],
+                            divisor=divisor,
+                        )
+                    )
+        tables.append(ranked(machines))
+    return tables
+
+
+def hourly_costs(cluster: Cluster) -> list[float]:
+    """[C] what a GPU of each class costs.
+
+    Raises:
+        InputError: a class has no price.
+    """
+    costs: list[float] = []
+    for gpu_class in cluster.gpu_classes:
+        if gpu_class.hourly_cost is None:
+            where = f"gpu_classes.{gpu_class.name}.hourly_cost"
+            raise InputError(where, "needed for the objective 'cost'")
+        costs.append(gpu_class.hourly_cost)
+    return costs

@@ -1,0 +1,313 @@
+"""Applications planned exactly: the planner `pool`, where a workload has them.
+
+By accounting of gathering (`--gathering`):
+    fixed       1.3 (b - 1) / rate: configurations of any number of stages on the cluster's GPUs (`pools`)
+    tc-padded   whole machines of whole models are paid, and may run full (`machines`)
+    tc-tail, tc-even   billing by occupancy, as the paper counts, and as theorem 1 reads literally
+The last three plan each line by itself, so the GPUs of a class must suffice for what is cheapest.
+Here: which oracle, and reading its answer. Not here: the division of time (`division`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil, inf
+
+import numpy as np
+
+from flows.clock import Stopwatch
+from flows.planning.applications.division import MOST_BOXES, Division, Separate, Steps, divide
+from flows.planning.applications.heuristics import PICCOLO, solve
+from flows.planning.applications.lines import Lines, require_rates
+from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
+from flows.planning.applications.options import gathering_of
+from flows.planning.applications.outcome import (
+    Decided,
+    answer,
+    out_of_reach,
+    pipelines_of_sets,
+    require_gpus,
+)
+from flows.planning.applications.tables import (
+    demanded,
+    least_times,
+    line_problem,
+    machine_tables,
+)
+from flows.planning.pool.applications.pools import Pools
+from flows.planning.pool.bound import goal_of
+from flows.planning.pool.integer import delivered_rps
+from flows.planning.pool.plan import pipelines_of, prices
+from flows.planning.pool.search import Found
+from flows.planning.pool.spare_gpus import promised_rps
+from flows.planning.problem import Problem
+from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.workload import Workload
+
+_SKETCH, _MANY = 6, 64  # boxes looked at before one program is asked; where none is
+_ENDS = "time limit reached"
+
+
+def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
+    """The best plan of a workload with applications, with a proof.
+
+    Raises:
+        InputError: options do not go together, a price or a rate is missing, or bindings do not fit.
+        InfeasibleError: an application cannot keep its SLO, or the cluster is too small.
+    """
+    gathering = gathering_of(options)
+    billing = options.own["billing"]
+    _check(options, gathering, billing)
+    lines = demanded(inputs.workload, options)
+    if options.objective != "throughput":
+        require_rates(inputs.workload)
+    problem = line_problem(inputs, options, lines)
+    found = (
+        _on_pools(inputs, options, lines, problem)
+        if gathering == "fixed"
+        else _on_machines(inputs, options, lines, problem)
+    )
+    return replace(found, settled={"gathering": gathering, "billing": billing})
+
+
+def _check(options: PlanOptions, gathering: str, billing: str) -> None:
+    if options.pinned_models:
+        raise InputError("option pinned_models", "applications are planned anew as a whole")
+    if options.minimum_rps:
+        raise InputError("option minimum_rps", "is for models; an application says its rate_rps")
+    if options.own.get("overflow"):
+        raise InputError("option overflow", "is for workloads of models alone")
+    if gathering != "fixed" and options.objective != "cost":
+        raise InputError("option gathering", f"{gathering} is defined for the objective cost alone")
+    wanted = "gpu" if gathering in ("fixed", "tc-padded") else "occupancy"
+    if billing != wanted:
+        raise InputError("option billing", f"{gathering} is defined for billing {wanted} alone")
+
+
+# On pools
+
+
+def _pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Pools:
+    greatest = lines.room([0] * len(lines))
+    gathering = [
+        np.array([demand.gathering_us(batch) for batch in range(1, model.batches + 1)])
+        for demand, model in zip(lines.demands, problem.models, strict=True)
+    ]
+    models = tuple(
+        replace(model, limit_us=room - gathering_us)
+        for model, room, gathering_us in zip(problem.models, greatest, gathering, strict=True)
+    )
+    limited = replace(problem, models=models)
+    return Pools(
+        lines=lines,
+        problem=limited,
+        gathering_us=gathering,
+        goal=goal_of(limited, options.objective, {}, prices(inputs.cluster, options)),
+        options=options,
+        watch=inputs.watch,
+        proof=inputs.prove,
+    )
+
+
+def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
+    laps = Stopwatch()
+    pools = _pools(inputs, options, lines, problem)
+    try:
+        together = pools.goal.fixed and pools.small()
+        boxes = _SKETCH if together else MOST_BOXES if options.time_limit_s else _MANY
+        division = divide(lines, pools, options.gap, inputs.watch, most_boxes=boxes)
+    except InfeasibleError as error:  # a line alone takes longer than its applications may
+        raise out_of_reach(lines, least_times(problem)) from error
+    best = None if division is None else pools.best(division.times)
+    if division is None or best is None:
+        raise out_of_reach(lines, least_times(problem))
+    if together:
+        best, division = _together(pools, options, best, division)
+    goal = pools.goal
+    score, bound = best.score, max(best.score, -division.bound)
+    promised = promised_rps(best.columns, best.vgpus, goal, 1.0 if goal.fixed else score)
+    used = np.flatnonzero(delivered_rps(best.columns, best.vgpus) > 0)
+    made = pipelines_of(
+        pools.problem, best.columns.take(used), best.vgpus[used], np.asarray(promised)
+    )
+    trace = _trace(laps, division, options)
+    trace.configurations = pools.configurations
+    decided = Decided(
+        pipelines=made,
+        times=pools.used(best),
+        promised=promised.tolist(),
+        score=score,
+        bound=bound,
+        trace=trace,
+    )
+    return answer(inputs, options, lines, decided, least_times(problem))
+
+
+def _together(
+    pools: Pools, options: PlanOptions, best: Found, division: Division
+) -> tuple[Found, Division]:
+    """Where the division left a gap: one program for time and GPUs."""
+    more = options.gap * abs(best.score)
+    if -division.bound <= best.score + more or pools.watch.over():
+        return best, division
+    better, bound = pools.together(best, best.score + more / 2, -division.bound)
+    if better is not None and better.score > best.score and pools.lines.fit(pools.used(better)):
+        best = better
+    bound = max(min(bound, -division.bound), best.score)
+    return best, replace(division, times=tuple(pools.used(best)), cost=-best.score, bound=-bound)
+
+
+def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
+    trace = Trace(solver=options.solver)
+    trace.seconds["divide"] = laps.seconds()
+    trace.details["division"] = {"boxes": division.boxes, "bound": division.bound}
+    gap = (division.cost - division.bound) / abs(division.cost) if division.cost else 0.0
+    if gap > options.gap * (1 + 1e-9):
+        trace.status = _ENDS
+        trace.notes.append(f"{_ENDS}: this is the best division found, with its gap")
+    return trace
+
+
+def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
+    """The workload with batch-building rates where gathering needs them, and where they come from.
+
+    They are what every line reaches in a plan of most throughput without gathering time.
+    """
+    lines = demanded(inputs.workload, options)
+    if "gathering" not in options.own or gathering_of(options) != "fixed":
+        return inputs.workload, "none"
+    if all(demand.batch_building_rate_rps is not None for demand in lines.demands):
+        return inputs.workload, "given"
+    free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
+    lines = demanded(_unrated(inputs.workload), free)
+    problem = line_problem(inputs, free, lines)
+    pools = _pools(inputs, free, lines, problem)
+    try:
+        division = divide(lines, pools, free.gap, inputs.watch)
+    except InfeasibleError as error:
+        raise out_of_reach(lines, least_times(problem)) from error
+    if division is None:
+        raise out_of_reach(lines, least_times(problem))
+    level = -division.cost
+    reached = {line.name: line.normaliser() * level for line in lines.demands}
+    return _rated(inputs.workload, reached), "pool without gathering"
+
+
+def _unrated(workload: Workload) -> Workload:
+    return Workload(
+        models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models),
+        applications=tuple(
+            replace(a, modules=tuple(replace(m, batch_building_rate_rps=None) for m in a.modules))
+            for a in workload.applications
+        ),
+    )
+
+
+def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
+    """Every line's rate shared by its users as they ask; lines for which some user says one keep it."""
+    users: dict[str, list[tuple[float, float | None]]] = {}
+    for model in workload.models:
+        said = model.batch_building_rate_rps
+        users.setdefault(model.name, []).append((model.normaliser(), said))
+    for application in workload.applications:
+        for module in application.modules:
+            rows = application.normaliser() * module.rows_per_request
+            said = module.batch_building_rate_rps
+            users.setdefault(module.model, []).append((rows, said))
+    missing = {name for name, said in users.items() if all(rate is None for _, rate in said)}
+    part = {name: reached[name] / sum(asked for asked, _ in said) for name, said in users.items()}
+
+    def rate(name: str, asked: float, said: float | None) -> float | None:
+        return part[name] * asked if name in missing else said
+
+    return Workload(
+        models=tuple(
+            replace(
+                m,
+                batch_building_rate_rps=rate(m.name, m.normaliser(), m.batch_building_rate_rps),
+            )
+            for m in workload.models
+        ),
+        applications=tuple(
+            replace(
+                a,
+                modules=tuple(
+                    replace(
+                        m,
+                        batch_building_rate_rps=rate(
+                            m.model, a.normaliser() * m.rows_per_request, m.batch_building_rate_rps
+                        ),
+                    )
+                    for m in a.modules
+                ),
+            )
+            for a in workload.applications
+        ),
+    )
+
+
+# On machines
+
+
+def set_within(
+    accounting: str,
+    table: tuple[Machine, ...],
+    rate_rps: float,
+    budget_us: int,
+    *,
+    dummies: bool,
+) -> MachineSet | None:
+    """The cheapest set of machines within a budget, by accounting."""
+    if accounting == "tc-even":
+        return even(table, rate_rps, budget_us, dummies=dummies)
+    whole = accounting == "tc-padded"
+    return cheapest(table, rate_rps, budget_us, dummies=dummies, whole=whole)
+
+
+def line_steps(
+    accounting: str, table: tuple[Machine, ...], rate_rps: float, *, dummies: bool
+) -> Steps:
+    """The cost of one line as a function of its budget."""
+
+    def ask(budget_us: int) -> tuple[float, int]:
+        served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies)
+        if served is None:
+            return inf, budget_us
+        return served.cost, min(budget_us, ceil(served.latency_us - 1e-3))
+
+    return Steps(ask)
+
+
+def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
+    laps, accounting = Stopwatch(), gathering_of(options)
+    dummies = bool(options.own["dummies"])
+    rates = [demand.rate_rps or 0.0 for demand in lines.demands]
+    tables = machine_tables(problem, prices(inputs.cluster, options).tolist())
+    steps = [
+        line_steps(accounting, table, rate, dummies=dummies)
+        for table, rate in zip(tables, rates, strict=True)
+    ]
+    first = solve(lines, tables, rates, replace(PICCOLO, dummies=dummies))
+    start = None if first is None else first.times
+    division = divide(lines, Separate(steps), options.gap, inputs.watch, start)
+    if division is None:
+        raise out_of_reach(lines, least_times(problem))
+    sets = [
+        set_within(accounting, table, rate, budget, dummies=dummies)
+        for table, rate, budget in zip(tables, rates, division.times, strict=True)
+    ]
+    kept = [served for served in sets if served is not None]
+    made = pipelines_of_sets(problem, kept, rates)
+    require_gpus(problem, made)
+    cost = sum(served.cost for served in kept)
+    trace = _trace(laps, division, options)
+    trace.notes.append(f"{accounting} plans whole models on GPUs of equal parts")
+    decided = Decided(
+        pipelines=made,
+        times=[ceil(served.latency_us - 1e-3) for served in kept],
+        promised=rates,
+        score=-cost,
+        bound=-min(cost, division.bound),
+        trace=trace,
+    )
+    return answer(inputs, options, lines, decided, least_times(problem))

@@ -1,0 +1,170 @@
+"""Time and whole GPUs handed out together: one integer program over configurations and latency levels.
+
+Sets and variables of `pool/integer.py`, and
+
+    w_c  ≥ 0      rate that configuration c serves; more than that it only could
+    u_mk 0 or 1   line m keeps level k; levels Λ_m1 < Λ_m2 < … are the times of its configurations
+    s_v  ≥ 0      when module v may start
+
+    served_c:  w_c ≤ rate of c
+    serve_m:   weight_m · z ≤ Σ_{c of m} w_c
+    one_m:     Σ_k u_mk = 1
+    keep_mk:   Σ_{c of m slower than Λ_mk-1} w_c ≤ most_m · Σ_{k' ≥ k} u_mk'      for every k but the first
+    after_pv:  s_p + Σ_k Λ_k · u_k(p) ≤ s_v                                     on every edge
+    end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                                   for every module
+
+`most_m` is what the line serves at most: its rate where that is prescribed, else what the relaxation allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.applications.lines import Graph, Lines
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Columns
+from flows.planning.pool.integer import Layout, add_integer_program, counts_of, delivered_rps
+from flows.planning.problem import Problem
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+
+_NODES = 20_000
+_SERVES = 1e-7  # a rate below this, relative to the line's, serves nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leveled:
+    """A plan [n, S], None where there is none above the cutoff, and what no plan's score exceeds."""
+
+    vgpus: NDArray[np.int64] | None
+    bound: float
+    status: str
+
+
+def undominated_in_time(
+    problem: Problem, columns: Columns, times: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Rows that no other of the same line and vGPU types replaces: as fast in every stage, as short."""
+    real = np.isfinite(columns.rate_rps)
+    kind = np.where(real, columns.types, len(problem.types))
+    key = np.column_stack([columns.model, kind])
+    _, group = np.unique(key, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    worth = np.column_stack([np.where(real, columns.rate_rps, 1.0), -times])
+    kept: list[int] = []
+    for number in range(int(group.max()) + 1):
+        rows = np.flatnonzero(group == number)
+        order = rows[np.lexsort((times[rows], -worth[rows, :-1].sum(axis=1)))]
+        chosen: list[int] = []
+        for row in order.tolist():
+            if not any(np.all(worth[other] >= worth[row]) for other in chosen):
+                chosen.append(row)
+        kept += chosen
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def solve_levels(
+    lines: Lines,
+    problem: Problem,
+    columns: Columns,
+    times: NDArray[np.float64],
+    goal: Goal,
+    limits: tuple[float, float, float, float | None],
+) -> Leveled:
+    """Solve the program.
+
+    Args:
+        lines: paths and limits.
+        problem: classes and GPUs.
+        columns: configurations, n of them.
+        times: [n] what each takes with gathering (µs).
+        goal: what is asked for.
+        limits: least score of interest, the relaxation's score, relative gap, seconds or None.
+    """
+    cutoff, ceiling, gap, seconds = limits
+    build = ProgramBuilder()
+    layout = add_integer_program(build, problem, columns, goal, cutoff)
+    served = _served(build, columns, goal, layout)
+    most = goal.weight * (1.0 if goal.fixed else ceiling)
+    levels = [np.unique(times[columns.model == line]) for line in range(len(lines))]
+    chosen = [build.variables("u", len(level), upper=1.0, whole=True) for level in levels]
+    for line, (level, numbers) in enumerate(zip(levels, chosen, strict=True)):
+        rows = np.flatnonzero(columns.model == line)
+        place = np.searchsorted(level, times[rows])
+        _keep(build, (served[rows], place), numbers, float(most[line]))
+    for graph in lines.graphs:
+        _paths(build, graph, levels, chosen)
+    answer = solve_integer(build.build(), Limits(relative_gap=gap, nodes=_NODES, seconds=seconds))
+    if answer.values is None:
+        return Leveled(vgpus=None, bound=max(cutoff, answer.bound), status=answer.status)
+    vgpus = counts_of(layout, columns, answer.values)
+    floor = _SERVES * most[columns.model]
+    vgpus[answer.values[served] <= floor] = 0
+    return Leveled(vgpus=vgpus, bound=answer.bound, status=answer.status)
+
+
+def _served(
+    build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout
+) -> NDArray[np.int64]:
+    """[n] numbers of w, with their rows."""
+    served = build.variables("w", len(columns))
+    able = build.rows("served", len(columns), upper=0.0)
+    build.entries(able, served, 1.0)
+    several = np.flatnonzero(layout.rates >= 0)
+    build.entries(able[several], layout.rates[several], -1.0)
+    single = np.flatnonzero(layout.rates[layout.cell_column] < 0)
+    at = layout.cell_column[single]
+    rate = columns.rate_rps[at, layout.cell_stage[single]]
+    build.entries(able[at], layout.vgpus[single], -rate)
+    serve = build.rows("serve", len(goal.weight), upper=0.0)
+    build.entries(serve[columns.model], served, -1.0)
+    build.entries(serve, np.full(len(serve), layout.z), goal.weight)
+    return served
+
+
+def _keep(
+    build: ProgramBuilder,
+    served: tuple[NDArray[np.int64], NDArray[np.int64]],
+    levels: NDArray[np.int64],
+    most: float,
+) -> None:
+    """One level, and no configuration that is slower: w by number and place among the levels."""
+    one = build.rows("one", 2, upper=np.array([1.0, -1.0]))
+    for row, sign in zip(one, (1.0, -1.0), strict=True):
+        build.entries(np.full(len(levels), row), levels, sign)
+    numbers, place = served
+    keep = build.rows("keep", len(levels) - 1, upper=0.0)
+    for k, row in enumerate(keep, start=1):
+        slower = numbers[place >= k]
+        build.entries(np.full(len(slower), row), slower, 1.0)
+        build.entries(np.full(len(levels) - k, row), levels[k:], -most)
+
+
+def _paths(
+    build: ProgramBuilder,
+    graph: Graph,
+    levels: Sequence[NDArray[np.float64]],
+    chosen: Sequence[NDArray[np.int64]],
+) -> None:
+    """Starts of modules along the edges, in ms, so that times and rates are of one size."""
+    start = build.variables("s", len(graph.lines))
+    for at, line in enumerate(graph.lines):
+        end = build.rows("end", 1, upper=(graph.limit_us + 1e-3) / 1e3)
+        build.entries(end, start[at : at + 1], 1.0)
+        build.entries(np.repeat(end, len(levels[line])), chosen[line], levels[line] / 1e3)
+        for parent in graph.parents[at]:
+            before = graph.lines[parent]
+            after = build.rows("after", 1, upper=0.0)
+            build.entries(after, start[parent : parent + 1], 1.0)
+            build.entries(after, start[at : at + 1], -1.0)
+            build.entries(
+                np.repeat(after, len(levels[before])), chosen[before], levels[before] / 1e3
+            )
+
+
+def only_used(columns: Columns, vgpus: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
+    """Configurations that deliver something, with their vGPUs."""
+    rows = np.flatnonzero(delivered_rps(columns, vgpus) > 0)
+    return columns.take(rows), vgpus[rows]

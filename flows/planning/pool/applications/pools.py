@@ -1,0 +1,169 @@
+"""Applications on pools of vGPUs: any number of stages, classes and GPUs, every model split as pays.
+
+Gathering a batch takes the time that its size alone says (`fixed`), so the budgets of lines decide which
+configurations there are; the planner `pool` does the rest. For a box of budgets (`division`) the linear
+relaxation over the configurations that keep them is the bound; where what it uses fits the paths, whole GPUs
+are handed out by `search`, with its own proof.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.applications.lines import Lines
+from flows.planning.pool.applications.levels import only_used, solve_levels, undominated_in_time
+from flows.planning.pool.bound import Goal, solve_bound
+from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.integer import score_of
+from flows.planning.pool.search import Found, search
+from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions
+from flows.planning.watch import Watch
+from triton_backend.contract.errors import InfeasibleError
+
+_SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
+MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
+_USED = 1e-9  # a rate of the relaxation, relatively
+
+
+@dataclass(slots=True)
+class Pools:
+    """Cost of budgets on a cluster (`division.Oracle`); scores are maximised, so cost is minus score.
+
+    Attributes:
+        problem: lines as models; limits are the greatest budgets, less gathering.
+        gathering_us: [lines][batches] time that gathering a batch takes.
+        found: plans by budgets.
+        configurations: how many there are.
+    """
+
+    lines: Lines
+    problem: Problem
+    gathering_us: Sequence[NDArray[np.float64]]
+    goal: Goal
+    options: PlanOptions
+    watch: Watch
+    proof: bool = True
+    guess_every: int = 16
+    found: dict[tuple[int, ...], Found | None] = field(
+        default_factory=dict[tuple[int, ...], Found | None]
+    )
+    configurations: dict[str, int] = field(default_factory=dict[str, int])
+    _columns: Columns | None = None
+    _times: NDArray[np.float64] | None = None
+
+    def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
+        """See `division.Oracle`."""
+        columns, times = self._all()
+        rows = np.flatnonzero(times <= np.asarray(most)[columns.model] + 1e-6)
+        if len(np.unique(columns.model[rows])) < len(self.lines):
+            return inf, most
+        try:
+            relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
+        except InfeasibleError:
+            return inf, most
+        in_use = relaxed.rate_rps > _USED * relaxed.rate_rps.max()
+        used = self._used(columns.model[rows][in_use], times[rows][in_use])
+        if not self.lines.fit(used):
+            return -relaxed.score, used
+        found = self._search(tuple(most))
+        if found is None:
+            return inf, most
+        return -found.bound, self.used(found)
+
+    def planned(self, times: Sequence[int]) -> float:
+        """See `division.Oracle`."""
+        known = self._known(times)
+        found = self._search(tuple(times)) if known is None else known
+        return inf if found is None else -found.score
+
+    def best(self, times: Sequence[int]) -> Found | None:
+        """The best plan known within budgets."""
+        return self._known(times)
+
+    def together(self, best: Found, cutoff: float, ceiling: float) -> tuple[Found | None, float]:
+        """A plan above the cutoff by one program for time and GPUs (`levels`), and its bound."""
+        columns, times = self._all()
+        limits = (cutoff, ceiling, self.options.gap, self.watch.left_s())
+        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, limits)
+        if answer.vgpus is None:
+            return None, answer.bound
+        used, vgpus = only_used(columns, answer.vgpus)
+        score = score_of(self.problem, used, vgpus, self.goal)
+        return replace(best, columns=used, vgpus=vgpus, score=score), answer.bound
+
+    def small(self) -> bool:
+        """Whether one program may take all configurations."""
+        return len(self._all()[0]) <= MOST_TOGETHER
+
+    def _known(self, times: Sequence[int]) -> Found | None:
+        """A plan within these budgets that was the answer for larger ones, or for these."""
+        fitting = [
+            found
+            for found in self.found.values()
+            if found is not None
+            and all(map(int.__le__, map(int, self.used(found)), map(int, times)))
+        ]
+        return max(fitting, key=lambda found: found.score, default=None)
+
+    def _search(self, most: tuple[int, ...]) -> Found | None:
+        if most not in self.found:
+            models = tuple(
+                replace(model, limit_us=budget - gathering)
+                for model, budget, gathering in zip(
+                    self.problem.models, most, self.gathering_us, strict=True
+                )
+            )
+            part = self.watch.part(_SHARE)
+            problem = replace(self.problem, models=models)
+            try:
+                self.found[most] = search(problem, self.goal, self.options, part, proof=self.proof)
+            except InfeasibleError:
+                self.found[most] = None
+        return self.found[most]
+
+    def used(self, found: Found) -> list[int]:
+        """By line, the time that the slowest configuration of a plan takes."""
+        times = self._latencies(found.columns)
+        return self._used(found.columns.model, times)
+
+    def _used(self, model: NDArray[np.int64], times: NDArray[np.float64]) -> list[int]:
+        longest = np.zeros(len(self.lines))
+        np.maximum.at(longest, model, times)
+        return [int(value) for value in np.ceil(longest - 1e-6)]
+
+    def _all(self) -> tuple[Columns, NDArray[np.float64]]:
+        if self._columns is None or self._times is None:
+            feasible = enumerate_columns(self.problem, self.options.max_partitions)
+            times = self._latencies(feasible)
+            rows = undominated_in_time(self.problem, feasible, times)
+            self._columns, self._times = feasible.take(rows), times[rows]
+            self.configurations = {
+                "enumerated": feasible.enumerated,
+                "feasible": len(feasible),
+                "kept": len(rows),
+            }
+        return self._columns, self._times
+
+    def _latencies(self, columns: Columns) -> NDArray[np.float64]:
+        """[n] stages, transfers and gathering of every configuration (µs)."""
+        out = np.zeros(len(columns))
+        for number, model in enumerate(self.problem.models):
+            rows = np.flatnonzero(columns.model == number)
+            batch = columns.batch[rows] - 1
+            own = np.searchsorted(model.types, columns.types[rows])
+            total = self.gathering_us[number][batch].copy()
+            for s in range(columns.types.shape[1]):
+                here = np.flatnonzero(columns.stages[rows] > s)
+                kind, cuts = own[here, s], columns.cuts[rows[here]]
+                total[here] += model.latency_us[kind, cuts[:, s], cuts[:, s + 1], batch[here]]
+                if s:
+                    sides = [
+                        self.problem.type_class[columns.types[rows[here], at]] for at in (s - 1, s)
+                    ]
+                    total[here] += model.transfer_us[sides[0], sides[1], cuts[:, s], batch[here]]
+            out[rows] = total
+        return out

@@ -1,0 +1,261 @@
+"""Applications by the planner `pool`: against brute force, and plans that hold."""
+
+from dataclasses import replace
+from itertools import product
+from math import ceil, inf
+from typing import Any
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.verify import verify_plan
+from tests.flows.planning.small import cluster, profile
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
+
+FAST, SLOW = 2.0, 0.8
+CLUSTER = cluster(6, 8, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+PROFILES = {
+    name: profile(name, (1000 * k, 1000 * k, 1000 * k))
+    for name, k in (("a", 1.0), ("b", 2.0), ("c", 0.5), ("d", 1.5))
+}
+
+
+def module(name: str, model: str, *after: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "model": model, "after": list(after)} | more
+
+
+def asked(slo_ms: float, *modules: dict[str, Any], rate_rps: float = 200.0) -> Workload:
+    app = {"name": "app", "slo_ms": slo_ms, "rate_rps": rate_rps, "modules": list(modules)}
+    return Workload.from_dict({"applications": [app]})
+
+
+DIAMOND = (
+    module("one", "a"),
+    module("left", "b", "one", rows_per_request=0.5, max_rows=2),
+    module("right", "c", "one", rows_per_request=2, max_rows=4),
+    module("join", "d", "left", "right"),
+)
+
+
+def made(workload: Workload, **options: Any) -> Plan:
+    plan = make_plan(PROFILES, CLUSTER, workload, PlanOptions(slo_margin=0.1, **options))
+    assert verify_plan(plan, PROFILES) == []
+    back = Plan.from_dict(plan.to_dict())
+    assert back.to_dict() == plan.to_dict()
+    return plan
+
+
+def _ways(model: str, limit_us: float) -> dict[tuple[str, int], float]:
+    """Highest rows/s of one GPU of each class and size within a time, over batches."""
+    best: dict[tuple[str, int], float] = {}
+    for kind, table in PROFILES[model].latency_us.items():
+        for batch in range(1, table.shape[1] + 1):
+            latency = ceil(float(table[:, batch - 1].sum()) - 1e-6)
+            if latency <= limit_us:
+                best[kind] = max(best.get(kind, 0.0), kind[1] * batch * 1e6 / latency)
+    return best
+
+
+def _times(model: str) -> list[int]:
+    tables = PROFILES[model].latency_us.values()
+    return sorted({ceil(float(v) - 1e-6) for table in tables for v in table.sum(axis=0)})
+
+
+def _least_cost(workload: Workload, models: tuple[str, ...], rates: tuple[float, ...]) -> float:
+    """All times of all models, all counts of GPUs; halves count in halves of a GPU."""
+    limit = workload.applications[0].slo_us * 0.9
+    best = inf
+    for times in product(*map(_times, models)):
+        if sum(times) > limit:
+            continue
+        best = min(best, _cheapest_gpus(models, times, rates, best))
+    return best
+
+
+def _cheapest_gpus(
+    models: tuple[str, ...], times: tuple[int, ...], rates: tuple[float, ...], best: float
+) -> float:
+    options: list[list[tuple[int, int]]] = []
+    for model, time, rate in zip(models, times, rates, strict=True):
+        ways = _ways(model, time)
+        fast = max(ways.get(("fast", 1), 0.0), ways.get(("fast", 2), 0.0))
+        slow = ways.get(("slow", 1), 0.0)
+        pairs = [
+            (f, s) for f in range(7) for s in range(9) if f * fast + s * slow >= rate * (1 - 1e-9)
+        ]
+        options.append(pairs)
+    for choice in product(*options):
+        fast, slow = (sum(pair[k] for pair in choice) for k in (0, 1))
+        if fast <= 6 and slow <= 8:
+            best = min(best, fast * FAST + slow * SLOW)
+    return best
+
+
+@pytest.mark.parametrize("slo_ms", [14.3, 20.3, 30.3, 45.3])
+@pytest.mark.parametrize("rate_rps", [150.0, 420.0])
+def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float) -> None:
+    chain = (
+        module("one", "a", batch_building_rate_rps=1e9),
+        module("two", "c", "one", rows_per_request=2, max_rows=4, batch_building_rate_rps=1e9),
+    )
+    workload = asked(slo_ms, *chain, rate_rps=rate_rps)
+    expected = _least_cost(workload, ("a", "c"), (rate_rps, 2 * rate_rps))
+    options = {"objective": "cost", "max_partitions": 1, "own": {"gathering": "fixed"}}
+    if expected == inf:
+        with pytest.raises(InputError):
+            made(workload, **options)
+        return
+    plan = made(workload, **options)
+    assert plan.objective.value == pytest.approx(expected)
+    assert plan.objective.upper_bound >= expected * (1 - 2e-4)
+
+
+@pytest.mark.slow
+def test_split_models_cost_no_more_than_whole_ones() -> None:
+    costs = [
+        made(
+            asked(16, DIAMOND[0], module("two", "c", "one")),
+            objective="cost",
+            max_partitions=stages,
+            own={"gathering": "fixed"},
+        ).objective.value
+        for stages in (1, 2)
+    ]
+    assert costs[1] <= costs[0] * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"billing": "occupancy"},
+        {"billing": "occupancy", "dummies": False},
+        {"billing": "occupancy", "gathering": "tc-even"},
+    ],
+)
+def test_a_diamond_is_planned_with_proof_by_every_accounting(own: dict[str, Any]) -> None:
+    plan = made(asked(60, *DIAMOND), objective="cost", own=own)
+    assert plan.objective.gap <= 1e-4
+    planned = plan.applications[0]
+    assert planned.application.longest(planned.budgets_us) <= 54_000
+    assert planned.tails_us["one"] > planned.tails_us["left"] > planned.tails_us["join"] == 0
+
+
+def test_planners_of_the_paper_cost_no_less_than_the_exact_one() -> None:
+    workload = asked(60, *DIAMOND)
+    exact = made(workload, objective="cost", own={"billing": "occupancy"}).objective.value
+    costs = {
+        name: made(workload, objective="cost", planner=name).objective.value
+        for name in ("piccolo", "nexus-dag", "scrooge", "inferline", "clipper")
+    }
+    assert min(costs.values()) == costs["piccolo"] >= exact * (1 - 1e-9)
+
+
+def test_throughput_is_shared_by_weight() -> None:
+    chain = (module("one", "a"), module("two", "c", "one", rows_per_request=2, max_rows=4))
+    app = {"name": "app", "slo_ms": 40, "weight": 3, "modules": list(chain)}
+    workload = Workload.from_dict({"applications": [app]})
+    plan = made(workload, max_partitions=1)
+    rate = 3 * plan.objective.value
+    assert plan.applications[0].application.rate_rps == pytest.approx(rate)
+    assert plan.model("c").throughput_rps >= 2 * rate * (1 - 1e-9)
+    assert plan.options["batch_building_rates"] == "pool without gathering"
+
+
+def test_models_and_applications_share_lines() -> None:
+    workload = asked(60, *DIAMOND)
+    workload = replace(
+        workload,
+        models=Workload.from_dict({"models": [{"name": "a", "slo_ms": 12, "rate_rps": 50}]}).models,
+    )
+    plan = made(workload, objective="cost")
+    assert plan.model("a").throughput_rps == pytest.approx(250)
+    assert plan.model("a").slo_us <= 12_000
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "message"),
+    [
+        (asked(3, *DIAMOND), {"objective": "cost"}, "application 'app': SLO less margin is 2.700"),
+        (
+            asked(3, *DIAMOND),
+            {"objective": "cost", "own": {"gathering": "fixed"}},
+            "application 'app': SLO less margin is 2.700 ms",
+        ),
+        (asked(60, *DIAMOND), {"planner": "dart-r"}, "option planner: dart-r plans models alone"),
+        (
+            asked(60, *DIAMOND),
+            {"own": {"gathering": "tc-tail"}},
+            "option gathering: tc-tail is defined for the objective cost",
+        ),
+        (
+            asked(60, *DIAMOND),
+            {"objective": "cost", "own": {"gathering": "tc-tail"}},
+            "option billing: tc-tail is defined for billing occupancy",
+        ),
+        (
+            asked(60, *DIAMOND),
+            {"objective": "cost", "planner": "piccolo", "own": {"without": "x"}},
+            "option without: 'x' is none of batching",
+        ),
+        (
+            asked(60, *DIAMOND, rate_rps=20_000),
+            {"objective": "cost"},
+            "gpu_classes.",
+        ),
+        (
+            asked(60, *DIAMOND),
+            {"objective": "cost", "slo_margins": {"nobody": 0.1}},
+            "option slo_margins.nobody: no model or application",
+        ),
+        (
+            asked(60, module("one", "ghost")),
+            {"objective": "cost"},
+            "workload model 'ghost': no profile",
+        ),
+        (
+            Workload.from_dict(
+                {"applications": [{"name": "app", "slo_ms": 9, "modules": [module("x", "a")]}]}
+            ),
+            {"objective": "cost"},
+            "application 'app'.rate_rps: needed",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_named(
+    workload: Workload, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        made(workload, **options)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+CHANGES: list[tuple[str, Any, str]] = [
+    ("slo_us", 50_000, "SLO, outputs or modules are not those of the workload"),
+    ("rate_rps", 190.0, "rate_rps is 190.0, derived 200.0"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "found"), CHANGES)
+def test_a_changed_application_is_found(field: str, value: Any, found: str) -> None:
+    data = made(asked(60, *DIAMOND), objective="cost").to_dict()
+    data["applications"][0][field] = value
+    assert any(found in text for text in verify_plan(Plan.from_dict(data)))
+
+
+@pytest.mark.parametrize("own", [{}, {"billing": "occupancy"}])
+def test_a_changed_budget_or_occupancy_is_found(own: dict[str, Any]) -> None:
+    plan = made(asked(60, *DIAMOND), objective="cost", own=own)
+    for factor in (0.5, 3.0):
+        data = plan.to_dict()
+        modules = data["applications"][0]["modules"]
+        modules[3]["budget_us"] = int(modules[3]["budget_us"] * factor)
+        for item in modules:
+            del item["tail_us"]
+        assert verify_plan(Plan.from_dict(data))
+    data = plan.to_dict()
+    data["models"][0]["pipelines"][0]["occupied_vgpus"] *= 0.5
+    assert verify_plan(Plan.from_dict(data))
