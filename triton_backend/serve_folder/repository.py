@@ -201,8 +201,11 @@ def render_generation(
         the plan with all tensors named, as it was written.
 
     Raises:
-        InputError: two nodes would have one Triton model.
+        InputError: two nodes would have one Triton model, or the plan has applications.
     """
+    if plan.applications:
+        name = plan.applications[0].application.name
+        raise InputError(f"plan {plan.plan_id}", f"application {name!r}: not served yet")
     _check_node_models(plan)
     plan = complete_tensors(plan)
     place = folder / "generations" / str(generation)
