@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -132,18 +134,21 @@ def small_plan(
     stage_us: int = 80_000,
     cut: int = 5,
     quick: tuple[str, ...] = ("quick",),
+    *,
+    cuts: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
 
-    `quick` are names of `quick_model`s beside them.
+    `quick` are names of `quick_model`s beside them; `cuts` are those of models cut elsewhere than others.
     """
     slo_us = 5 * stage_us
     rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
     models: list[HandModel] = []
     for number, name in enumerate(names):
+        at = cuts.get(name, cut)
         stages = (
-            small_stage((0, cut), "FAST", 2 * number, stage_us),
-            small_stage((cut, BLOCKS), "SLOW", 2 * number, stage_us),
+            small_stage((0, at), "FAST", 2 * number, stage_us),
+            small_stage((at, BLOCKS), "SLOW", 2 * number, stage_us),
         )
         pipeline = hand_pipeline(*stages, batch=SMALL_BATCH, rate_rps=rate_rps)
         models.append(small_model(name, slo_us, pipeline))

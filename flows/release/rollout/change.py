@@ -19,7 +19,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from flows.release.rollout.hosts import OtherHosts
 from flows.release.server.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.transition import steps
 from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
@@ -147,6 +148,8 @@ def change_plan(
 ) -> PlanChange:
     """Bring another plan into force on the system served from `folder`.
 
+    Where a GPU cannot hold the new workers beside the old, plans between are brought into force first.
+
     Args:
         folder: the serve folder.
         plan: what is served from then on.
@@ -155,9 +158,25 @@ def change_plan(
         flush: let all that is in flight end first, and dispatch nothing until then.
 
     Raises:
-        InputError: nothing is served there, or the plan cannot follow the one being served.
-        ServerError: a step failed; before the swap, the old plan is being served as before.
+        InputError: nothing is served there, the plan cannot follow the one being served, or GPUs cannot
+            hold both, not even step by step.
+        ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
+    before = plan_in_force(folder)
+    *between, last = steps(before, complete_tensors(plan), may_load=False)
+    done: list[StepDone] = []
+    for following in between:
+        change = _change_at_once(folder, following, on_step, (ready_seconds, flush))
+        done += change.steps
+    change = _change_at_once(folder, last, on_step, (ready_seconds, flush))
+    return replace(change, steps=(*done, *change.steps))
+
+
+def _change_at_once(
+    folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, bool]
+) -> PlanChange:
+    """Bring a plan into force that every GPU holds beside the one in force."""
+    ready_seconds, flush = how
     change = _plan_change(folder, plan)
     done: list[StepDone] = []
 

@@ -20,6 +20,7 @@ from tests.fakes.unequal_shares import example
 from tests.ports import free_ports
 from tests.triton_backend.serving.shared_plans import sharing
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import node_model, render_repository
@@ -120,6 +121,14 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
     through_shared_memory(state, tail["cut_4"])
     runs = state.control("status")["counters"]["stage_runs"]
     assert {"p20", "p40", "p60", "p80"} <= {key.split("/")[-1] for key in runs}
+    # `b` and `c` hold 3 of 4 GiB of their GPU: nothing as large can start beside them.
+    slower = example() | {"plan_id": "slower"}
+    (stage,) = slower["models"][1]["pipelines"][0]["stages"]
+    stage["latency_us_by_batch"] = [2 * us for us in stage["latency_us_by_batch"]]
+    with pytest.raises(InputError, match=r"old and new need .* GiB together, it has 4"):
+        change_plan(state.folder, Plan.from_dict(slower))
+    assert state.control("status")["prepared"] is None
+    infer(state, "grpc", "b", whole)
     change_plan(state.folder, under(shared, FIRST, "back"))
     both_answer(state)
 
