@@ -235,8 +235,9 @@ def _lane(
 
 
 def _lane_name(pipeline: PipelineView) -> str:
-    name = f"pipeline {pipeline.number + 1}"
-    return name if pipeline.entry is None else f"{name}, {words.shorten(pipeline.entry, 6)}"
+    if pipeline.entry is None:
+        return f"pipeline {pipeline.number + 1}"
+    return f"{pipeline.number + 1}: {words.shorten(pipeline.entry, 10)}"
 
 
 def _arrow(x1: float, x2: float, y: float, thickness: float, colour: str) -> str:
@@ -355,7 +356,7 @@ def _budget(
     place: tuple[float, float],
     colours: Mapping[str, tuple[str, str]],
 ) -> str:
-    """How the SLO is spent: gathering, run times, transfers, what is left."""
+    """How the SLO, or the entry's budget, is spent: gathering, run times, transfers, what is left."""
     (y, width), left, height = place, LABEL, 7.0
     spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
     for stage in pipeline.stages:
@@ -372,12 +373,15 @@ def _budget(
         tip = f"{label}: {words.milliseconds(duration_ms)}"
         parts.append(rect(x, y, duration_ms * scale, height, fill=colour, title=tip))
         x += duration_ms * scale
-    free_ms = model.slo_ms - (x - left) / scale
+    free_ms = pipeline.budget_ms - (x - left) / scale
+    of_what = (
+        "SLO" if pipeline.entry is None else f"entry's {words.milliseconds(pipeline.budget_ms)}"
+    )
     parts.append(
         text(
             left + width,
             y + height + 11,
-            f"{words.milliseconds(free_ms)} of the SLO free",
+            f"{words.milliseconds(free_ms)} of the {of_what} free",
             size=10,
             fill=SOFT if free_ms >= 0 else BAD,
             text_anchor="end",
@@ -385,7 +389,11 @@ def _budget(
     )
     parts.append(
         straight_line(
-            left + model.slo_ms * scale, y - 2, left + model.slo_ms * scale, y + 9, stroke=INK
+            left + pipeline.budget_ms * scale,
+            y - 2,
+            left + pipeline.budget_ms * scale,
+            y + 9,
+            stroke=INK,
         )
     )
     return "".join(parts)

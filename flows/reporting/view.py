@@ -70,10 +70,11 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineView:
-    """One pipeline and how it spends the SLO; `entry` where the model lists entries."""
+    """One pipeline and how it spends its budget: the entry's, or the SLO where the model lists none."""
 
     number: int
     entry: str | None
+    budget_ms: float
     batch: int
     rate_rps: float
     latency_ms: float
@@ -218,6 +219,7 @@ def _model(
     model = plan.models[number]
     demand = next((d for d in plan.workload.models if d.name == model.name), None)
     rows = [row for row in parts if row.model == number]
+    budgets_us = {entry.name: entry.budget_us for entry in model.entries}
     return ModelView(
         number=number,
         name=model.name,
@@ -227,6 +229,7 @@ def _model(
             PipelineView(
                 number=p,
                 entry=pipeline.entry,
+                budget_ms=us_to_ms(budgets_us.get(pipeline.entry or "", model.slo_us)),
                 batch=pipeline.batch,
                 rate_rps=pipeline.throughput_rps,
                 latency_ms=us_to_ms(pipeline.latency_us),
