@@ -19,7 +19,7 @@ from scripts.faults.rollout_faults import BY_PREFECT, OLD_NODE, SERVER, WORKER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
-CELLS = [("flush", SERVER), ("flush", OLD_NODE), ("swap", WORKER)]
+CELLS = [("prepare", SERVER), ("prepare", OLD_NODE), ("swap", WORKER)]
 
 
 def low_port() -> int:

@@ -186,8 +186,6 @@ def test_a_request_outlives_a_change_of_plan(system: LocalSystem) -> None:
     prepared = deploy(
         system.settings.folder, replace(system.deployment.plan, plan_id="next"), None, 2
     )
-    for vgpu in range(2):
-        system.start_worker(prepared, vgpu)
     system.control("prepare", generation=2)
     wait_for(lambda: system.status()["prepared"]["up"] == len(prepared.vgpus))
     system.control("flush")
