@@ -165,12 +165,15 @@ def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
     """Offer the best plan of fewer stages too, so that more freedom never is worse."""
     fewer = np.flatnonzero(best.columns.stages < options.max_partitions)
     models = np.unique(best.columns.model[fewer])
-    if len(models) < len(best.problem.models) or len(fewer) == len(best.columns):
+    if len(models) < len(best.problem.models):
+        return
+    less = replace(options, max_partitions=options.max_partitions - 1)
+    if len(fewer) == len(best.columns):  # nothing has so many stages
+        _with_fewer_stages(best, less, watch)
         return
     columns = best.columns.take(fewer)
     bound = solve_bound(best.problem, columns, best.goal)
     alone = Best(best.problem, columns, best.goal)
-    less = replace(options, max_partitions=options.max_partitions - 1)
     attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
     proven = _Run(attempts, bound).solve()
     if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -12,8 +13,10 @@ from flows.planning.verify import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.decomposition.test_decompose import Problem3, many
 from tests.flows.planning.pool.test_plan_brute_force import problems
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.workload import ModelDemand, Workload
 
 COARSE = PlanOptions(gap=0.05)
 
@@ -47,6 +50,33 @@ def test_few_models_are_never_worse_with_more_stages(
         except InfeasibleError:
             assert not values  # what fewer stages can do, more can
     assert all(more >= fewer * (1 - 1e-4) for fewer, more in pairwise(values))
+
+
+def test_stages_beyond_what_a_model_has_blocks_for_are_never_worse() -> None:
+    """Two blocks: with three stages the search is that with two, and must begin like it."""
+    latency_us = {"a": [[50.0, 50.0], [50.0, 79.0]], "b": [[50.0, 52.0], [50.0, 84.0]]}
+    profile = ModelProfile(
+        name="m",
+        boundary_bytes=(0,),
+        latency_us={(name, 1): np.array(table) for name, table in latency_us.items()},
+    )
+    nodes = [
+        NodeGroup(count=1, gpu_class=name, gpus=1, nic_gbps=gbps)
+        for name, gbps in (("a", 8.0), ("b", 4.0))
+    ]
+    classes = [GpuClass(name=name, vgpu_divisors=(1,)) for name in latency_us]
+    cluster = Cluster(name="tiny", gpu_classes=tuple(classes), nodes=tuple(nodes))
+    demand = ModelDemand(name="m", slo_us=1003, weight=0.5, batch_building_rate_rps=1500.0)
+    values = [
+        make_plan(
+            {"m": profile},
+            cluster,
+            Workload(models=(demand,)),
+            PlanOptions(gap=0.2, slo_margin=0.0, max_partitions=stages),
+        ).objective.value
+        for stages in (1, 2, 3)
+    ]
+    assert values == sorted(values)
 
 
 def test_a_plan_of_fewer_classes_is_where_one_of_more_begins() -> None:
