@@ -14,27 +14,29 @@ arrivals.
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.release.rollout.change import change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
-from triton_backend.contract.decisions import Dispatch
+from scripts.benchmarks.served import (
+    AROUND_S,
+    SERVED,
+    Load,
+    Loaded,
+    Served,
+    samples_file,
+    small_plan,
+)
 from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.serve_folder.repository import read_workers
-from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 
 SLACK_S, GAP_SLACK_S = 0.05, 0.01
 ATTAINED = 0.99
-AROUND_S = 2.5
-MINUTE_S = 60
 
 
 def rollout(options: argparse.Namespace) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         changed_us = time.monotonic_ns() // 1000
         loaded = load.result()
         workers = read_workers(served.folder, change.generation)
-        gaps = dispatch_gaps(served.folder / "events")
+        (gaps,) = served.dispatch_gaps()
     simulated = simulate(
         old,
         SimOptions(
@@ -70,8 +72,8 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
     models = loaded.summary["models"].values()
     return {
         "slo_s": us_to_s(old.models[0].slo_us),
-        "gap_before_s": gaps[0],
-        "gap_s": gaps[1],
+        "gap_before_s": gaps.before_s,
+        "gap_s": gaps.around_s,
         "inherited": sum(origin.generation < change.generation for origin in workers.origins),
         "workers": len(workers.origins),
         "steps": steps_to_dicts(change),
@@ -86,29 +88,6 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         "messages": loaded.summary["messages"],
         "send_lag_ms": loaded.summary["send_lag_ms"],
     }
-
-
-def dispatch_gaps(folder: Path) -> tuple[float, float]:
-    """Longest time (s) without a dispatch: in the minute before the change, and from 1 s before it on."""
-    now_us, changed_us = 0, 0
-    dispatched: list[int] = []
-    for path in sorted(folder.glob("events-*.jsonl")):
-        for item in read_events(path.read_text().splitlines()):
-            if isinstance(item, dict):
-                changed_us = item["now_us"] if item["rollout"] else changed_us
-            elif isinstance(item, Dispatch):
-                dispatched.append(now_us)
-            else:
-                now_us = getattr(item, "now_us", now_us)
-    at = np.asarray(dispatched, dtype=np.int64)
-    before = at[(at > changed_us - s_to_us(MINUTE_S)) & (at <= changed_us)]
-    near = at[(at > changed_us - s_to_us(1)) & (at < changed_us + s_to_us(AROUND_S))]
-    return longest_gap_s(before), longest_gap_s(near)
-
-
-def longest_gap_s(instants_us: NDArray[np.int64]) -> float:
-    """Longest time between one instant and the next."""
-    return us_to_s(int(np.diff(instants_us).max(initial=0)))
 
 
 def around(loaded: Loaded, instant_us: int) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -35,12 +35,15 @@ from tests.fakes.plans import (
     hand_stage,
 )
 from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.gateway.event_log import read_events
 
 SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
 INTERRUPTED = 130  # the load generator's exit code after a stop
@@ -48,6 +51,7 @@ SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
 SAMPLES_CHECKED = 16
 BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
 QUICK_US, QUICK_RPS = 5_000, 20.0
+MINUTE_S, AROUND_S = 60.0, 2.5
 
 
 def stretched(plan: Plan, factor: float) -> Plan:
@@ -160,6 +164,28 @@ def small_plan(
     return hand_plan(*models, nodes=nodes, plan_id=plan_id)
 
 
+class DispatchGaps(NamedTuple):
+    """Longest times (s) from one dispatch to the next: in the minute before a change, and around it."""
+
+    before_s: float
+    around_s: float
+
+    @classmethod
+    def of(cls, dispatched_us: NDArray[np.int64], changed_us: int) -> Self:
+        """Around: from 1 s before the change to `AROUND_S` after it; instants in order."""
+        spans_s = ((MINUTE_S, 0.0), (1.0, AROUND_S))
+        gaps = (
+            np.diff(
+                dispatched_us[
+                    (dispatched_us > changed_us - s_to_us(before))
+                    & (dispatched_us <= changed_us + s_to_us(after))
+                ]
+            ).max(initial=0)
+            for before, after in spans_s
+        )
+        return cls(*(us_to_s(int(gap)) for gap in gaps))
+
+
 class Served:
     """A plan served from a temporary folder while the context lasts."""
 
@@ -210,6 +236,22 @@ class Served:
             except (OSError, psutil.Error):
                 continue
         return found
+
+    def dispatch_gaps(self) -> list[DispatchGaps]:
+        """Of every change of plan so far, as the gateway's event files tell."""
+        now_us = 0
+        changed: list[int] = []
+        dispatched: list[int] = []
+        for path in sorted((self.folder / "events").glob("events-*.jsonl")):
+            for item in read_events(path.read_text().splitlines()):
+                if isinstance(item, dict):
+                    changed += [item["now_us"]] if item["rollout"] else []
+                elif isinstance(item, Dispatch):
+                    dispatched.append(now_us)
+                else:
+                    now_us = getattr(item, "now_us", now_us)
+        at = np.asarray(dispatched, dtype=np.int64)
+        return [DispatchGaps.of(at, instant_us) for instant_us in changed]
 
     def segments(self) -> list[Path]:
         """Its shared memory."""

@@ -82,18 +82,11 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """A change that succeeded; `downtime_seconds` is how long a flush kept anything from dispatch."""
+    """A change that succeeded."""
 
     plan_id: str
     generation: int
     steps: tuple[StepDone, ...]
-
-    @property
-    def downtime_seconds(self) -> float:
-        """From the request to flush until the swap was done; 0 where nothing was flushed."""
-        if all(step.step is not Step.FLUSH for step in self.steps):
-            return 0.0
-        return sum(s.seconds for s in self.steps if s.step in {Step.FLUSH, Step.SWAP})
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,6 @@
 """Nights that are replanned by one command, on a real Prefect server and beside a system that serves."""
 
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from flows.planning.stored_plans import plan_step
 from flows.release.server import admin
 from flows.state import ProjectState
 from flows.workspace import Workspace
+from tests.flows.deployments.joined import joining
 from tests.ports import free_ports
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -131,15 +131,7 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
     two_files(tmp_path)
-    (ui_port,) = free_ports(1)
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "POOLPIPE_"))}
-    own = {
-        "PREFECT_API_URL": prefect_url,
-        "POOLPIPE_HOME": str(tmp_path / "home"),
-        "POOLPIPE_WAREHOUSE": str(tmp_path / "w.duckdb"),
-        "POOLPIPE_UI_PORT": str(ui_port),
-    }
-    joined = Project(folder=tmp_path, url=prefect_url, environment=plain | own)
+    joined = Project(folder=tmp_path, url=prefect_url, environment=joining(tmp_path, prefect_url))
     try:
         yield joined
     finally:

@@ -1,6 +1,5 @@
 """Everything against a Prefect server that somebody else started: nothing here starts one."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.deployments import whatif as module
 from flows.deployments.parameters import WhatIfParameters
 from flows.deployments.whatif import task_runner
+from tests.flows.deployments.joined import joining
 from tests.flows.preparation.splitting.tiny_models import residual_net
-from tests.ports import free_ports
 from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
@@ -64,15 +63,7 @@ class Project:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("shared")
-    (ui_port,) = free_ports(1)
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "POOLPIPE_"))}
-    own = {
-        "PREFECT_API_URL": prefect_url,
-        "POOLPIPE_HOME": str(folder / "home"),
-        "POOLPIPE_WAREHOUSE": str(folder / "w.duckdb"),
-        "POOLPIPE_UI_PORT": str(ui_port),
-    }
-    joined = Project(folder=folder, url=prefect_url, environment=plain | own)
+    joined = Project(folder=folder, url=prefect_url, environment=joining(folder, prefect_url))
     try:
         joined.operations("up", *(f"--class={name}" for name in CLASSES))
         yield joined
