@@ -122,7 +122,7 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
     runs = state.control("status")["counters"]["stage_runs"]
     assert {"p20", "p40", "p60", "p80"} <= {key.split("/")[-1] for key in runs}
     # `b` and `c` hold 3 of 4 GiB of their GPU: nothing as large can start beside them.
-    slower = example() | {"plan_id": "slower"}
+    slower: dict[str, Any] = {**example(), "plan_id": "slower"}
     (stage,) = slower["models"][1]["pipelines"][0]["stages"]
     stage["latency_us_by_batch"] = [2 * us for us in stage["latency_us_by_batch"]]
     with pytest.raises(InputError, match=r"old and new need .* GiB together, it has 4"):
