@@ -197,7 +197,10 @@ class RolloutParameters(Parameters):
     bake_seconds: float = Field(default=30.0, ge=0)
     attainment_target: float = Field(default=0.95, gt=0, le=1)
     reason: str = "requested"
-    flush: bool = Field(default=False, description="Let all that is in flight end first.")
+    way: Literal["in-place", "in-place-only", "flush"] = Field(
+        default="in-place",
+        description="With work in flight, without plans between, or when all in flight has ended.",
+    )
 
 
 class ReplanParameters(PlanningParameters):

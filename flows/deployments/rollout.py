@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import RolloutParameters
 from flows.planning.stored_plans import find_plan
+from flows.release.rollout.change import Way
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
@@ -34,7 +35,7 @@ def rollout(parameters: RolloutParameters) -> dict[str, Any]:
         bake_seconds=parameters.bake_seconds,
         attainment_target=parameters.attainment_target,
         reason=parameters.reason,
-        flush=parameters.flush,
+        way=Way(parameters.way),
     )
     result = bring_into_force(work, plan, options)
     create_markdown_artifact(

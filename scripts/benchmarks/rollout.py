@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.release.rollout.change import change_plan, steps_to_dicts
+from flows.release.rollout.change import Way, change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import (
     AROUND_S,
@@ -53,7 +53,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             *checks,
         )
         time.sleep(options.seconds / 2)
-        change = change_plan(served.folder, new, flush=options.flush)
+        change = change_plan(served.folder, new, way=Way.FLUSH if options.flush else Way.IN_PLACE)
         changed_us = time.monotonic_ns() // 1000
         loaded = load.result()
         workers = read_workers(served.folder, change.generation)

@@ -306,13 +306,17 @@ def _memories(plan: Plan) -> dict[str, float | None]:
 # A change in steps
 
 
-def steps(before: Plan, after: Plan, *, may_load: bool = True) -> tuple[Plan, ...]:
+def steps(
+    before: Plan, after: Plan, *, may_load: bool = True, at_once: bool = False
+) -> tuple[Plan, ...]:
     """Plans to change to, one after another, so that every GPU holds old and new at each change.
 
     The last is `after`. Where it cannot follow at once, models go over in groups (those that share a
     pool in either plan go together). In every plan between, a group serves by its old pools or by its
     new ones: where a GPU is too full for what starts there, models that have another vGPU leave it
     first, and a group whose new workers find room goes over, with as many of them as do.
+
+    With `at_once` there is nothing between.
 
     Raises:
         InputError: it cannot be done so; names a GPU with what it needs and what it has.
@@ -324,13 +328,18 @@ def steps(before: Plan, after: Plan, *, may_load: bool = True) -> tuple[Plan, ..
         if change.fits:
             return (*found, after)
         full = [gpu for gpu in change.gpus if not gpu.fits]
-        following = now.next(full)
+        following = None if at_once else now.next(full)
         if following is None:
             worst = max(full, key=lambda gpu: gpu.during_gib - (gpu.memory_gib or 0.0))
             raise InputError(
                 f"change of plan, node {worst.node}, GPU {worst.gpu}",
                 f"old and new need {worst.during_gib:.3f} GiB together, it has"
-                f" {worst.memory_gib:g}, and no model on it has another vGPU to go on with",
+                f" {worst.memory_gib:g}, and "
+                + (
+                    "it is to be made at once"
+                    if at_once
+                    else "no model on it has another vGPU to go on with"
+                ),
             )
         now = following
         found.append(

@@ -40,6 +40,13 @@ def rollout(
             "--flush", help="Let all batches in flight end first; nothing starts until then."
         ),
     ] = False,
+    in_place_only: Annotated[
+        bool,
+        typer.Option(
+            "--in-place-only",
+            help="Refuse where a GPU cannot hold old and new workers together: no plans between.",
+        ),
+    ] = False,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
@@ -60,6 +67,7 @@ def rollout(
 
     Checked before and watched after; on breach the former plan comes back.
     """
+    from flows.release.rollout.change import Way
     from flows.release.rollout.guarded import DONE, RolloutOptions, roll_back, roll_out
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
@@ -69,6 +77,8 @@ def rollout(
         raise InputError("rollout", "takes a plan, --rollback or --status, one of them")
     if (dry_run and not named) or (previous is not None and not dry_run):
         raise InputError("rollout", "--dry-run takes a plan, and --previous goes with --dry-run")
+    if flush and in_place_only:
+        raise InputError("rollout", "a flush is no change in place: --flush or --in-place-only")
     if status:
         _history(warehouse, as_json=as_json)
         return
@@ -76,14 +86,14 @@ def rollout(
 
     if dry_run:
         wanted = the_plan(plan, plan_option, warehouse)
-        _preview(warehouse, previous, wanted, as_json=as_json)
+        _preview(warehouse, previous, wanted, at_once=in_place_only, as_json=as_json)
         return
 
     asked = RolloutOptions(
         bake_seconds=bake_seconds,
         attainment_target=attainment_target,
         reason=reason,
-        flush=flush,
+        way=Way.FLUSH if flush else Way.IN_PLACE_ONLY if in_place_only else Way.IN_PLACE,
     )
     work, report = workspace(warehouse), say(quiet=as_json)
     if rollback:
@@ -99,7 +109,9 @@ def rollout(
         raise typer.Exit(1)
 
 
-def _preview(warehouse: Path, previous: str | None, wanted: "Plan", *, as_json: bool) -> None:
+def _preview(
+    warehouse: Path, previous: str | None, wanted: "Plan", *, at_once: bool, as_json: bool
+) -> None:
     from flows.planning.stored_plans import find_plan
     from flows.release.rollout.change import plan_in_force
     from flows.release.rollout.preview import preview
@@ -107,9 +119,12 @@ def _preview(warehouse: Path, previous: str | None, wanted: "Plan", *, as_json: 
 
     work = workspace(warehouse)
     in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)
-    found = preview(in_force, wanted, may_load=False)
+    found = preview(in_force, wanted, may_load=False, at_once=at_once)
+    seconds = _seconds_of_former_changes(warehouse)
     if as_json:
-        print_json({"from": in_force.plan_id, "to": wanted.plan_id, "steps": found})
+        print_json(
+            {"from": in_force.plan_id, "to": wanted.plan_id, "steps": found, "seconds": seconds}
+        )
         return
     head = ("step", "plan", "stay", "start", "end", "load", "MiB loaded", "fullest GPU")
     rows = [
@@ -126,6 +141,24 @@ def _preview(warehouse: Path, previous: str | None, wanted: "Plan", *, as_json: 
         for number, step in enumerate(found, 1)
     ]
     show(table(head, rows))
+    if seconds is None:
+        show("seconds: not known, no rollout has ended in this warehouse")
+    else:
+        show(f"about {seconds:.1f} s a step, the median of former rollouts")
+
+
+def _seconds_of_former_changes(warehouse: Path) -> float | None:
+    """Median over the last rollouts that were done: seconds of their steps together."""
+    from statistics import median
+
+    from flows.release.rollout.guarded import DONE
+    from flows.workspace import workspace
+    from warehouse.observations import list_rollouts, rollout_steps
+
+    with workspace(warehouse).open(read_only=True) as store:
+        done = [rollout for rollout in list_rollouts(store, 10) if rollout.state == DONE]
+        totals = [sum(s.seconds for s in rollout_steps(store, r.rollout_id)) for r in done]
+    return median(totals) if totals else None
 
 
 def _fullest(gpu: dict[str, Any] | None) -> str:

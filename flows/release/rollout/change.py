@@ -70,6 +70,19 @@ class Step(StrEnum):
     ABORT = "abort"
 
 
+class Way(StrEnum):
+    """How a plan follows another.
+
+    `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by plans
+    between. `in-place-only`: the same without plans between. `flush`: PPipe's migration, with nothing in
+    flight.
+    """
+
+    IN_PLACE = "in-place"
+    IN_PLACE_ONLY = "in-place-only"
+    FLUSH = "flush"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """One step that has ended."""
@@ -137,39 +150,39 @@ def change_plan(
     on_step: Callable[[StepDone], None] = lambda _: None,
     *,
     ready_seconds: float = READY_SECONDS,
-    flush: bool = False,
+    way: Way = Way.IN_PLACE,
 ) -> PlanChange:
     """Bring another plan into force on the system served from `folder`.
-
-    Where a GPU cannot hold the new workers beside the old, plans between are brought into force first.
 
     Args:
         folder: the serve folder.
         plan: what is served from then on.
         on_step: called with each step when it has ended.
         ready_seconds: how long the new workers may take to come up.
-        flush: let all that is in flight end first, and dispatch nothing until then.
+        way: how; after `FLUSH` nothing is dispatched until all that is in flight has ended.
 
     Raises:
         InputError: nothing is served there, the plan cannot follow the one being served, or GPUs cannot
-            hold both, not even step by step.
+            hold both, not even step by step (`IN_PLACE_ONLY`: not at once).
         ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
     before = plan_in_force(folder)
-    *between, last = steps(before, complete_tensors(plan), may_load=False)
+    *between, last = steps(
+        before, complete_tensors(plan), may_load=False, at_once=way is Way.IN_PLACE_ONLY
+    )
     done: list[StepDone] = []
     for following in between:
-        change = _change_at_once(folder, following, on_step, (ready_seconds, flush))
+        change = _change_at_once(folder, following, on_step, (ready_seconds, way))
         done += change.steps
-    change = _change_at_once(folder, last, on_step, (ready_seconds, flush))
+    change = _change_at_once(folder, last, on_step, (ready_seconds, way))
     return replace(change, steps=(*done, *change.steps))
 
 
 def _change_at_once(
-    folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, bool]
+    folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, Way]
 ) -> PlanChange:
     """Bring a plan into force that every GPU holds beside the one in force."""
-    ready_seconds, flush = how
+    ready_seconds, way = how
     change = _plan_change(folder, plan)
     done: list[StepDone] = []
 
@@ -190,7 +203,7 @@ def _change_at_once(
         run(Step.RENDER, _render)
         run(Step.PRELOAD, _preload)
         run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
-        if flush:
+        if way is Way.FLUSH:
             run(Step.FLUSH, _flush)
         run(Step.SWAP, _swap)
     except BaseException:

@@ -18,6 +18,7 @@ from flows.planning.verify import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.change import (
     StepDone,
+    Way,
     change_plan,
     finish_or_undo_change,
     is_same_plan,
@@ -55,7 +56,7 @@ class RolloutOptions:
             back.
         latency_factor: and if a model's mean latency exceeds so many times its SLO.
         reason: why, for the history.
-        flush: let all that is in flight end before the change (PPipe's migration).
+        way: in place, in place without plans between, or with a flush first.
     """
 
     bake_seconds: float = 30.0
@@ -63,7 +64,7 @@ class RolloutOptions:
     attainment_target: float = 0.95
     latency_factor: float = 1.0
     reason: str = "requested"
-    flush: bool = False
+    way: Way = Way.IN_PLACE
 
     def __post_init__(self) -> None:
         if self.bake_seconds < 0 or not self.poll_seconds > 0:
@@ -105,7 +106,7 @@ def roll_out(
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
-        failure = _change_plan(work, warehouse, rollout, plan, say, flush=options.flush)
+        failure = _change_plan(work, warehouse, rollout, plan, say, options.way)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
@@ -213,8 +214,7 @@ def _change_plan(
     rollout: Rollout,
     plan: Plan,
     say: Say,
-    *,
-    flush: bool = False,
+    way: Way = Way.IN_PLACE,
 ) -> PoolPipeError | None:
     """Every step recorded when it has ended; what it failed with, if it did."""
 
@@ -224,7 +224,7 @@ def _change_plan(
         record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
     try:
-        change_plan(work.state.serve, plan, record, flush=flush)
+        change_plan(work.state.serve, plan, record, way=way)
     except PoolPipeError as error:
         return error
     return None

@@ -10,8 +10,10 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import GpuPeak, steps, transition
 
 
-def preview(in_force: Plan, plan: Plan, *, may_load: bool = True) -> list[dict[str, Any]]:
-    """The steps of a change, in order.
+def preview(
+    in_force: Plan, plan: Plan, *, may_load: bool = True, at_once: bool = False
+) -> list[dict[str, Any]]:
+    """The steps of a change, in order; with `at_once` it has one.
 
     Returns:
         per step `plan_id`, `fullest` (the GPU with the least memory left, None where none is known)
@@ -22,7 +24,7 @@ def preview(in_force: Plan, plan: Plan, *, may_load: bool = True) -> list[dict[s
     """
     found: list[dict[str, Any]] = []
     before = in_force
-    for following in steps(in_force, plan, may_load=may_load):
+    for following in steps(in_force, plan, may_load=may_load, at_once=at_once):
         change = transition(before, following, may_load=may_load)
         known = [gpu for gpu in change.gpus if gpu.memory_gib is not None]
         fullest = max(known, key=_filled, default=None)

@@ -27,6 +27,15 @@ def test_the_same_plan_is_one_step_in_which_nothing_happens() -> None:
     assert (step["stay"], step["start"], step["end"]) == (1, [], [])
 
 
+def test_a_change_at_once_has_no_plans_between() -> None:
+    before = full_gpus({"x": [0], "y": [1, 2]}, {"x": 6, "y": 5}, plan_id="before")
+    after = full_gpus({"x": [1], "y": [2, 0]}, {"x": 6, "y": 5}, plan_id="after")
+    with pytest.raises(
+        InputError, match=r"need 11\.000 GiB together, it has 8, and it is to be made"
+    ):
+        preview(before, after, at_once=True)
+
+
 def test_what_cannot_be_is_refused_with_the_numbers() -> None:
     before = full_gpus({"x": [0], "y": [1]}, {"x": 6, "y": 5}, plan_id="before")
     after = full_gpus({"x": [1], "y": [0]}, {"x": 6, "y": 5}, plan_id="after")
