@@ -122,7 +122,7 @@ def change_of(previous: Plan, plan: Plan) -> dict[str, Any]:
     Plans are compared as planned: their artifacts are made and named later.
     """
     # As rollouts do it: a living worker loads no stage.
-    change = transition(_as_planned(previous), _as_planned(plan), may_load=False)
+    change = transition(_as_planned(previous), _as_planned(plan))
     known = all(stage.memory is not None for _, _, stage, _ in plan.placed_stages())
     return {
         "previous": previous.plan_id,

@@ -30,7 +30,7 @@ from triton_backend.contract.plan import Plan, Stage, StageRow, VGpu
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
-from triton_backend.runtimes.stage_tensors import complete_tensors, stage_inputs
+from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
@@ -281,7 +281,7 @@ def _shared_memory_mib(plan: Plan, vgpus: Mapping[int, int]) -> int:
             model = plan.models[row.model]
             pipeline = model.pipelines[row.pipeline]
             batch = pipeline.stages[row.stage].batch or pipeline.batch
-            input_bytes = total_bytes_per_sample(stage_inputs(model, row.pipeline, row.stage))
+            input_bytes = total_bytes_per_sample(model.stage_inputs(row.pipeline, row.stage))
             slot_bytes[row.pool] = max(slot_bytes[row.pool], batch * input_bytes)
     inputs = sum(BUSY_SLOTS * count * slot_bytes[pool] for pool, count in vgpus.items())
     return _rounded(STUB_MIB + inputs // MIB)

@@ -492,6 +492,18 @@ class ModelPlan:
             ),
         )
 
+    def stage_inputs(self, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
+        """What enters a stage, as far as the plan names it."""
+        path = self.pipelines[pipeline]
+        if stage:
+            return path.stages[stage - 1].boundary or ()
+        return next((e.inputs for e in self.entries if e.name == path.entry), self.inputs)
+
+    def stage_outputs(self, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
+        """What leaves a stage, as far as the plan names it."""
+        stages = self.pipelines[pipeline].stages
+        return self.outputs if stage == len(stages) - 1 else stages[stage].boundary or ()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `plan.json`."""
         out: dict[str, Any] = {

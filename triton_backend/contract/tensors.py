@@ -11,6 +11,7 @@ from typing import Any, Self
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 
+ALIGNMENT = 64  # bytes of a cache line
 BYTES_PER_ELEMENT: Mapping[str, int] = {
     "BOOL": 1,
     "UINT8": 1,
@@ -72,6 +73,12 @@ class TensorSpec:
             dtype=fields.text("dtype"),
             shape=fields.integers("shape", least=-1),
         )
+
+
+def aligned_bytes(specs: tuple[TensorSpec, ...], samples: int) -> int:
+    """Bytes of tensors of so many samples, each begun on a cache line."""
+    sizes = (spec.bytes_per_sample * samples for spec in specs)
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
 def total_bytes_per_sample(specs: tuple[TensorSpec, ...]) -> int:

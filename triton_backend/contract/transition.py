@@ -1,8 +1,9 @@
 """What a change of plan means for the workers: who goes on, who starts, who ends, what is loaded.
 
 A worker is the process of one vGPU and holds every stage of its pool. It goes on under the next plan
-where both plans have a vGPU of the same class and share at the same place, and it holds a stage that
-the next plan wants there; other stages are loaded into it before the change and dropped after it:
+where both plans have a vGPU of the same class and share at the same place, it holds a stage that
+the next plan wants there, and batches of the others find room in its slots; those are loaded into it
+before the change. What it no longer needs is dropped after it:
 
     before   GPU 0: [ a ]   [ b ]          GPU 1: [ c ]
     after    GPU 0: [ a d ] [ e ]          GPU 1: [ c ]
@@ -15,9 +16,11 @@ that, the change is made in steps, each a plan of its own (`steps`).
 Scheduler, simulator, gateway and `rollout` ask here, so that they agree. Nothing is done here.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from triton_backend.contract.errors import InputError
@@ -30,21 +33,26 @@ from triton_backend.contract.plan import (
     Pool,
     Stage,
     StageMemory,
+    StageRow,
     VGpu,
     worker_memory_gib,
 )
 from triton_backend.contract.shares import percent_of
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import TensorSpec, aligned_bytes
 from triton_backend.contract.workload import Workload
+
+MIN_SLOTS = 4
+MAX_SLOTS = 64
 
 
 class StageKey(NamedTuple):
-    """What a runtime is loaded for: a stage by model and blocks, its file, and what leaves it."""
+    """What a runtime is loaded for: a stage by model and blocks, its file, what enters and leaves it."""
 
     model: str
     blocks: tuple[int, int]
     artifact: str | None
-    boundary: tuple[TensorSpec, ...] | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 Content = Mapping[StageKey, Stage]
@@ -68,13 +76,25 @@ class Inherited(NamedTuple):
     after: int
 
 
+def stage_key(plan: Plan, row: StageRow) -> StageKey:
+    """Of a stage of a plan."""
+    model = plan.models[row.model]
+    stage = model.pipelines[row.pipeline].stages[row.stage]
+    return StageKey(
+        model.name,
+        stage.blocks,
+        stage.artifact,
+        model.stage_inputs(row.pipeline, row.stage),
+        model.stage_outputs(row.pipeline, row.stage),
+    )
+
+
 def contents(plan: Plan) -> tuple[Content, ...]:
     """What every worker of a pool holds, by number of the pool."""
     found: list[dict[StageKey, Stage]] = [{} for _ in plan.pools]
-    numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
-    for model, _, stage, pool in plan.placed_stages():
-        content = found[numbers[pool.name]]
-        key = StageKey(model.name, stage.blocks, stage.artifact, stage.boundary)
+    for row in plan.stage_rows():
+        content, key = found[row.pool], stage_key(plan, row)
+        stage = plan.models[row.model].pipelines[row.pipeline].stages[row.stage]
         if key not in content or content[key].largest < stage.largest:
             content[key] = stage
     return tuple(found)
@@ -86,11 +106,14 @@ def missing(held: Content, wanted: Content) -> tuple[StageKey, ...]:
     It cannot run larger batches than it was started for. A stage without a file is emulated: its
     latencies are its content.
     """
-    return tuple(key for key, stage in wanted.items() if not _runs(held.get(key), stage))
+    return tuple(
+        key for key, stage in wanted.items() if key not in held or not runs(held[key], stage)
+    )
 
 
-def _runs(held: Stage | None, wanted: Stage) -> bool:
-    if held is None or held.largest < wanted.largest:
+def runs(held: Stage, wanted: Stage) -> bool:
+    """Whether what was loaded for a stage can run another one of the same key."""
+    if held.largest < wanted.largest:
         return False
     latencies = held.latency_us_by_batch[: wanted.largest]
     return wanted.artifact is not None or latencies == wanted.latency_us_by_batch
@@ -106,31 +129,75 @@ def places(plan: Plan) -> tuple[Place, ...]:
     )
 
 
-def inherited_vgpus(before: Plan, after: Plan, *, may_load: bool = True) -> tuple[Inherited, ...]:
-    """vGPUs whose worker goes on, by their number in the next plan.
+class SlotNeeds(NamedTuple):
+    """Of a worker's slots for batches: how many, and of how many bytes each.
 
-    `may_load` says whether stages can be loaded into a living worker; else it goes on only where it
-    holds all that is wanted.
+    Bytes are those of the largest batch, under policies that exceed the planned one and under others.
     """
-    held, wanted = contents(before), contents(after)
+
+    slots: int
+    largest_bytes: int
+    planned_bytes: int
+
+    def fit(self, others: "SlotNeeds", *, same_policy: bool) -> bool:
+        """Whether a worker whose slots were made for others has room for these."""
+        least = others.largest_bytes if same_policy else others.planned_bytes
+        planned = same_policy and self.planned_bytes > others.planned_bytes
+        return self.slots <= others.slots and self.largest_bytes <= least and not planned
+
+
+def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
+    """Of the workers of every pool: as many slots as batches of one can be reserved in its longest SLO."""
+    rows: list[list[StageRow]] = [[] for _ in plan.pools]
+    for row in plan.stage_rows():
+        rows[row.pool].append(row)
+    return tuple(_slot_needs(plan, own) for own in rows)
+
+
+def _slot_needs(plan: Plan, rows: Sequence[StageRow]) -> SlotNeeds:
+    slo_us, least_us, largest_bytes, planned_bytes = 0, math.inf, 0, 0
+    for row in rows:
+        model = plan.models[row.model]
+        pipeline = model.pipelines[row.pipeline]
+        slo_us = max(slo_us, model.slo_us)
+        least_us = min(least_us, pipeline.stages[row.stage].latency_us_by_batch[0])
+        inputs = model.stage_inputs(row.pipeline, row.stage)
+        largest_bytes = max(largest_bytes, aligned_bytes(inputs, pipeline.largest))
+        planned_bytes = max(planned_bytes, aligned_bytes(inputs, pipeline.batch))
+    slots = min(max(math.ceil(slo_us / least_us) + MIN_SLOTS, MIN_SLOTS), MAX_SLOTS)
+    return SlotNeeds(slots, largest_bytes, planned_bytes)
+
+
+def inherited_vgpus(before: Plan, after: Plan) -> tuple[Inherited, ...]:
+    """vGPUs whose worker goes on, by their number in the next plan."""
+    goes_on = _goes_on(before, after)
     old = dict(zip(places(before), before.vgpus(), strict=True))
-    goes_on: dict[tuple[int, int], bool] = {}
     found: list[Inherited] = []
     for place, vgpu in zip(places(after), after.vgpus(), strict=True):
         was = old.get(place)
-        if was is None:
-            continue
-        pools = was.pool, vgpu.pool
-        if pools not in goes_on:
-            goes_on[pools] = _goes_on(held[was.pool], wanted[vgpu.pool], may_load=may_load)
-        if goes_on[pools]:
+        if was is not None and goes_on(was.pool, vgpu.pool):
             found.append(Inherited(was.index, vgpu.index))
     return tuple(found)
 
 
-def _goes_on(held: Content, wanted: Content, *, may_load: bool) -> bool:
-    lacks = len(missing(held, wanted))
-    return lacks < len(wanted) if may_load else lacks == 0
+def _goes_on(before: Plan, after: Plan) -> Callable[[int, int], bool]:
+    """Whether workers of a pool of the plan before go on in one of the plan after."""
+    held, wanted = contents(before), contents(after)
+    had, needed = slot_needs(before), slot_needs(after)
+
+    @cache
+    def goes_on(was: int, then: int) -> bool:
+        lacks = len(missing(held[was], wanted[then]))
+        if not 0 < lacks < len(wanted[then]):
+            return lacks == 0
+        same_policy = _policies(before, was) == _policies(after, then)
+        return needed[then].fit(had[was], same_policy=same_policy)
+
+    return goes_on
+
+
+def _policies(plan: Plan, pool: int) -> set[str]:
+    return {plan.models[row.model].policy for row in plan.stage_rows() if row.pool == pool}
 
 
 # What a change takes
@@ -211,12 +278,9 @@ def _key_text(key: StageKey) -> str:
     return f"{key.model} [{key.blocks[0]}, {key.blocks[1]})"
 
 
-def transition(before: Plan, after: Plan, *, may_load: bool = True) -> Transition:
-    """What a change does to every worker, and what GPUs must hold meanwhile.
-
-    `may_load` says whether stages can be loaded into a living worker.
-    """
-    inherited = inherited_vgpus(before, after, may_load=may_load)
+def transition(before: Plan, after: Plan) -> Transition:
+    """What a change does to every worker, and what GPUs must hold meanwhile."""
+    inherited = inherited_vgpus(before, after)
     stay_before = {pair.before for pair in inherited}
     stay_after = {pair.after for pair in inherited}
     had, has = contents(before), contents(after)
@@ -306,9 +370,7 @@ def _memories(plan: Plan) -> dict[str, float | None]:
 # A change in steps
 
 
-def steps(
-    before: Plan, after: Plan, *, may_load: bool = True, at_once: bool = False
-) -> tuple[Plan, ...]:
+def steps(before: Plan, after: Plan, *, at_once: bool = False) -> tuple[Plan, ...]:
     """Plans to change to, one after another, so that every GPU holds old and new at each change.
 
     The last is `after`. Where it cannot follow at once, models go over in groups (those that share a
@@ -322,9 +384,9 @@ def steps(
         InputError: it cannot be done so; names a GPU with what it needs and what it has.
     """
     found: list[Plan] = []
-    now = _Stage(before, after, may_load=may_load)
+    now = _Stage(before, after)
     while True:
-        change = transition(now.plan, after, may_load=may_load)
+        change = transition(now.plan, after)
         if change.fits:
             return (*found, after)
         full = [gpu for gpu in change.gpus if not gpu.fits]
@@ -418,10 +480,10 @@ def _reduced(model: ModelPlan, there: Mapping[str, float], names: Mapping[str, s
 class _Stage:
     """Where a change in steps stands: which models have gone over, which vGPUs serve."""
 
-    def __init__(self, before: Plan, after: Plan, *, may_load: bool) -> None:
+    def __init__(self, before: Plan, after: Plan) -> None:
         self.plan = before
-        self._after, self._may_load = after, may_load
-        change = transition(before, after, may_load=may_load)
+        self._after = after
+        change = transition(before, after)
         self._ends, self._starts = frozenset(change.ends), frozenset(change.starts)
         names = frozenset(model.name for model in before.models)
         self._old = _Part(plan=before, models=names, vgpus=_all(before))
@@ -541,7 +603,7 @@ class _Stage:
             stage = self._with(old, replace(new, models=self._new.models | there))
             if stage is None:
                 return None
-            change = transition(now.plan, stage.plan, may_load=self._may_load)
+            change = transition(now.plan, stage.plan)
             return stage if change.fits else None
 
         whole = made(here.union(*by_gpu.values()))

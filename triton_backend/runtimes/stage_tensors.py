@@ -86,17 +86,3 @@ def request_tensors(model: ModelPlan) -> dict[TensorSpec, bool]:
             raise InputError(f"model {model.name!r}, entries", f"{spec.name!r} is two tensors")
         found[spec] = not all(spec in cut for cut in cuts)
     return found
-
-
-def stage_inputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
-    """What enters a stage of a completed plan."""
-    path = model.pipelines[pipeline]
-    if stage:
-        return path.stages[stage - 1].boundary or ()
-    return next((e.inputs for e in model.entries if e.name == path.entry), model.inputs)
-
-
-def stage_outputs(model: ModelPlan, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
-    """What leaves a stage of a completed plan."""
-    stages = model.pipelines[pipeline].stages
-    return model.outputs if stage == len(stages) - 1 else stages[stage].boundary or ()

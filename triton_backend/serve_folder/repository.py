@@ -78,7 +78,7 @@ class Workers:
             generations: of both.
             port: the system's base port.
         """
-        stays = {new: old for old, new in inherited_vgpus(before, after, may_load=False)}
+        stays = {new: old for old, new in inherited_vgpus(before, after)}
         ports = _free_ports(port, [origin.port for origin in self.origins])
         origins = (
             self.origins[stays[v.index]]

@@ -27,7 +27,8 @@ from triton_backend.contract.plan import (
     VGpu,
 )
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.stage_tensors import request_tensors, stage_inputs, stage_outputs
+from triton_backend.contract.transition import MAX_SLOTS, SlotNeeds, slot_needs
+from triton_backend.runtimes.stage_tensors import request_tensors
 from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
@@ -39,8 +40,6 @@ from triton_backend.serve_folder.repository import (
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
 
-MIN_SLOTS = 4
-MAX_SLOTS = 64
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
 EXPRESS_LATENCY_US = 15_000
@@ -123,11 +122,11 @@ class Deployment:
 
     def inputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
         """Tensors that enter a stage, as they cross the boundary."""
-        return stage_inputs(self.model_of(row), row.pipeline, row.stage)
+        return self.model_of(row).stage_inputs(row.pipeline, row.stage)
 
     def outputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
         """Tensors that leave a stage, as they cross the boundary."""
-        return stage_outputs(self.model_of(row), row.pipeline, row.stage)
+        return self.model_of(row).stage_outputs(row.pipeline, row.stage)
 
     @cached_property
     def _largest(self) -> dict[str, tuple[int, ...]]:
@@ -211,7 +210,7 @@ class Deployment:
         return self.origins.index(origin) if origin in self.origins else None
 
     def slot_bytes(self, vgpu: int) -> int:
-        """Size of a worker's slots: as large as its largest stage needs them."""
+        """Size of a worker's slots: as large as the largest stage that it was started for needs them."""
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.slot_bytes(number)
@@ -221,15 +220,16 @@ class Deployment:
         """How a batch of a worker's first stage lies; slots are of one size for all its stages."""
         return self.layout_of(self.rows_of(vgpu)[0], vgpu)
 
+    @cached_property
+    def _slot_needs(self) -> tuple[SlotNeeds, ...]:
+        return slot_needs(self.plan)
+
     def worker_slots(self, vgpu: int) -> int:
         """Slots of a worker: as many batches of one as can be reserved within the longest SLO."""
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.worker_slots(number)
-        rows = self.rows_of(vgpu)
-        slo_us = max(self.model_of(row).slo_us for row in rows)
-        least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
-        return min(max(math.ceil(slo_us / least_us) + MIN_SLOTS, MIN_SLOTS), MAX_SLOTS)
+        return self._slot_needs[self.vgpus[vgpu].pool].slots
 
     def worker_segment(self, vgpu: int) -> str:
         """Name of a worker's segment."""

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
-
-_ALIGNMENT = 64
+from triton_backend.contract.tensors import (
+    ALIGNMENT,
+    TensorSpec,
+    aligned_bytes,
+    total_bytes_per_sample,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class SlotLayout:
 
     specs: tuple[TensorSpec, ...]
     batch: int
-    least_bytes: int = _ALIGNMENT
+    least_bytes: int = ALIGNMENT
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -27,14 +30,13 @@ class SlotLayout:
         at, offsets = 0, list[int]()
         for spec in self.specs:
             offsets.append(at)
-            at += _aligned(spec.bytes_per_sample * self.batch)
+            at += aligned_bytes((spec,), self.batch)
         return tuple(offsets)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        own_bytes = sum(_aligned(spec.bytes_per_sample * self.batch) for spec in self.specs)
-        return max(own_bytes, self.least_bytes)
+        return max(aligned_bytes(self.specs, self.batch), self.least_bytes)
 
     @cached_property
     def bytes_per_sample(self) -> int:
@@ -44,7 +46,3 @@ class SlotLayout:
     def payload_bytes(self, samples: int) -> int:
         """Bytes of the tensors of a batch of `samples`."""
         return samples * self.bytes_per_sample
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

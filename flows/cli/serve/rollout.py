@@ -119,7 +119,7 @@ def _preview(
 
     work = workspace(warehouse)
     in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)
-    found = preview(in_force, wanted, may_load=False, at_once=at_once)
+    found = preview(in_force, wanted, at_once=at_once)
     seconds = _seconds_of_former_changes(warehouse)
     if as_json:
         print_json(

@@ -167,9 +167,7 @@ def change_plan(
         ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
     before = plan_in_force(folder)
-    *between, last = steps(
-        before, complete_tensors(plan), may_load=False, at_once=way is Way.IN_PLACE_ONLY
-    )
+    *between, last = steps(before, complete_tensors(plan), at_once=way is Way.IN_PLACE_ONLY)
     done: list[StepDone] = []
     for following in between:
         change = _change_at_once(folder, following, on_step, (ready_seconds, way))

@@ -10,9 +10,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import GpuPeak, steps, transition
 
 
-def preview(
-    in_force: Plan, plan: Plan, *, may_load: bool = True, at_once: bool = False
-) -> list[dict[str, Any]]:
+def preview(in_force: Plan, plan: Plan, *, at_once: bool = False) -> list[dict[str, Any]]:
     """The steps of a change, in order; with `at_once` it has one.
 
     Returns:
@@ -24,8 +22,8 @@ def preview(
     """
     found: list[dict[str, Any]] = []
     before = in_force
-    for following in steps(in_force, plan, may_load=may_load, at_once=at_once):
-        change = transition(before, following, may_load=may_load)
+    for following in steps(in_force, plan, at_once=at_once):
+        change = transition(before, following)
         known = [gpu for gpu in change.gpus if gpu.memory_gib is not None]
         fullest = max(known, key=_filled, default=None)
         found.append(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.fakes.plans import (
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import Inherited, inherited_vgpus, steps, transition
 
 GIB = 1 << 30
@@ -131,18 +133,39 @@ def test_stages_are_loaded_into_a_living_worker_and_dropped_from_it() -> None:
     (gpu,) = change.gpus
     assert gpu[2:6] == (7.5, 11.5, 7.5, 12)
     assert gpu.share == 300
-    beside = transition(before, after, may_load=False)
-    assert (beside.inherited, beside.starts, beside.ends) == ((), (0,), (0,))
-    (gpu,) = beside.gpus
-    assert (gpu.during_gib, gpu.fits, gpu.share) == (15.0, False, 600)
+
+
+@pytest.mark.parametrize(
+    ("larger", "goes_on"),
+    [({}, True), ({"size": 9}, False), ({"policy": "turns"}, True), ({"slo_us": 300}, False)],
+)
+def test_stages_are_loaded_only_where_their_batches_find_room(
+    larger: Mapping[str, Any], goes_on: bool
+) -> None:
+    def shared(*models: Mapping[str, Any]) -> Plan:
+        place = PlacementRun(node=0, gpu=0, slot=0)
+        made = [
+            hand_model(
+                f"m{number}",
+                hand_pipeline(hand_stage((0, 4), "GPU", place, (10, 12)), batch=2, rate_rps=1.0),
+                slo_us=model.get("slo_us", 100),
+                inputs=(TensorSpec(name="x", dtype="FP32", shape=(-1, model.get("size", 8))),),
+                policy=models[-1].get("policy", "eager"),
+            )
+            for number, model in enumerate(models)
+        ]
+        nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=1, nic_gbps=1.0, name="n")]
+        return hand_plan(*made, nodes=nodes)
+
+    change = transition(shared({}), shared({}, larger))
+    assert (len(change.inherited), len(change.starts)) == ((1, 0) if goes_on else (0, 1))
 
 
 def test_a_worker_that_holds_more_than_is_wanted_goes_on() -> None:
     before = shared_gpu(("kept", 2, 1), ("gone", 3, 2))
     after = shared_gpu(("kept", 2, 1), plan_id="after")
-    for may_load in (True, False):
-        change = transition(before, after, may_load=may_load)
-        assert (change.inherited, change.nothing) == (((0, 0),), True)
+    change = transition(before, after)
+    assert (change.inherited, change.nothing) == (((0, 0),), True)
     assert [[key.model for key in keys] for keys in change.drops.values()] == [["gone"]]
 
 

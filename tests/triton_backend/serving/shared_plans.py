@@ -19,14 +19,21 @@ def whole(root: Path, name: str, operator: str, number: float, policy: str) -> H
     return hand_model(name, promised, slo_us=400_000, inputs=x, outputs=y, policy=policy)
 
 
-def sharing(root: Path, policy: str) -> Plan:
-    """`doubled` (x 2) and `raised` (+ 5) on one pool of two vGPUs."""
-    models = (
+def apart(root: Path, policy: str) -> Plan:
+    """`doubled` (x 2) and `raised` (+ 5), each on a pool of two vGPUs of its own."""
+    return plan(
         whole(root, "doubled", "Mul", 2.0, policy),
         whole(root, "raised", "Add", 5.0, policy),
     )
-    apart = plan(*models)
-    # `plan` gives every model GPUs of its own; here both are on the first pool.
+
+
+def sharing(root: Path, policy: str) -> Plan:
+    """The same two on one pool."""
+    return on_one_pool(apart(root, policy))
+
+
+def on_one_pool(apart: Plan) -> Plan:
+    """Both models of `apart` on the pool of the first."""
     first, second = apart.models
     (pipeline,) = second.pipelines
     (only,) = pipeline.stages

@@ -95,9 +95,9 @@ class LocalSystem:
         wait_for(lambda: self.status()["workers"]["up"] == len(self.deployment.vgpus))
 
     def start_worker(self, deployment: Deployment, vgpu: int) -> StageWorker:
-        runtimes = open_runtimes(deployment, vgpu, self.clock)
+        loaded = open_runtimes(deployment, vgpu, self.clock)
         health = health_row(deployment, vgpu)
-        worker = StageWorker(deployment, vgpu, runtimes, health, self.clock)
+        worker = StageWorker(deployment, vgpu, loaded, health, self.clock)
         for generation in later_generations(deployment):
             worker.adopt(generation)
         self.run_worker(worker, deployment.generation, vgpu)

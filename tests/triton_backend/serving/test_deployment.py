@@ -7,9 +7,10 @@ import pytest
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions
-from triton_backend.serving.deployment import MAX_SLOTS, MIN_SLOTS, Deployment, check_complete
+from triton_backend.serving.deployment import Deployment, check_complete
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from tests.fakes.unequal_shares import example
 from tests.triton_backend.serving.front.test_service_incoming import Incoming
-from tests.triton_backend.serving.shared_plans import sharing, with_tail
+from tests.triton_backend.serving.shared_plans import apart, on_one_pool, sharing, with_tail
 from tests.triton_backend.serving.small_plans import BATCH, plan
-from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
+from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.settings import ServeOptions
@@ -114,9 +114,58 @@ def test_stages_of_one_artifact_have_one_runtime(tmp_path: Path) -> None:
     system = LocalSystem(tmp_path / "serve", served, ServeOptions(artifacts=root))
     try:
         last = len(system.deployment.vgpus) - 1
-        runtimes = open_runtimes(system.deployment, last, system.clock)
-        assert [key.blocks for key in runtimes] == [(1, 2)]
+        loaded = open_runtimes(system.deployment, last, system.clock)
+        assert [one.key.blocks for one in loaded] == [(1, 2)]
         assert len(system.deployment.rows_of(last)) == 2
+    finally:
+        system.stop()
+
+
+def test_a_model_is_loaded_into_living_workers_and_dropped_from_them(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    first, options = apart(root, "eager"), ServeOptions(artifacts=root)
+    system = LocalSystem(tmp_path / "serve", first, options)
+    together = replace(on_one_pool(first), plan_id="together")
+    try:
+        worker, _ = system.workers[1000]
+        assert [one.key.model for one in worker.loaded] == ["doubled"]
+        asked = ask_both(system, 5)
+        shared = deploy(tmp_path / "serve", together, generation=2)
+        assert [origin.generation for origin in shared.origins] == [1, 1]
+        change(system, "together", 2)
+        asked += ask_both(system, 10)
+        assert refused(asked) == []
+        assert [one.key.model for one in worker.loaded] == ["doubled", "raised"]
+        again = deploy(tmp_path / "serve", replace(first, plan_id="apart"), generation=3)
+        assert [origin.generation for origin in again.origins] == [1, 1, 3, 3]
+        for vgpu in (2, 3):
+            system.start_worker(again, vgpu)
+        change(system, "apart", 3)
+        wait_for(lambda: len(worker.loaded) == 1)
+        assert refused(ask_both(system, 10)) == []
+    finally:
+        system.stop()
+
+
+def change(system: LocalSystem, plan_id: str, generation: int) -> None:
+    vgpus = system.control("prepare", plan_id=plan_id, generation=generation)["prepared"]["total"]
+    wait_for(lambda: system.status()["prepared"]["up"] == vgpus)
+    system.control("swap", plan_id=plan_id)
+
+
+def test_what_was_loaded_for_a_change_that_was_taken_back_is_dropped(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    first = apart(root, "eager")
+    system = LocalSystem(tmp_path / "serve", first, ServeOptions(artifacts=root))
+    try:
+        deploy(tmp_path / "serve", replace(on_one_pool(first), plan_id="next"), generation=2)
+        worker, _ = system.workers[1000]
+        for _ in range(3):
+            system.control("prepare", plan_id="next", generation=2)
+            wait_for(lambda: len(worker.loaded) == 2)
+            system.control("abort")
+            wait_for(lambda: len(worker.loaded) == 1)
+        assert refused(ask_both(system, 5)) == []
     finally:
         system.stop()
 

@@ -10,7 +10,7 @@ is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -696,8 +696,12 @@ class Gateway:
             late = now_us - last_us > max(slo_us, GUEST_PATIENCE_US)
             if late and batch.generation is not self._served:
                 self._give_up(number)
-        for generation in self._former.keys() - left:
+        over = self._former.keys() - left
+        for generation in over:
             del self._former[generation]
+        if over:  # what only they ran is given up
+            vgpus = range(len(self.deployment.vgpus))
+            self._adopt(self._rollout.prepared or self.deployment, [(v, v) for v in vgpus])
 
     def _resume(self, now_us: int) -> None:
         """Dispatch from now on: all workers have reported, or had the time to."""
@@ -739,11 +743,15 @@ class Gateway:
             # Made now, because it takes longer than the change may.
             self._prepared = _Generation(deployment, self._last_us)
             self._core.prepare(deployment.plan)
-            oldest = min(self._former, default=self.deployment.generation)
-            adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(deployment.generation, oldest)))
-            for before, _ in self._inherited(deployment):
-                self._send(WorkerAddress(self.deployment.generation, before), adopt)
+            self._adopt(deployment, self._inherited(deployment))
             self._announce(deployment, prepared=True)
+
+    def _adopt(self, latest: Deployment, inherited: Iterable[tuple[int, int]]) -> None:
+        """Have workers of the generation served serve another one too, and none after it."""
+        oldest = min(self._former, default=self.deployment.generation)
+        adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
+        for before, _ in inherited:
+            self._send(WorkerAddress(self.deployment.generation, before), adopt)
 
     def _inherited(self, deployment: Deployment) -> tuple[tuple[int, int], ...]:
         """Numbers of the workers that go on: in the generation served, and in a later one."""
@@ -784,6 +792,8 @@ class Gateway:
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
+        if self._rollout.prepared is not None:
+            self._adopt(self.deployment, self._inherited(self._rollout.prepared))
         self._prepared = None
         if self._rollout.abort():
             self._apply(Resume(now_us=self._at(now_us)))

@@ -164,7 +164,7 @@ class PlanBody(NamedTuple):
 
 
 class AdoptBody(NamedTuple):
-    """ADOPT: a generation that a worker serves too; those before `oldest` are over."""
+    """ADOPT: a generation that a worker serves too; those before `oldest` and after it are over."""
 
     generation: int
     oldest: int

@@ -110,6 +110,11 @@ class LeaderFollowers:
         self._pause.set()
         self._loop.wake()
 
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """Have one of the two threads call something between batches; from any thread."""
+        self._outbox.enqueue(function, *arguments)
+        self._loop.wake()
+
     def run(self) -> None:
         """Serve until stopped.
 

@@ -13,13 +13,12 @@ Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION 
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.runtimes.base import Runtime
 from triton_backend.runtimes.clock import Clock, SystemClock
-from triton_backend.serve_folder.repository import node_model
+from triton_backend.serve_folder.repository import node_generation, node_model
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import (
@@ -51,7 +50,7 @@ from triton_backend.serving.worker.executor import LeaderFollowers
 from triton_backend.serving.worker.output import BatchHeader, OutputSender
 from triton_backend.serving.worker.queue import BatchQueue
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
-from triton_backend.serving.worker.stage import LoadedKey, LoadedStages, open_runtimes
+from triton_backend.serving.worker.stage import Loaded, LoadedStages, open_runtimes, pin
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
 FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT})
@@ -62,7 +61,7 @@ class StageWorker:
     """One vGPU's worker.
 
     Args:
-        runtimes: every stage of the vGPU's pool, loaded.
+        loaded: every stage of the vGPU's pool.
         health: where the node looks whether this worker is alive and how long it has been busy.
         belongs_to: called with the node model of every later generation that this worker serves.
     """
@@ -71,7 +70,7 @@ class StageWorker:
         self,
         deployment: Deployment,
         vgpu: int,
-        runtimes: Mapping[LoadedKey, Runtime],
+        loaded: Iterable[Loaded],
         health: HealthRow,
         clock: Clock,
         belongs_to: Callable[[str], None] = lambda _: None,
@@ -79,18 +78,21 @@ class StageWorker:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
+        self._clock = clock
         self._belongs_to = belongs_to
         self._served: list[
             tuple[Deployment, int]
         ] = []  # with this vGPU's number, the last at the end
+        self._adopting = {deployment.generation}  # served, or soon
+        self._one_load = threading.Lock()
         self._segment = Segment.create(
             deployment.worker_segment(vgpu),
             deployment.worker_layout(vgpu),
             deployment.worker_slots(vgpu),
         )
         time = GatewayTime(clock)
-        self._stages = LoadedStages(runtimes, health, time)
-        self._stages.pin(self._segment)
+        self._stages = LoadedStages(loaded, health, time)
+        pin(self._stages.loaded, self._segment)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
@@ -101,28 +103,60 @@ class StageWorker:
 
         self._serve(deployment, vgpu)
 
+    @property
+    def loaded(self) -> tuple[Loaded, ...]:
+        """The stages that this worker holds."""
+        return self._stages.loaded
+
     def adopt(self, generation: int) -> None:
-        """Serve a later generation too, which this worker goes on in; harmless where it does already."""
-        if any(deployment.generation == generation for deployment, _ in self._served):
+        """Serve a later generation too, which this worker goes on in; harmless where it does already.
+
+        Where stages must be loaded for it, it is served when they are, and the others meanwhile.
+        """
+        if generation in self._adopting:
             return
         try:
             deployment = Deployment.read(self._settings, generation)
             vgpu = deployment.number_of(self._deployment.origins[self._vgpu])
             if vgpu is None:
                 return  # which goes on without this worker
-            self._serve(deployment, vgpu)
+            self._adopting.add(generation)
+            if self._stages.lacks(deployment, vgpu):
+                arguments = deployment, vgpu
+                threading.Thread(target=self._load, args=arguments, daemon=True).start()
+            else:
+                self._serve(deployment, vgpu)
         except InputError as error:
             _LOG.error("generation %d is not served: %s", generation, error)
             return
         self._belongs_to(node_model(deployment.node_name_of(vgpu), generation))
 
-    def forget_before(self, oldest: int) -> None:
-        """Generations before this one are over."""
+    def _load(self, deployment: Deployment, vgpu: int) -> None:
+        """Load what a later generation has more, while batches of the others run."""
+        with self._one_load:
+            try:
+                loaded = open_runtimes(deployment, vgpu, self._clock, self._stages.loaded)
+                pin(loaded, self._segment)
+            except Exception as error:  # noqa: BLE001  # a runtime may raise anything; the others go on
+                _LOG.error("generation %d is not served: %s", deployment.generation, error)
+                return
+            self._threads.call_soon(self._serve_with, loaded, deployment, vgpu)
+
+    def _serve_with(self, loaded: list[Loaded], deployment: Deployment, vgpu: int) -> None:
+        self._stages.add(loaded)
+        if deployment.generation in self._adopting:
+            self._serve(deployment, vgpu)
+        else:  # it was taken back meanwhile
+            self._stages.forget(deployment.tag)
+
+    def forget_others(self, oldest: int, latest: int) -> None:
+        """Generations before and after these are over: ended, or taken back."""
+        self._adopting = {one for one in self._adopting if oldest <= one <= latest}
         for former, _ in self._served:
-            if former.generation < oldest:
-                for part in (self._queue, self._stages, self._outputs, self._scheduler):
+            if former.generation not in self._adopting:
+                for part in (self._queue, self._outputs, self._scheduler, self._stages):
                     part.forget(former.tag)
-        self._served = [one for one in self._served if one[0].generation >= oldest]
+        self._served = [one for one in self._served if one[0].generation in self._adopting]
 
     def _serve(self, deployment: Deployment, vgpu: int) -> None:
         """Serve a generation, in which this vGPU has a number of its own."""
@@ -211,7 +245,7 @@ class StageWorker:
             case Kind.ADOPT:
                 message = unpack_adopt(body)
                 self.adopt(message.generation)
-                self.forget_before(message.oldest)
+                self.forget_others(message.oldest, message.generation)
             case Kind.RETIRE:
                 _LOG.warning("ordered to retire: this process is slow or silent")
                 self.stop()
@@ -267,8 +301,8 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
         except OSError as error:
             _LOG.warning("node model %s is gone: %s", node, error)
 
-    runtimes = open_runtimes(deployment, vgpu, clock)
-    worker = StageWorker(deployment, vgpu, runtimes, health, clock, belongs_to)
+    loaded = open_runtimes(deployment, vgpu, clock)
+    worker = StageWorker(deployment, vgpu, loaded, health, clock, belongs_to)
     for generation in later_generations(deployment):
         worker.adopt(generation)
     worker.listen()
@@ -284,10 +318,10 @@ def health_row(deployment: Deployment, vgpu: int) -> HealthRow:
 
 
 def later_generations(deployment: Deployment) -> list[int]:
-    """Generations after a worker's that there are plans of; which of them is in force it cannot know."""
-    folder = deployment.settings.folder / "generations"
-    found = sorted(int(place.name) for place in folder.iterdir() if place.name.isdigit())
-    return [n for n in found if n > deployment.generation]
+    """Generations after a worker's that have node models here: served, prepared, or about to go."""
+    names = (place.name for place in (deployment.settings.folder / "repository").iterdir())
+    found = {generation for name in names if (generation := node_generation(name)) is not None}
+    return sorted(n for n in found if n > deployment.generation)
 
 
 if __name__ == "__main__":

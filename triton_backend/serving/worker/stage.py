@@ -7,21 +7,22 @@ stage only hands on, one run at a time, what the health board shows. Not here: w
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.contract.plan import StageRow
+from triton_backend.contract.plan import Stage, StageRow
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.transition import MIN_SLOTS, StageKey, runs, stage_key
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
-from triton_backend.serving.deployment import MIN_SLOTS, Deployment
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import HealthRow
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.worker.queue import TaggedPlace
@@ -32,30 +33,28 @@ Specs = tuple[TensorSpec, ...]
 _LOG = logging.getLogger(__name__)
 
 
-class LoadedKey(NamedTuple):
-    """What a runtime was loaded for: generations that agree in it run the same."""
+class Loaded(NamedTuple):
+    """A runtime, and the stage that it was loaded for; generations that agree in it run the same."""
 
-    model: str
-    blocks: tuple[int, int]
-    artifact: str | None
-    inputs: Specs
-    outputs: Specs
+    key: StageKey
+    stage: Stage
+    runtime: Runtime
 
+    @classmethod
+    def of(cls, deployment: Deployment, row: StageRow, runtime: Runtime) -> Self:
+        """A runtime that was loaded for a stage of a generation."""
+        return cls(stage_key(deployment.plan, row), deployment.stage_of(row), runtime)
 
-def loaded_key(deployment: Deployment, row: StageRow) -> LoadedKey:
-    """Of a stage."""
-    stage = deployment.stage_of(row)
-    return LoadedKey(
-        deployment.model_of(row).name,
-        stage.blocks,
-        stage.artifact,
-        deployment.inputs_of(row),
-        deployment.outputs_of(row),
-    )
+    def can_run(self, deployment: Deployment, row: StageRow) -> bool:
+        """Whether it runs a stage, of whichever generation."""
+        wanted = stage_key(deployment.plan, row)
+        return self.key == wanted and runs(self.stage, deployment.stage_of(row))
 
 
-def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[LoadedKey, Runtime]:
-    """Load every stage of a vGPU and run those that are real a few times at the planned batch.
+def open_runtimes(
+    deployment: Deployment, vgpu: int, clock: Clock, held: Sequence[Loaded] = ()
+) -> list[Loaded]:
+    """Load every stage of a vGPU that nothing `held` can run; run those that are real a few times.
 
     Stages of one artifact (a whole model's tail, which requests of several entries share) have one
     runtime.
@@ -63,21 +62,24 @@ def open_runtimes(deployment: Deployment, vgpu: int, clock: Clock) -> dict[Loade
     Raises:
         InputError: an artifact cannot be used, or its tensors are not the plan's.
     """
-    runtimes: dict[LoadedKey, Runtime] = {}
-    by_artifact: dict[str, Runtime] = {}
+    found: list[Loaded] = []
+    by_artifact = {one.key.artifact: one.runtime for one in held}
     for row in deployment.rows_of(vgpu):
-        artifact, key = deployment.stage_of(row).artifact, loaded_key(deployment, row)
-        if artifact is None:
-            runtimes[key] = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
+        if any(one.can_run(deployment, row) for one in (*held, *found)):
             continue
-        if artifact not in by_artifact:
-            by_artifact[artifact] = _open(deployment, vgpu, artifact, clock)
-        runtime = runtimes[key] = by_artifact[artifact]
-        _check(deployment, row, artifact, runtime)
-        inputs, outputs = _zeros_for(runtime, deployment.pipeline_of(row).batch)
-        for _ in range(WARM_UP_RUNS):
-            runtime.run(inputs, outputs)
-    return runtimes
+        stage = deployment.stage_of(row)
+        if stage.artifact is None:
+            runtime: Runtime = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
+        else:
+            if stage.artifact not in by_artifact:
+                by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
+            runtime = by_artifact[stage.artifact]
+            _check(deployment, row, stage.artifact, runtime)
+            inputs, outputs = _zeros_for(runtime, deployment.pipeline_of(row).batch)
+            for _ in range(WARM_UP_RUNS):
+                runtime.run(inputs, outputs)
+        found.append(Loaded.of(deployment, row, runtime))
+    return found
 
 
 def _open(deployment: Deployment, vgpu: int, artifact: str, clock: Clock) -> Runtime:
@@ -121,6 +123,24 @@ def _zeros_for(runtime: Runtime, batch: int) -> tuple[Arrays, Arrays]:
     return inputs, outputs
 
 
+def _each(loaded: Iterable[Loaded]) -> list[Runtime]:
+    """Every runtime once: stages of one artifact share it."""
+    return list({id(one.runtime): one.runtime for one in loaded}.values())
+
+
+def pin(loaded: Iterable[Loaded], segment: Segment) -> None:
+    """Let runtimes copy to their GPU straight from the slots that are used most.
+
+    Slots freed last are granted first, so nearly all batches lie in the first few. Pinned pages are
+    taken at once: all slots would be memory that is seldom used.
+    """
+    for runtime in _each(loaded):
+        try:
+            runtime.register(segment.first_slots(MIN_SLOTS))
+        except PoolPipeError as error:
+            _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
+
+
 class LoadedStage:
     """A stage on its vGPU, between arrays of the plan's types."""
 
@@ -130,7 +150,7 @@ class LoadedStage:
         fits = _types(given) == _types(runtime.inputs) and (
             _types(wanted) == _types(runtime.outputs)
         )
-        self._runtime = runtime
+        self.runtime = runtime
         self._name = f"stage {stage.blocks} of {deployment.model_of(row).name!r}"
         self._batch = deployment.pipeline_of(row).batch
         self._largest = deployment.largest_of(row)
@@ -149,21 +169,21 @@ class LoadedStage:
 
     def zeros_run(self) -> Callable[[], None]:
         """A run of a planned batch of zeros, whose results go nowhere."""
-        return partial(self._runtime.run, *_zeros_for(self._runtime, self._batch))
+        return partial(self.runtime.run, *_zeros_for(self.runtime, self._batch))
 
     def _convert(self, inputs: Arrays, outputs: Arrays) -> None:
         samples = len(next(iter(inputs.values())))
         given = {
             spec.name: inputs[spec.name].astype(NUMPY_DTYPES[spec.dtype], copy=False)
-            for spec in self._runtime.inputs
+            for spec in self.runtime.inputs
         }
         into = {
             spec.name: outputs[spec.name]
             if spec.name in outputs and outputs[spec.name].dtype == NUMPY_DTYPES[spec.dtype]
             else self._own(spec, samples)
-            for spec in self._runtime.outputs
+            for spec in self.runtime.outputs
         }
-        self._runtime.run(given, into)
+        self.runtime.run(given, into)
         for name, output in outputs.items():
             # A tensor that the stage only hands on is not among the runtime's outputs.
             made = into.get(name, inputs.get(name))
@@ -184,15 +204,13 @@ class LoadedStages:
     """Every stage of a vGPU in every generation that it serves; one run at a time.
 
     Args:
-        runtimes: loaded for the generation that the worker was started for; later ones use them too.
+        loaded: for the generation that the worker was started for; later ones use them too.
         health: the row in which the node sees for how long a run lasts already.
         time: in which runs are reported.
     """
 
-    def __init__(
-        self, runtimes: Mapping[LoadedKey, Runtime], health: HealthRow, time: GatewayTime
-    ) -> None:
-        self._runtimes = dict(runtimes)
+    def __init__(self, loaded: Iterable[Loaded], health: HealthRow, time: GatewayTime) -> None:
+        self._loaded = list(loaded)
         self._stages: dict[TaggedPlace, LoadedStage] = {}
         self._health = health
         self._time = time
@@ -206,16 +224,42 @@ class LoadedStages:
         """
         stages: dict[TaggedPlace, LoadedStage] = {}
         for row in deployment.rows_of(vgpu):
-            runtime = self._runtimes.get(loaded_key(deployment, row))
+            runtime = self._runtime_for(deployment, row)
             if runtime is None:
                 raise InputError(f"vGPU {vgpu}", f"stage {row.place} is not loaded here")
             stages[deployment.tag, *row.place] = LoadedStage(deployment, row, runtime)
         self._stages.update(stages)
 
+    def _runtime_for(self, deployment: Deployment, row: StageRow) -> Runtime | None:
+        can_run = (one.runtime for one in self._loaded if one.can_run(deployment, row))
+        return next(can_run, None)
+
+    @property
+    def loaded(self) -> tuple[Loaded, ...]:
+        """Everything that is loaded."""
+        return tuple(self._loaded)
+
+    def lacks(self, deployment: Deployment, vgpu: int) -> bool:
+        """Whether stages must be loaded before a generation can be served."""
+        rows = deployment.rows_of(vgpu)
+        return any(self._runtime_for(deployment, row) is None for row in rows)
+
+    def add(self, loaded: Iterable[Loaded]) -> None:
+        """More runtimes, loaded while others ran."""
+        self._loaded.extend(loaded)
+
     def forget(self, tag: int) -> None:
-        """Run no more stages of a generation."""
+        """Run no more stages of a generation, and give up what no other generation runs."""
         for place in [place for place in self._stages if place[0] == tag]:
             del self._stages[place]
+        used = {id(stage.runtime) for stage in self._stages.values()}
+        unused = {
+            id(one.runtime): one.runtime for one in self._loaded if id(one.runtime) not in used
+        }
+        self._loaded = [one for one in self._loaded if id(one.runtime) in used]
+        with self._one_at_a_time:
+            for runtime in unused.values():
+                runtime.close()
 
     def expected_us(self, place: TaggedPlace, samples: int) -> int:
         """What a run of so many samples takes by its profile."""
@@ -253,26 +297,10 @@ class LoadedStages:
             finally:
                 self._health.idle()
 
-    def pin(self, segment: Segment) -> None:
-        """Let the runtimes copy to their GPU straight from the slots that are used most.
-
-        Slots freed last are granted first, so nearly all batches lie in the first few. Pinned pages are
-        taken at once: all slots would be memory that is seldom used.
-        """
-        for runtime in self._each():
-            try:
-                runtime.register(segment.first_slots(MIN_SLOTS))
-            except PoolPipeError as error:
-                _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
-
     def close(self) -> None:
         """Give up the runtimes, the last one first, and the memory that they have pinned."""
-        for runtime in reversed(self._each()):
+        for runtime in reversed(_each(self._loaded)):
             runtime.close()
-
-    def _each(self) -> list[Runtime]:
-        """Every runtime once: stages of one artifact share it."""
-        return list({id(runtime): runtime for runtime in self._runtimes.values()}.values())
 
 
 def _types(specs: Specs) -> dict[str, str]:

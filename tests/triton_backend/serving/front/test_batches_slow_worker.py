@@ -14,7 +14,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.worker.process import StageWorker, health_row
-from triton_backend.serving.worker.stage import loaded_key
+from triton_backend.serving.worker.stage import Loaded
 
 WIDTH = 25_000  # 100 KB: such outputs carry no checksum
 PATIENT_US = 5_000_000
@@ -62,7 +62,7 @@ def test_what_a_lost_worker_writes_late_is_in_no_other_answer(tmp_path: Path) ->
         system.stop_worker(1, vgpu)
         health = health_row(system.deployment, vgpu)
         (row,) = system.deployment.rows_of(vgpu)
-        loaded = {loaded_key(system.deployment, row): runtime}
+        loaded = [Loaded.of(system.deployment, row, runtime)]
         worker = StageWorker(system.deployment, vgpu, loaded, health, system.clock)
         system.run_worker(worker, 1, vgpu)
     wait_for(lambda: system.status()["counters"]["workers_lost"] == 2)

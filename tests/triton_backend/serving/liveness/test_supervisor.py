@@ -335,11 +335,13 @@ def test_a_starved_worker_returns_by_itself(tmp_path: Path) -> None:
     system = LocalSystem(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
     try:
         system.stop_worker(1, SLOW)
-        ((key, runtime),) = open_runtimes(system.deployment, SLOW, system.clock).items()
-        assert isinstance(runtime, EmulatedRuntime)
-        starved = Starved(runtime)
+        (loaded,) = open_runtimes(system.deployment, SLOW, system.clock)
+        assert isinstance(loaded.runtime, EmulatedRuntime)
+        starved = Starved(loaded.runtime)
         health = health_row(system.deployment, SLOW)
-        worker = StageWorker(system.deployment, SLOW, {key: starved}, health, system.clock)
+        worker = StageWorker(
+            system.deployment, SLOW, [loaded._replace(runtime=starved)], health, system.clock
+        )
         system.run_worker(worker, vgpu=SLOW)
         wait_for(lambda: system.status()["workers"]["up"] == 3)
         starved.factor = 5

@@ -15,7 +15,7 @@ from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.runtime import TensorrtRuntime
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.worker.process import StageWorker, health_row
-from triton_backend.serving.worker.stage import loaded_key
+from triton_backend.serving.worker.stage import Loaded
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def system(tmp_path: Path) -> Iterator[LocalSystem]:
 def serve_with(system: LocalSystem, runtime: TensorrtRuntime) -> None:
     deployment = system.deployment
     (row,) = deployment.rows_of(0)
-    loaded, health = {loaded_key(deployment, row): runtime}, health_row(deployment, 0)
+    loaded, health = [Loaded.of(deployment, row, runtime)], health_row(deployment, 0)
     system.run_worker(StageWorker(deployment, 0, loaded, health, system.clock))
     wait_for(lambda: system.status()["workers"]["up"] == 1)
 
