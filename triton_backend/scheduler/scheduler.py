@@ -194,6 +194,19 @@ class Scheduler:
         """Requests queued or in flight, in order of their numbers."""
         return tuple(sorted(self._requests))
 
+    def late_requests(self, batch_id: int, end_us: int) -> int:
+        """Requests of a batch in flight whose deadlines lie before an instant.
+
+        Raises:
+            InputError: it is not in flight.
+        """
+        slot, _ = self._in_flight(batch_id)
+        rows = self._tables.requests
+        request, late = int(self._tables.batches[slot]["first"]), 0
+        while request != NONE and rows[request]["deadline_us"] < end_us:
+            request, late = int(rows[request]["next"]), late + 1
+        return late
+
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
         waiting = self._tables.queues["requests"].tolist()

@@ -30,6 +30,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import MAX_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.stage_tensors import request_tensors
 from triton_backend.scheduler.policies.registry import queue_policies
+from triton_backend.scheduler.topology import QueuePolicy
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
     WorkerOrigin,
@@ -129,9 +130,16 @@ class Deployment:
         return self.model_of(row).stage_outputs(row.pipeline, row.stage)
 
     @cached_property
+    def _policies(self) -> list[QueuePolicy]:
+        return queue_policies(self.plan, self.settings.policy)
+
+    def binds_late(self, model: int) -> bool:
+        """Whether batches of a model stay open until they are sent."""
+        return self._policies[model].rules is not None
+
+    @cached_property
     def _largest(self) -> dict[str, tuple[int, ...]]:
         """By model, most samples of a batch of each pipeline: most late policies exceed the planned."""
-        policies = queue_policies(self.plan, self.settings.policy)
         return {
             model.name: tuple(
                 pipeline.largest
@@ -139,7 +147,7 @@ class Deployment:
                 else pipeline.batch
                 for pipeline in model.pipelines
             )
-            for model, policy in zip(self.plan.models, policies, strict=True)
+            for model, policy in zip(self.plan.models, self._policies, strict=True)
         }
 
     def largest_of(self, row: StageRow) -> int:

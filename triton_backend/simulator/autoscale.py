@@ -19,20 +19,12 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, Pool, Slot
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import s_to_us
-from triton_backend.scheduler.advice import (
-    UTILISATION,
-    Epoch,
-    bad_rate,
-    change,
-    damped_change,
-    idle_fraction,
-)
+from triton_backend.scheduler.advice import UTILISATION, change, damped_change
 from triton_backend.scheduler.compiled import Records
 from triton_backend.simulator.offered import Instant, Offer, offered_requests
-from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.results import PoolResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions, rates_of
-from triton_backend.simulator.world import SERVED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +109,9 @@ def epochs_of(
     last = dict.fromkeys((pool.name for pool in plan.pools), 0)
     for begin, end in pairwise(edges):
         arrivals = _between(plan, requests, begin, end)
-        length_us = s_to_us(end - begin)
         result = simulate(plan, replace(first, arrivals=arrivals, duration_s=end - begin))
         pools = {
-            pool.name: _pool_epoch(result, pool, last[pool.name], (length_us, utilisation))
-            for pool in plan.pools
+            name: _pool_epoch(pool, last[name], utilisation) for name, pool in result.pools.items()
         }
         yield EpochResult(
             start_s=begin,
@@ -151,38 +141,15 @@ def _between(plan: Plan, requests: Records, begin_s: float, end_s: float) -> Ins
     )
 
 
-def _pool_epoch(
-    result: SimResult, pool: Pool, last_change: int, over: tuple[int, float]
-) -> PoolEpoch:
-    """What was measured of a pool and what it advises, in an epoch of so many µs at a utilisation."""
-    length_us, utilisation = over
-    plan = result.plan
-    users = [
-        number
-        for number, model in enumerate(plan.models)
-        if any(s.pool == pool.name for p in model.pipelines for s in p.stages)
-    ]
-    first = 0
-    for other in plan.pools:
-        if other.name == pool.name:
-            break
-        first += other.vgpus
-    uses = result.uses
-    mine = uses[(uses["vgpu"] >= first) & (uses["vgpu"] < first + pool.vgpus)]
-    asked = result.requests[np.isin(result.requests["model"], users)]
-    share = pool.share / WHOLE_GPU
-    busy_us = float((mine["end_us"] - mine["start_us"]).sum())
-    measured = Epoch(
-        gpus=pool.vgpus * share,
-        idle=idle_fraction(busy_us, pool.vgpus, length_us),
-        bad=bad_rate(len(asked), int((asked["outcome"] == SERVED).sum())),
-    )
+def _pool_epoch(measured: PoolResult, last_change: int, utilisation: float) -> PoolEpoch:
+    """What was measured of a pool, and what it advises at a utilisation."""
+    epoch = measured.epoch
     return PoolEpoch(
-        vgpus=pool.vgpus,
-        idle=measured.idle,
-        bad=measured.bad,
-        advice=change(measured),
-        change=damped_change(measured, last_change, utilisation=utilisation),
+        vgpus=len(measured.busy_by_vgpu),
+        idle=epoch.idle,
+        bad=epoch.bad,
+        advice=change(epoch),
+        change=damped_change(epoch, last_change, utilisation=utilisation),
     )
 
 

@@ -3,7 +3,6 @@
 Conservation: of every model, offered = served + late + dropped.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
+from triton_backend.scheduler.advice import Epoch, bad_rate, change
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
 from triton_backend.scheduler.topology import pipelines_by_queue
@@ -23,7 +23,6 @@ from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
 # -1 where a request was in no batch, empty where its model lists no entries
 OPTIONAL = ("entry", "dispatch_us", "batch_id", "batch_samples")
-BAD_RATE = 0.01  # from here on GPUs are advised to be added, below to be taken away
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
 
 
@@ -181,17 +180,18 @@ class PoolResult:
     @property
     def bad_rate(self) -> float:
         """Requests dropped or late / requests offered."""
-        return self.bad / self.offered if self.offered else 0.0
+        return bad_rate(self.offered, self.offered - self.bad)
+
+    @property
+    def epoch(self) -> Epoch:
+        """What advice is made of."""
+        idle = min(1.0, max(0.0, self.idle_fraction))  # a batch may end after the run
+        return Epoch(gpus=self.gpus, idle=idle, bad=self.bad_rate)
 
     @property
     def advice_gpus(self) -> int:
-        """GPUs to add (positive) or to take away: N r / (1 - r) rounded up, or N f rounded down.
-
-        Where nothing at all was served, r / (1 - r) is taken as if one request had been.
-        """
-        if self.bad_rate > BAD_RATE:
-            return math.ceil(self.gpus * self.bad / max(self.offered - self.bad, 1))
-        return -math.floor(self.gpus * self.idle_fraction)
+        """GPUs to add (positive) or to take away, by the paper's formulas."""
+        return change(self.epoch)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form."""

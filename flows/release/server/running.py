@@ -96,7 +96,7 @@ class ServerState:
         return json.loads(answer["outputs"][0]["data"][0])
 
     def control(self, command: str, **fields: Any) -> dict[str, Any]:
-        """A control request: prepare, flush, swap, abort or status; the state reached."""
+        """A control request: prepare, flush, swap, abort or status; the state reached. Or advice."""
         return self.ask(CONTROL_MODEL, {"command": command, **fields})
 
     def load(self, model: str) -> None:

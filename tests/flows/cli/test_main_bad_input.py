@@ -18,6 +18,7 @@ from tests.flows.cli.conftest import Command
         (("quickstart", "--model=none.onnx", "--slo-ms=5"), "none.onnx: no such file"),
         (("report", "x"), "poolpipe.duckdb: no such warehouse"),
         (("status",), "nothing is being served from here"),
+        (("advice",), "nothing is being served from here"),
         (("warehouse", "check"), "poolpipe.duckdb: no such warehouse"),
         (("warehouse", "compact"), "poolpipe.duckdb: no such warehouse"),
         (("load", "--plan", "none.json"), "none.json: no such file"),

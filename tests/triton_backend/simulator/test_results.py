@@ -72,8 +72,8 @@ def test_a_reserved_batch_is_dispatched_when_its_first_stage_begins() -> None:
         (100, 1, (0.5, 0.5), -1),  # at the threshold: 2 x 0.5 idle
         (100, 2, (1.0, 1.0), 1),  # 2 x 2 / 98
         (4, 2, (1.0, 1.0), 2),
-        (3, 3, (1.0, 1.0), 6),  # as if one had been served
-        (0, 0, (0.0, 0.0), -2),
+        (3, 3, (1.0, 1.0), 18),  # no more than ten times as many
+        (0, 0, (0.0, 0.0), -1),  # one stays
     ],
 )
 def test_gpus_are_advised_by_bad_requests_or_by_idle_time(

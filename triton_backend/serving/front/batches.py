@@ -319,6 +319,9 @@ class FrontBatches:
         self._batches[header.batch_id] = batch
         for request in requests:
             request.batch_id = header.batch_id
+        if deployment.binds_late(generation.model):
+            first_us = min(request.arrival_us for request in requests)
+            self._pending.counters.gathered(samples, max(0, now_us - first_us))
         self._send(header, body, batch, channel, written, place)
 
     def _fail(self, header: Header, requests: list[Request], reason: str) -> None:

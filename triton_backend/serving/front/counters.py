@@ -8,6 +8,7 @@ from triton_backend.contract.units import US_PER_S
 
 # Latencies are counted in steps of 19 % (a quarter of a doubling) from SLO / 32 to 4 x SLO.
 STEPS_PER_DOUBLING = 4
+SIZE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 DOUBLINGS_BELOW_SLO, DOUBLINGS_ABOVE_SLO = 5, 2
 
 
@@ -20,13 +21,41 @@ def latency_bounds_s(slo_us: int) -> tuple[float, ...]:
 
 
 @dataclass(slots=True)
+class Buckets:
+    """Observations by bucket, one bucket more for what lies above all bounds.
+
+    Attributes:
+        bounds: upper bounds of the buckets, in the unit they are published in.
+        per_unit: observations are whole numbers of 1 / `per_unit` of it.
+        sums: of observations, by bucket.
+    """
+
+    bounds: tuple[float, ...]
+    per_unit: int = 1
+    counts: list[int] = field(init=False)
+    sums: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sums = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: int) -> None:
+        """Count one."""
+        bucket = bisect_left(self.bounds, value / self.per_unit)
+        self.counts[bucket] += 1
+        self.sums[bucket] += value
+
+
+@dataclass(slots=True)
 class FrontCounters:
     """Running totals since the front was loaded; offered = the sum of all others at rest.
 
     Attributes:
         internal_errors: errors of ours that a loop of the front survived.
-        bounds_s: of the latency buckets; there is one bucket more, for what lies above them all.
-        answered_by_latency: answered requests by bucket; `latency_us` the sums of their latencies.
+        bounds_s: of the buckets of times.
+        latencies: of answered requests (µs).
+        deferred: how long the first request of a batch of late binding waited (µs).
+        sizes: samples of those batches.
     """
 
     bounds_s: tuple[float, ...]
@@ -38,12 +67,13 @@ class FrontCounters:
     frames_refused: int = 0
     internal_errors: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
-    answered_by_latency: list[int] = field(init=False)
-    latency_us: list[int] = field(init=False)
+    latencies: Buckets = field(init=False)
+    deferred: Buckets = field(init=False)
+    sizes: Buckets = field(default_factory=lambda: Buckets(SIZE_BOUNDS))
 
     def __post_init__(self) -> None:
-        self.answered_by_latency = [0] * (len(self.bounds_s) + 1)
-        self.latency_us = [0] * (len(self.bounds_s) + 1)
+        self.latencies = Buckets(self.bounds_s, US_PER_S)
+        self.deferred = Buckets(self.bounds_s, US_PER_S)
 
     def answered(self, latency_us: int, late: bool) -> None:  # noqa: FBT001  # a fact, not a mode
         """A request was answered with its outputs."""
@@ -51,6 +81,9 @@ class FrontCounters:
             self.late += 1
         else:
             self.served += 1
-        bucket = bisect_left(self.bounds_s, latency_us / US_PER_S)
-        self.answered_by_latency[bucket] += 1
-        self.latency_us[bucket] += latency_us
+        self.latencies.observe(latency_us)
+
+    def gathered(self, samples: int, waited_us: int) -> None:
+        """A batch of late binding was gathered; its first request had waited so long."""
+        self.sizes.observe(samples)
+        self.deferred.observe(waited_us)

@@ -251,7 +251,7 @@ class PendingRequests:
     def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
         self._model = model
         self._clock = clock
-        self._counters = counters
+        self.counters = counters
         self._requests: dict[int, Request] = {}
         self._next_number = (clock.now_us() >> NUMBER_SHIFT) % LOCALS
         self._log = RequestLog(logs, model, clock)
@@ -320,9 +320,9 @@ class PendingRequests:
 
     def admit(self, request: Request, limit: int) -> bool:
         """Number a request and keep it; refused, and False, where `limit` are kept already."""
-        self._counters.offered += 1
+        self.counters.offered += 1
         if len(self._requests) >= limit:
-            self._counters.dropped[DropReason.QUEUE_FULL.text] += 1
+            self.counters.dropped[DropReason.QUEUE_FULL.text] += 1
             self._log.note(request, DropReason.QUEUE_FULL.text)
             self._reply(request, Reply(request.reply, full(self._model, limit)))
             return False
@@ -335,7 +335,7 @@ class PendingRequests:
         """Answer with an error of ours."""
         request = self._requests.pop(number, None)
         if request is not None:
-            self._counters.failed += 1
+            self.counters.failed += 1
             self._log.note(request, "failed", refusal.message)
             self._reply(request, Reply(request.reply, refusal))
 
@@ -348,7 +348,7 @@ class PendingRequests:
         request = self._requests.pop(body.request, None)
         if request is None:
             return
-        self._counters.dropped[body.reason.text] += 1
+        self.counters.dropped[body.reason.text] += 1
         self._log.note(request, body.reason.text)
         self._reply(request, Reply(request.reply, dropped(self._model, request, body)))
 
@@ -397,7 +397,7 @@ class PendingRequests:
     def _served(self, request: Request, now_us: int) -> None:
         """Count and log a request that is answered with outputs."""
         late = now_us > request.deadline_us
-        self._counters.answered(now_us - request.arrival_us, late)
+        self.counters.answered(now_us - request.arrival_us, late)
         if late or request.trace:
             self._log.note(request, "late" if late else "served")
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan, StagePlace, StageRow
 
 
@@ -42,10 +43,16 @@ class StageUse:
 
 @dataclass(slots=True)
 class GatewayCounters:
-    """Running totals since the scheduler started. Keys are model names, stages, drop reasons."""
+    """Running totals since the scheduler started. Keys are model names, stages, drop reasons.
+
+    Attributes:
+        bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
+            those that nobody waits for any more and those of models that have gone.
+    """
 
     offered: Counter[str] = field(default_factory=Counter[str])
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    bad: Counter[str] = field(default_factory=Counter[str])
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
     batches_failed: int = 0
@@ -64,6 +71,12 @@ class GatewayCounters:
             row.place: self._uses.setdefault(labels, StageUse())
             for row, labels in stage_labels(plan).items()
         }
+
+    def dropped_for(self, model: str, reason: DropReason) -> None:
+        """A request of a model is not served."""
+        self.dropped[model, reason.text] += 1
+        if reason not in {DropReason.CANCELLED, DropReason.MODEL_REMOVED}:
+            self.bad[model] += 1
 
     def dispatched(self, model: str, samples: int) -> None:
         """A batch of `samples` left the queue of a model."""

@@ -20,6 +20,7 @@ from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
+from triton_backend.serving.gateway.pool_use import advice_document
 from triton_backend.serving.gateway.state import Address, FrontAddress, Gateway, WorkerAddress
 from triton_backend.serving.gateway.warm_up import warm_up
 from triton_backend.serving.transport.authentication import transport_key
@@ -43,7 +44,7 @@ from triton_backend.serving.transport.wire import (
 
 HEARTBEAT_US = 250_000
 LOOK_US = 50_000
-COMMANDS = ("prepare", "flush", "swap", "abort", "status")
+COMMANDS = ("prepare", "flush", "swap", "abort", "status", "advice")
 _LOG = logging.getLogger(__name__)
 
 
@@ -106,7 +107,7 @@ class SchedulerService:
     # Control requests (any thread)
 
     def control(self, request: str) -> dict[str, Any]:
-        """Answer one control request: JSON in, the state reached out.
+        """Answer one control request: JSON in, the state reached (or the advice) out.
 
         Raises:
             InputError: unknown command, wrong plan or generation, or a step out of order.
@@ -120,9 +121,15 @@ class SchedulerService:
             self.call(lambda: self.gateway.flush(self._clock.now_us()))
         elif command == "swap":
             self.call(lambda: self._swap(plan_id, generation))
+        elif command == "advice":
+            return self.call(self._advice)
         elif command == "abort":
             self.call(lambda: self.gateway.abort(self._clock.now_us()))
         return self.call(self.gateway.status)
+
+    def _advice(self) -> dict[str, Any]:
+        gateway = self.gateway
+        return advice_document(gateway.deployment.plan, gateway.advice(self._clock.now_us()))
 
     def _swap(self, plan_id: str | None, generation: int) -> None:
         served = self.gateway.deployment

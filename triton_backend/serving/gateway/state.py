@@ -43,6 +43,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
+from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.rollout import Rollout, State
 from triton_backend.serving.liveness.supervisor import (
     Action,
@@ -296,6 +297,7 @@ class Gateway:
         self._served = _Generation(deployment, now_us)
         self._served.number = self._core.plan_number
         self._served.uses = self.counters.serve(deployment.plan)
+        self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._prepared: _Generation | None = None
         # Generations before, by their numbers, as long as batches of them are in flight.
         self._former: dict[int, _Generation] = {}
@@ -360,6 +362,10 @@ class Gateway:
             "guests": self.guests,
             "counters": self.counters.to_dict(),
         }
+
+    def advice(self, now_us: int) -> list[PoolAdvice]:
+        """Every pool of the plan served: how busy and bad it was lately, and the vGPUs advised."""
+        return self._use.advice(max(self._last_us, now_us))
 
     def _readiness(self, deployment: Deployment) -> dict[str, Any]:
         return {
@@ -448,7 +454,7 @@ class Gateway:
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core does not see what not even an ideal server could answer in time."""
-        self.counters.dropped[front.model, DropReason.OVERLOAD.text] += 1
+        self.counters.dropped_for(front.model, DropReason.OVERLOAD)
         local, deadline_us, samples, entry, *_ = arrival
         queue = self._served.queues[model][entry]
         refused = Refused(
@@ -551,8 +557,11 @@ class Gateway:
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
         batch.generation.uses[place].ran(times.end_us - times.start_us)
+        if stage == len(hops) - 1:
+            self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
+            self._use.ran(times.vgpu, times.end_us - times.start_us)
             actions = self._served.supervisor.stage_done(
                 place,
                 hops[stage],
@@ -583,6 +592,13 @@ class Gateway:
             )
         )
 
+    def _count_late(self, number: int, batch: BatchInFlight, end_us: int) -> None:
+        """Count the requests of a batch that ended beyond what their clients allow."""
+        deployment = batch.generation.deployment
+        model = deployment.plan.models[batch.dispatch.model]
+        guard_us = deployment.settings.guard_us(model.slo_us)
+        self.counters.bad[model.name] += self._core.late_requests(number, end_us - guard_us)
+
     def _catch_up(self, batch_id: int, batch: BatchInFlight, now_us: int) -> None:
         """Take in what the next stage reported before its turn."""
         if batch.reported not in batch.early:
@@ -604,6 +620,8 @@ class Gateway:
             return
         batch.early.clear()
         self.counters.batches_failed += 1
+        failed = len(batch.dispatch.request_ids)
+        self.counters.bad[self._front_of(batch.dispatch.request_ids[0]).model] += failed
         now_us = self._at(now_us)
         for later in range(stage, len(batch.slots)):
             # As if every stage that is left had taken no time: all that was reserved is free.
@@ -667,6 +685,7 @@ class Gateway:
         if self._resume_us is not None and now_us >= self._resume_us:
             self._resume(now_us)
         now_us = self._at(now_us)
+        self._use.look(now_us)
         for generation in (self._served, *self._former.values()):
             self._may_send |= generation.slots.release(now_us)
         self._send_waiting()
@@ -784,6 +803,7 @@ class Gateway:
         served.number = self._core.plan_number + 1
         served.uses = self.counters.serve(deployment.plan)
         served.supervisor = WorkerSupervisor(deployment, now_us)
+        self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._served, self._prepared = served, None
         self._number_fronts()
         self._announce(deployment, prepared=False)
@@ -868,7 +888,7 @@ class Gateway:
         number = decision.request_id
         self._served.express.forget(number)
         front = self._front_of(number)
-        self.counters.dropped[front.model, decision.reason.text] += 1
+        self.counters.dropped_for(front.model, decision.reason)
         dropped = _drop_frame(
             number % LOCALS,
             decision.reason,

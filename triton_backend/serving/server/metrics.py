@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
-from triton_backend.serving.front.counters import FrontCounters
+from triton_backend.serving.front.counters import Buckets, FrontCounters
 from triton_backend.serving.gateway.rollout import State
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
@@ -29,9 +29,15 @@ Labels = tuple[tuple[str, str], ...]
 class Histogram:
     """Running totals by bucket: upper bounds (one bucket more lies above them), counts and sums."""
 
-    bounds_s: tuple[float, ...]
+    bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    sums_s: tuple[float, ...]
+    sums: tuple[float, ...]
+
+    @classmethod
+    def of(cls, buckets: Buckets) -> "Histogram":
+        """As they are now."""
+        sums = tuple(total / buckets.per_unit for total in buckets.sums)
+        return cls(buckets.bounds, tuple(buckets.counts), sums)
 
 
 Values = dict[tuple[str, Labels], float | Histogram]
@@ -45,6 +51,11 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_requests_dropped_total": ("counter", "Requests dropped, by reason"),
     "poolpipe_requests_held": ("gauge", "Requests that a front has taken and not answered"),
     "poolpipe_latency_seconds": ("histogram", "Answered requests by latency"),
+    "poolpipe_batch_size": ("histogram", "Batches of late binding by samples"),
+    "poolpipe_deferred_seconds": (
+        "histogram",
+        "Batches of late binding by how long their first request waited",
+    ),
     "poolpipe_frames_refused_total": ("counter", "Frames refused, with their connections"),
     "poolpipe_queue_requests": ("gauge", "Requests waiting in the scheduler"),
     "poolpipe_in_flight_batches": ("gauge", "Batches dispatched and not ended"),
@@ -59,6 +70,12 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_stage_runs_total": ("counter", "Batches run at a stage"),
     "poolpipe_stage_busy_seconds_total": ("counter", "Time that vGPUs were busy with a stage"),
     "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
+    "poolpipe_pool_idle_fraction": ("gauge", "Share of its time that a pool ran nothing, of late"),
+    "poolpipe_pool_bad_fraction": (
+        "gauge",
+        "Share of a pool's requests not answered in time, of late",
+    ),
+    "poolpipe_advised_gpus": ("gauge", "GPUs that a pool should have"),
     "poolpipe_workers_lost_total": ("counter", "Workers lost"),
     "poolpipe_workers_drained_total": ("counter", "Workers renewed because they stayed slow"),
     "poolpipe_workers_up": ("gauge", "Workers ready"),
@@ -104,11 +121,11 @@ class Publisher:
         self._last = {k: v for k, v in values.items() if not isinstance(v, Histogram)}
 
     def _observe(self, key: tuple[str, Labels], value: Histogram) -> None:
-        metric = self._metric(key, buckets=list(value.bounds_s))
+        metric = self._metric(key, buckets=list(value.bounds))
         observed = self._observed.setdefault(key, _Observed())
-        for latency_s, times in observed.grown(value):
+        for mean, times in observed.grown(value):
             for _ in range(times):
-                metric.observe(latency_s)
+                metric.observe(mean)
 
     def _metric(self, key: tuple[str, Labels], **more: Any) -> Any:
         if key not in self._metrics:
@@ -125,23 +142,23 @@ class _Observed:
     """What of a histogram has been published, by bucket."""
 
     counts: list[int] = field(default_factory=list[int])
-    sums_s: list[float] = field(default_factory=list[float])
+    sums: list[float] = field(default_factory=list[float])
 
     def grown(self, value: Histogram) -> list[tuple[float, int]]:
         """A value and how often it is observed, for every bucket that grew."""
         if not self.counts:
-            self.counts, self.sums_s = [0] * len(value.counts), [0.0] * len(value.counts)
+            self.counts, self.sums = [0] * len(value.counts), [0.0] * len(value.counts)
         found: list[tuple[float, int]] = []
-        edges = (0.0, *value.bounds_s, math.inf)
+        edges = (0.0, *value.bounds, math.inf)
         for bucket, count in enumerate(value.counts):
             times = count - self.counts[bucket]
             if times <= 0:
                 continue
-            mean_s = (value.sums_s[bucket] - self.sums_s[bucket]) / times
+            mean = (value.sums[bucket] - self.sums[bucket]) / times
             # The front counts on meanwhile: a sum that is ahead of its count must not leave the bucket.
             low, high = math.nextafter(edges[bucket], math.inf), edges[bucket + 1]
-            found.append((min(max(mean_s, low), high), times))
-            self.counts[bucket], self.sums_s[bucket] = count, value.sums_s[bucket]
+            found.append((min(max(mean, low), high), times))
+            self.counts[bucket], self.sums[bucket] = count, value.sums[bucket]
         return found
 
 
@@ -157,18 +174,17 @@ def front_values(model: str, counters: FrontCounters, held: int) -> Values:
         ("poolpipe_frames_refused_total", (("peer", model),)): counters.frames_refused,
         ("poolpipe_internal_errors_total", (("loop", model),)): counters.internal_errors,
         ("poolpipe_requests_held", own): held,
-        ("poolpipe_latency_seconds", own): Histogram(
-            counters.bounds_s,
-            tuple(counters.answered_by_latency),
-            tuple(latency_us / US_PER_S for latency_us in counters.latency_us),
-        ),
+        ("poolpipe_latency_seconds", own): Histogram.of(counters.latencies),
     }
+    if any(counters.sizes.counts):
+        values["poolpipe_deferred_seconds", own] = Histogram.of(counters.deferred)
+        values["poolpipe_batch_size", own] = Histogram.of(counters.sizes)
     for reason, count in dict(counters.dropped).items():
         values["poolpipe_requests_dropped_total", (*own, ("reason", reason))] = count
     return values
 
 
-def gateway_values(gateway: "Gateway") -> Values:
+def gateway_values(gateway: "Gateway", now_us: int) -> Values:
     """Queues, batches, pools and the plan of the scheduler."""
     counters, deployment = gateway.counters, gateway.deployment
     status = gateway.status()
@@ -199,9 +215,12 @@ def gateway_values(gateway: "Gateway") -> Values:
         labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
         values["poolpipe_stage_runs_total", labels] = use.runs
         values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
-    for pool in deployment.plan.pools:
-        labels = (("pool", pool.name), ("gpu_class", pool.gpu_class))
-        values["poolpipe_pool_vgpus", labels] = pool.vgpus
+    for advice in gateway.advice(now_us):
+        labels = (("pool", advice.pool.name), ("gpu_class", advice.pool.gpu_class))
+        values["poolpipe_pool_vgpus", labels] = advice.pool.vgpus
+        values["poolpipe_pool_idle_fraction", labels] = advice.idle_fraction
+        values["poolpipe_pool_bad_fraction", labels] = advice.bad_rate
+        values["poolpipe_advised_gpus", labels] = advice.advised_gpus
     return values
 
 

@@ -220,11 +220,12 @@ class ControlModel(_JsonModel):
 
     def values(self) -> Values:
         """Queues, batches, pools."""
-        own: Values = self._service.call(lambda: gateway_values(self._service.gateway))
+        now_us = self.clock.now_us()
+        own: Values = self._service.call(lambda: gateway_values(self._service.gateway, now_us))
         return own | keeper_values(self.settings.folder)
 
     def answer(self, request: str) -> dict[str, Any]:
-        """prepare, flush, swap, abort, status."""
+        """prepare, flush, swap, abort, status, advice."""
         return self._service.control(request)
 
 

@@ -117,7 +117,7 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     gateway = HeldGateway(deployment)
     for pipeline, busy_us in ((0, 1_000), (1, 4_000)):
         gateway.counters.serve(deployment.plan)[0, pipeline, 0].ran(busy_us)
-    values = gateway_values(gateway)
+    values = gateway_values(gateway, 1_000_000)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value
         for (name, labels), value in values.items()
@@ -126,13 +126,14 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     assert pools["poolpipe_stage_busy_seconds_total", "0", "FAST"] == 0.001
     assert pools["poolpipe_stage_busy_seconds_total", "1", "FAST"] == 0.004
     slow = (("pool", deployment.plan.pools[3].name), ("gpu_class", "SLOW"))
-    assert values["poolpipe_pool_vgpus", slow] == 2
+    names = ("pool_vgpus", "pool_idle_fraction", "pool_bad_fraction", "advised_gpus")
+    assert [values[f"poolpipe_{name}", slow] for name in names] == [2, 1.0, 0.0, 2.0]
 
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
-    served = plan(model("bare", (stage((0, 10), "FAST", 0),)))
+    served = plan(model("bare", (stage((0, 10), "FAST", 0),), policy="deferred"))
     render_repository(folder, served, ServeOptions())
     http, grpc, metrics = free_ports(3)
     yield start(folder, Endpoints(http=http, grpc=grpc, metrics=metrics))
@@ -153,7 +154,9 @@ def samples(text: str) -> dict[str, list[Sample]]:
 
 
 @pytest.mark.slow
-def test_latency_is_a_histogram_and_every_metric_is_well_formed(state: ServerState) -> None:
+def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
+    state: ServerState,
+) -> None:
     given = grpc_client.InferInput("input", [1, 4096], "UINT8")
     given.set_data_from_numpy(np.zeros((1, 4096), np.uint8))
     with grpc_client.InferenceServerClient(state.grpc_url) as client:
@@ -168,6 +171,16 @@ def test_latency_is_a_histogram_and_every_metric_is_well_formed(state: ServerSta
     (total,) = (s.value for s in latency if s.name.endswith("_sum"))
     assert buckets == sorted(buckets)
     assert (buckets[-1], 0 < total < 5 * 2) == (5, True)  # two seconds were allowed
+    for name in ("batch_size", "deferred_seconds"):
+        batches = {s.name: s.value for s in found[f"histogram poolpipe_{name}"]}
+        assert batches[f"poolpipe_{name}_count"] == 5
+    (only,) = found["gauge poolpipe_advised_gpus"]
+    assert (only.labels["gpu_class"], only.value) == ("FAST", 1.0)
+    told = state.control("advice")
+    pool = told["pools"][only.labels["pool"]]
+    assert (pool["gpu_class"], pool["vgpus"], pool["advised"]) == ("FAST", 1, 1)
+    assert 0 < pool["busy_by_vgpu"][0] < 1
+    assert told["gpu_classes"]["FAST"] == {"gpus": 1, "advised": 1}
     for kind in found:
         type_, name = kind.split()
         published = f"{name}_total" if type_ == "counter" else name
