@@ -143,13 +143,13 @@ def _more_vgpus(pool: Pool, epoch: Epoch, span_us: int) -> int:
 def advice_document(plan: Plan, pools: Iterable[PoolAdvice]) -> dict[str, Any]:
     """The object of `poolpipe advice --json`: pools, and whole GPUs by class."""
     wanted = dict.fromkeys(plan.gpus_used, 0.0)
-    told: dict[str, Any] = {}
+    by_pool: dict[str, Any] = {}
     for advice in pools:
-        told[advice.pool.name] = advice.to_dict()
+        by_pool[advice.pool.name] = advice.to_dict()
         wanted[advice.pool.gpu_class] = wanted.get(advice.pool.gpu_class, 0.0) + advice.advised_gpus
     held = plan.gpus()
     return {
-        "pools": told,
+        "pools": by_pool,
         "gpu_classes": {
             name: {"gpus": held.get(name, 0), "advised": math.ceil(gpus - 1e-9)}
             for name, gpus in wanted.items()

@@ -66,7 +66,11 @@ class RollingLines:
             self._changed.wait_for(lambda: not self._to_write and not self._writing, CLOSE_SECONDS)
 
     def close(self) -> None:
-        """Flush, end the thread and close."""
+        """Flush, try once more what could not be written, end the thread and close."""
+        self.drain()
+        with self._changed:
+            self._to_write = bool(self._handed_over)
+            self._changed.notify_all()
         self.drain()
         with self._changed:
             self._closing = True

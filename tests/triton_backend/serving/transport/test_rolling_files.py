@@ -71,6 +71,18 @@ def test_a_disk_that_is_freed_gets_all_lines_that_waited(
     assert contents(folder)[-1] == "line 4"
 
 
+def test_what_waits_for_a_disk_is_written_at_the_end(folder: Path) -> None:
+    folder.mkdir()
+    blocked = folder / f"events-{7:020d}-0000.jsonl"
+    blocked.mkdir()
+    lines = RollingLines(folder, "events", 7)
+    lines.write("a line")
+    lines.drain()
+    blocked.rmdir()
+    lines.close()
+    assert contents(folder) == ["a line"]
+
+
 def test_a_device_that_is_full_keeps_nobody_waiting(folder: Path) -> None:
     full_disk(folder)
     lines = RollingLines(folder, "events", 7)
