@@ -16,21 +16,17 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
-
 from flows.clock import Stopwatch
 from flows.release.rollout.change import Way, change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import (
     AROUND_S,
-    SERVED,
     Load,
-    Loaded,
     Served,
     samples_file,
     small_plan,
 )
-from triton_backend.contract.units import s_to_us, us_to_s
+from triton_backend.contract.units import us_to_s
 from triton_backend.serve_folder.repository import read_workers
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
@@ -83,17 +79,11 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         "late": sum(row["late"] for row in models),
         "offered": sum(row["offered"] for row in models),
         "attainment": loaded.attainment,
-        "attainment_around": around(loaded, changed_us - loaded.started_us),
+        "attainment_around": loaded.around([changed_us - loaded.started_us], AROUND_S),
         "simulated_attainment": simulated.attainment,
         "messages": loaded.summary["messages"],
         "send_lag_ms": loaded.summary["send_lag_ms"],
     }
-
-
-def around(loaded: Loaded, instant_us: int) -> float:
-    """Attainment of the requests due within `AROUND_S` of an instant of the run."""
-    near = np.abs(loaded.records["intended_us"] - instant_us) < s_to_us(AROUND_S)
-    return float((loaded.records["outcome"][near] == SERVED).mean())
 
 
 def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -140,10 +140,12 @@ def small_plan(
     quick: tuple[str, ...] = ("quick",),
     *,
     cuts: Mapping[str, int] = MappingProxyType({}),
+    quick_slo_us: int | None = None,
 ) -> Plan:
     """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
 
-    `quick` are names of `quick_model`s beside them; `cuts` are those of models cut elsewhere than others.
+    `quick` are names of `quick_model`s beside them, with the others' SLO where none is given; `cuts` are
+    those of models cut elsewhere than others.
     """
     slo_us = 5 * stage_us
     rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
@@ -156,7 +158,10 @@ def small_plan(
         )
         pipeline = hand_pipeline(*stages, batch=SMALL_BATCH, rate_rps=rate_rps)
         models.append(small_model(name, slo_us, pipeline))
-    models += [quick_model(name, slo_us, 2 * len(names) + n) for n, name in enumerate(quick)]
+    models += [
+        quick_model(name, quick_slo_us or slo_us, 2 * len(names) + n)
+        for n, name in enumerate(quick)
+    ]
     gpus = 2 * len(names) + len(quick)
     nodes = [
         NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=10.0) for name in ("FAST", "SLOW")
@@ -276,6 +281,16 @@ class Loaded:
         """How long after its deadline each request had its answer, or gave up."""
         limit = self.deadline_us[self.records["model"]]
         return self.records["done_us"] - self.records["intended_us"] - limit
+
+    def around(self, instants_us: Iterable[int], seconds: float, model: int | None = None) -> float:
+        """Attainment of the requests due within so long of instants of the run, of one model or all."""
+        due_us = self.records["intended_us"]
+        near = np.zeros(len(due_us), dtype=bool)
+        for instant_us in instants_us:
+            near |= np.abs(due_us - instant_us) < s_to_us(seconds)
+        if model is not None:
+            near &= self.records["model"] == model
+        return float((self.records["outcome"][near] == SERVED).mean()) if near.any() else 1.0
 
     def windows(self, seconds: float) -> list[tuple[float, float, int]]:
         """Attainment and offered requests of every window, by the instant requests were due."""
