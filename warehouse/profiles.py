@@ -8,12 +8,21 @@ from datetime import datetime
 from typing import Any
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.profiles import LatencyCell, ModelProfile, profile_from_cells
+from triton_backend.contract.profiles import (
+    InterferenceModel,
+    LatencyCell,
+    ModelProfile,
+    Pair,
+    Utilisation,
+    profile_from_cells,
+    utilisations_of,
+    with_utilisation,
+)
 from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse
 
-CellId = tuple[int, str, int, int]
-"""(block, GPU class, vGPU divisor, batch)."""
+CellId = tuple[int, str, int, str, int]
+"""(block, GPU class, share in 300ths, basis, batch)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,8 @@ class CellRecord:
 
     block: int
     gpu_class: str
-    vgpu_divisor: int
+    share: int
+    basis: str
     batch: int
     mean_us: float
     artifact: str | None = None
@@ -162,7 +172,7 @@ def add_ratios(
 def measured_cells(warehouse: Warehouse, model_key: str, artifacts: Iterable[str]) -> set[CellId]:
     """Cells measured with exactly these artifacts, so that a rebuilt one is measured again."""
     rows = warehouse.query("measured_cells", [model_key, list(artifacts)])
-    return {(r["block"], r["gpu_class"], r["vgpu_divisor"], r["batch"]) for r in rows}
+    return {(r["block"], r["gpu_class"], r["share"], r["basis"], r["batch"]) for r in rows}
 
 
 def newest_artifacts(warehouse: Warehouse, name: str) -> dict[tuple[str, int], str]:
@@ -188,16 +198,17 @@ def read_profile(
     model = find_model(warehouse, name)
     wanted = None if classes is None else set(classes)
     cells = [
-        LatencyCell(r["gpu_class"], r["vgpu_divisor"], r["block"], r["batch"], r["mean_us"])
+        LatencyCell(r["gpu_class"], r["share"], r["basis"], r["block"], r["batch"], r["mean_us"])
         for r in warehouse.query("newest_cells", [model.model_key])
         if wanted is None or r["gpu_class"] in wanted
     ]
     if not cells:
         on = f" on {', '.join(sorted(wanted))}" if wanted else ""
         raise InputError(f"model {name!r}", f"has no profile{on} in {warehouse.path}")
+    used = [Utilisation(**row) for row in warehouse.query("newest_utilisations", [model.model_key])]
     return profile_from_cells(
         name,
-        cells,
+        with_utilisation(cells, used),
         model.boundary_bytes,
         inputs=model.inputs,
         outputs=model.outputs,
@@ -230,13 +241,15 @@ def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now
         CellRecord(
             block=cell.block,
             gpu_class=cell.gpu_class,
-            vgpu_divisor=cell.vgpu_divisor,
+            share=cell.share,
+            basis=cell.basis,
             batch=cell.batch,
             mean_us=cell.latency_us,
         )
         for cell in profile.cells()
     ]
-    content = json.dumps([profile.name, profile.boundary_bytes, [repr(c) for c in cells]])
+    used = utilisations_of(profile)
+    content = json.dumps([profile.name, profile.boundary_bytes, [repr(c) for c in (*cells, *used)]])
     key = "import-" + hashlib.sha256(content.encode()).hexdigest()[:16]
     known = warehouse.rows("SELECT 1 FROM cells WHERE model_key = ? LIMIT 1", [key])
     record = ModelRecord(
@@ -255,6 +268,48 @@ def import_profile(warehouse: Warehouse, profile: ModelProfile, source: str, now
         add_model(warehouse, record, now)
         if not known:
             add_cells(warehouse, key, cells, now)
+            add_utilisations(warehouse, key, used, now)
+
+
+def add_utilisations(
+    warehouse: Warehouse, model_key: str, known: Iterable[Utilisation], now: datetime
+) -> None:
+    """Store what a model uses of GPUs."""
+    rows = [{"model_key": model_key, "measured_at": now} | row._asdict() for row in known]
+    warehouse.insert("utilisations", rows)
+
+
+def add_pairs(warehouse: Warehouse, pairs: Iterable[Pair], now: datetime) -> None:
+    """Store models that ran side by side."""
+    warehouse.insert("pairs", [{"measured_at": now} | pair._asdict() for pair in pairs])
+
+
+def read_pairs(warehouse: Warehouse) -> list[Pair]:
+    """The newest measurement of every two models side by side."""
+    return [Pair(**row) for row in warehouse.query("newest_pairs")]
+
+
+def add_interference(
+    warehouse: Warehouse, models: Mapping[str, InterferenceModel], source: str, now: datetime
+) -> None:
+    """Store interference models by GPU class."""
+    rows = [
+        {"gpu_class": name, "source": source, "added_at": now}
+        | asdict(model)
+        | {"residuals": list(model.residuals)}
+        for name, model in models.items()
+    ]
+    warehouse.insert("interference_models", rows)
+
+
+def read_interference(warehouse: Warehouse) -> dict[str, InterferenceModel]:
+    """The newest interference model of every GPU class that has one."""
+    found: dict[str, InterferenceModel] = {}
+    for row in warehouse.query("newest_interference"):
+        name: str = row.pop("gpu_class")
+        residuals: list[float] = row.pop("residuals")
+        found[name] = InterferenceModel(**row, residuals=tuple(residuals))
+    return found
 
 
 def add_sum_ratio(

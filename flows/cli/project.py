@@ -103,7 +103,7 @@ def check_known(
         profiles, _ = load_profiles(work, cluster, workload)
     except InputError as error:
         raise _placed(error, files[1], workload) from error
-    measured = {gpu_class for profile in profiles.values() for gpu_class, _ in profile.latency_us}
+    measured = {gpu_class for profile in profiles.values() for gpu_class in profile.classes}
     for gpu_class in cluster.gpu_classes:
         if cluster.gpus(gpu_class.name) and gpu_class.name not in measured:
             raise InputError(

@@ -18,6 +18,7 @@ from flows.planning import PlanOptions
 from flows.preparation.profiling.class_profile import ClassProfile, ClassRequest
 from flows.state import warehouse_path
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
 
 
 class Parameters(BaseModel):
@@ -56,7 +57,7 @@ class ProfileClassParameters(BaseModel):
 
     split: Path = Field(description="Folder of the split model, as the worker's host sees it.")
     gpu_class: str
-    divisors: list[int] = Field(default=[1])
+    parts: list[Part] = Field(default=[(WHOLE_GPU, LOADED)], description="Shares and bases.")
     runtime: OnnxRuntime | None = Field(
         default=None, description="None: engines on a GPU of the host."
     )
@@ -69,7 +70,7 @@ class ProfileClassParameters(BaseModel):
         return cls(
             split=request.split.resolve(),
             gpu_class=request.gpu_class,
-            divisors=list(request.divisors),
+            parts=list(request.parts),
             runtime=device and OnnxRuntime(**device.to_options()),
             known=ClassProfile(cells=request.known).to_rows(),
         )
@@ -84,7 +85,7 @@ class ProfileClassParameters(BaseModel):
         return ClassRequest(
             split=self.split,
             gpu_class=self.gpu_class,
-            divisors=tuple(self.divisors),
+            parts=tuple(self.parts),
             device=runtime and DeviceClass.from_options(self.gpu_class, runtime.model_dump()),
             known=ClassProfile.from_rows(self.known).cells,
         )

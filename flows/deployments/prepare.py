@@ -78,7 +78,7 @@ def prepare_model(parameters: PrepareParameters) -> dict[str, Any]:
         ClassRequest(
             split=model.folder,
             gpu_class=c.name,
-            divisors=c.vgpu_divisors,
+            parts=c.parts(),
             device=devices.get(c.name),
             known=known_cells(work, model, c.name),
         )

@@ -19,6 +19,7 @@ from flows.planning.registry import (
     planner_named,
 )
 from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
@@ -261,7 +262,12 @@ def _stage(
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
     latency = stage.latency_us_by_batch
     if latency is None:
-        profiled = profile.stage_latency_us(stage.gpu_class, stage.divisor, stage.blocks)
+        share = share_of_divisor(stage.divisor) if stage.cut is None else stage.cut.share
+        basis = inputs.cluster.gpu_class(stage.gpu_class).basis
+        table = profile.table(stage.gpu_class, share, basis)
+        if table is None:
+            raise InvariantError(f"{profile.name} was planned where it was not measured: {stage}")
+        profiled = table.stage_latency_us(stage.blocks)
         latency = tuple(int(v) for v in (profiled if whole_table else profiled[:batch]))
     leaving, boundary = total_bytes_per_sample(profile.outputs), profile.outputs or None
     transfer, last = 0, stage.blocks[1]

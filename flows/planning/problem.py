@@ -14,7 +14,8 @@ from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import StageMemory
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, ProfileTable
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -162,14 +163,14 @@ def _model_arrays(
     options: PlanOptions,
 ) -> ModelArrays:
     usable = _usable_types(profile, cluster, types, options)
-    batches = max(profile.max_batch(cluster.gpu_classes[c].name, v) for c, v in usable.values())
+    batches = max(table.largest for _, _, table in usable.values())
     blocks = profile.blocks
     latency = np.full((len(usable), blocks + 1, blocks + 1, batches), np.inf)
     links = np.full((len(usable), blocks + 1), np.inf)
     sizes = np.array([0, *profile.boundary_bytes, 0], dtype=np.float64)
-    for row, (number, divisor) in enumerate(usable.values()):
+    for row, (number, divisor, table) in enumerate(usable.values()):
         gpu_class = cluster.gpu_classes[number].name
-        _fill_latency(latency[row], profile, gpu_class, divisor)
+        _fill_latency(latency[row], table)
         _forbid_oversize(latency[row], profile, cluster.gpu_classes[number].memory_gib, divisor)
         sharers = cluster.max_gpus_per_node(gpu_class) * divisor
         bits = sizes * BITS_PER_BYTE
@@ -193,15 +194,15 @@ def _usable_types(
     cluster: Cluster,
     types: tuple[tuple[int, int], ...],
     options: PlanOptions,
-) -> dict[int, tuple[int, int]]:
+) -> dict[int, tuple[int, int, ProfileTable]]:
     usable = {
-        number: (c, v)
+        number: (c, v, table)
         for number, (c, v) in enumerate(types)
-        if profile.max_batch(cluster.gpu_classes[c].name, v)
+        if (table := profile.table(cluster.gpu_classes[c].name, share_of_divisor(v)))
         and options.class_allowed(profile.name, cluster.gpu_classes[c].name)
     }
     if not usable:
-        measured = ", ".join(f"{c}/{v}" for c, v in profile.latency_us) or "nothing"
+        measured = "; ".join(key.text() for key in profile.tables) or "nothing"
         raise InputError(
             f"workload model {profile.name!r}",
             f"not measured on any GPU class of the cluster that it may use; measured: {measured}",
@@ -209,14 +210,11 @@ def _usable_types(
     return usable
 
 
-def _fill_latency(
-    table: NDArray[np.float64], profile: ModelProfile, gpu_class: str, divisor: int
-) -> None:
+def _fill_latency(latency_us: NDArray[np.float64], table: ProfileTable) -> None:
     # Only what was measured is planned; a batch between two would take as long as the larger one.
-    sizes = np.asarray(profile.batches(gpu_class, divisor)) - 1
-    for first in range(profile.blocks):
-        latency_us = profile.stage_latencies_us(gpu_class, divisor, first)
-        table[first, first + 1 :][:, sizes] = latency_us[:, sizes]
+    sizes = np.asarray(table.batches) - 1
+    for first in range(len(table.latency_us)):
+        latency_us[first, first + 1 :][:, sizes] = table.stage_latencies_us(first)[:, sizes]
 
 
 def _forbid_oversize(

@@ -23,7 +23,7 @@ from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import DEFAULT_POLICY, Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -66,6 +66,8 @@ def make_robust_plan(
     workload: Workload,
     options: PlanOptions | None = None,
     trial: Trial | None = None,
+    *,
+    interference: Mapping[str, InterferenceModel] | None = None,
 ) -> Plan:
     """The pool plan with the highest robust goodput among candidate margins and rates.
 
@@ -81,7 +83,7 @@ def make_robust_plan(
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
     if workload.applications:
         raise InputError("--slo-margin auto", "is for models alone; the workload has applications")
-    search = _Search(profiles, cluster, options, trial or Trial())
+    search = _Search(profiles, cluster, options, trial or Trial(), interference or {})
     rated, _ = with_rates(profiles, cluster, workload, options)
     best, default = _common_margin(search, rated)
     for model in [m.name for m in workload.models]:
@@ -106,6 +108,7 @@ class _Search:
     cluster: Cluster
     options: PlanOptions
     trial: Trial
+    interference: Mapping[str, InterferenceModel]
     tried: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -122,7 +125,9 @@ class _Search:
             gap=max(self.options.gap, _CANDIDATE_GAP),
         )
         try:
-            plan = make_plan(self.profiles, self.cluster, workload, options)
+            plan = make_plan(
+                self.profiles, self.cluster, workload, options, interference=self.interference
+            )
         except InfeasibleError:
             return None
         return _Candidate(margins, workload, plan, 0.0)

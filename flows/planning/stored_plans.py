@@ -14,10 +14,10 @@ from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import Workload, lines_of
 from warehouse.plans import add_plan, read_plan
-from warehouse.profiles import read_profiles
+from warehouse.profiles import read_interference, read_profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,12 @@ def load_profiles(
         return profiles, warnings
 
 
+def load_interference(work: Workspace) -> dict[str, InterferenceModel]:
+    """How parts of a GPU slow each other down, by class, where that was fitted or imported."""
+    with work.open(read_only=True) as warehouse:
+        return read_interference(warehouse)
+
+
 def plan_step(
     work: Workspace,
     cluster: Cluster,
@@ -62,12 +68,13 @@ def plan_step(
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
+    known = load_interference(work)
     if watch is not None:
         watch.begin()
     if robust:
-        plan = make_robust_plan(profiles, cluster, workload, options)
+        plan = make_robust_plan(profiles, cluster, workload, options, interference=known)
     else:
-        plan = make_plan(profiles, cluster, workload, options, watch)
+        plan = make_plan(profiles, cluster, workload, options, watch, interference=known)
     differences = verify_plan(plan, profiles)
     if differences:
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.clock import now_utc
 from flows.planning.registry import PlanOptions
-from flows.planning.stored_plans import load_profiles
+from flows.planning.stored_plans import load_interference, load_profiles
 from flows.planning.sweep import Point, Situation
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
@@ -23,7 +23,13 @@ def situation_of(
         InputError: a model was not measured on any class of the cluster.
     """
     profiles, _ = load_profiles(work, cluster, workload)
-    return Situation(profiles=profiles, cluster=cluster, workload=workload, options=options)
+    return Situation(
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        options=options,
+        interference=load_interference(work),
+    )
 
 
 def keep_sweep(

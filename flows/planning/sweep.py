@@ -4,7 +4,7 @@ Pure computation; rows out. Drawing the curve and storing the rows is other part
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flows.planning.api import make_plan
@@ -12,7 +12,8 @@ from flows.planning.registry import PlanOptions
 from triton_backend.contract.applications import Application
 from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import Workload
 
 
@@ -24,6 +25,9 @@ class Situation:
     cluster: Cluster
     workload: Workload
     options: PlanOptions
+    interference: Mapping[str, InterferenceModel] = field(
+        default_factory=dict[str, InterferenceModel]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,11 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
 def _point(situation: Situation, value: float) -> Point:
     try:
         plan = make_plan(
-            situation.profiles, situation.cluster, situation.workload, situation.options
+            situation.profiles,
+            situation.cluster,
+            situation.workload,
+            situation.options,
+            interference=situation.interference,
         )
     except InfeasibleError as error:
         return Point(value=value, reason=str(error))
@@ -165,7 +173,7 @@ def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
 
 
 def _fastest_us(profile: ModelProfile) -> float:
-    whole = [table for (_, divisor), table in profile.latency_us.items() if divisor == 1]
+    whole = [t.latency_us for key, t in profile.tables.items() if key.share == WHOLE_GPU]
     if not whole:
         raise InputError(f"profile of {profile.name!r}", "not measured on any whole GPU")
     return min(float(table[:, 0].sum()) for table in whole)

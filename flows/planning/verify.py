@@ -9,13 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.shares import WHOLE_GPU, share_text
+from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU, share_text
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import ModelDemand
 
@@ -304,20 +301,25 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
 
 def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
     pool = plan.pool_of(stage)
-    solo = profile.solo.get((pool.gpu_class, pool.share))
-    if solo is not None:
-        yield from _against_solo(plan, stage, solo.latency_us)
-        return
-    if pool.divisor is None or profile.max_batch(pool.gpu_class, pool.divisor) < batch:
+    # In turns, and where parts differ, neighbours count by the factor; else they were busy copies.
+    percents = bool(plan.cluster.gpu_class(pool.gpu_class).vgpu_percents)
+    alone = percents or stage.duty_cycle_us is not None
+    measured = profile.table(pool.gpu_class, pool.share, SOLO if alone else LOADED)
+    if measured is None or measured.largest < max(batch, len(stage.latency_us_by_batch)):
         share = share_text(pool.share)
         yield f"batch {batch} was not measured on {share} of {pool.gpu_class}"
         return
-    table = profile.latency_us[pool.gpu_class, pool.divisor]
+    factor = 1.0
+    if pool.interference is not None:
+        at = plan.stages_of(plan.pools.index(pool)).index(stage)
+        factor = pool.interference.seats[at].factor
     first, last = stage.blocks
     for b, stated in enumerate(stage.latency_us_by_batch, start=1):
-        derived = math.ceil(math.fsum(float(v) for v in table[first:last, b - 1]) - 1e-6)
-        if stated != derived:
-            yield f"latency at batch {b} is {stated} µs, profiled {derived} µs"
+        blocks_us = measured.latency_us[first:last, b - 1]
+        profiled = math.ceil(math.fsum(float(v) for v in blocks_us) - 1e-6)
+        if stated != math.ceil(profiled * factor - 1e-6):
+            times = "" if factor == 1 else f" times {factor:.6g}"
+            yield f"latency at batch {b} is {stated} µs, profiled {profiled} µs{times}"
             return
     if (
         last < profile.blocks
@@ -327,25 +329,6 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
             f"boundary_bytes_per_sample is {stage.boundary_bytes_per_sample}, "
             f"profiled {profile.boundary_bytes[last - 1]}"
         )
-
-
-def _against_solo(plan: Plan, stage: Stage, table: NDArray[np.float64]) -> Iterator[str]:
-    """Latencies alone on a part, times the factor that the pool states for the stage."""
-    pool = plan.pool_of(stage)
-    factor = 1.0
-    if pool.interference is not None:
-        at = plan.stages_of(plan.pools.index(pool)).index(stage)
-        factor = pool.interference.seats[at].factor
-    if len(stage.latency_us_by_batch) > table.shape[1]:
-        yield f"batch {len(stage.latency_us_by_batch)} was not measured alone on {pool.share / 3:g} %"
-        return
-    first, last = stage.blocks
-    for b, stated in enumerate(stage.latency_us_by_batch, start=1):
-        alone = math.ceil(math.fsum(float(v) for v in table[first:last, b - 1]) - 1e-6)
-        derived = math.ceil(alone * factor - 1e-6)
-        if stated != derived:
-            yield f"latency at batch {b} is {stated} µs, alone {alone} µs times {factor:.6g}"
-            return
 
 
 def _interference(plan: Plan) -> Iterator[str]:

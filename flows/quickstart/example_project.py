@@ -18,6 +18,7 @@ from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import ms_to_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -82,8 +83,10 @@ def example_classes() -> dict[str, OnnxRuntimeClass]:
     fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
     slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=SLOW_STRETCH)
     return {
-        FAST: OnnxRuntimeClass(device=fast, divisors=(1, 2)),
-        SLOW: OnnxRuntimeClass(device=slow, divisors=(1,)),
+        FAST: OnnxRuntimeClass(
+            device=fast, parts=GpuClass(name=FAST, vgpu_divisors=(1, 2)).parts()
+        ),
+        SLOW: OnnxRuntimeClass(device=slow),
     }
 
 
@@ -93,7 +96,8 @@ def example_cluster() -> Cluster:
     return Cluster(
         name="quickstart",
         gpu_classes=tuple(
-            GpuClass(name=name, vgpu_divisors=c.divisors) for name, c in classes.items()
+            GpuClass(name=name, vgpu_divisors=tuple(WHOLE_GPU // share for share, _ in c.parts))
+            for name, c in classes.items()
         ),
         nodes=(
             NodeGroup(count=1, gpu_class=FAST, gpus=2, nic_gbps=NIC_GBPS),
@@ -106,7 +110,10 @@ def with_slo(model: OfferedModel, profile: ModelProfile) -> OfferedModel:
     """The model with an SLO: its own, else 5 times the fast class's latency at batch 1."""
     if model.slo_us is not None:
         return model
-    fast_us = int(profile.stage_latency_us(FAST, 1, (0, profile.blocks))[0])
+    fast = profile.table(FAST, WHOLE_GPU)
+    if fast is None:
+        raise InputError(f"profile of {profile.name!r}", f"not measured on class {FAST!r}")
+    fast_us = int(fast.stage_latency_us((0, profile.blocks))[0])
     return replace(model, slo_us=max(SLO_FACTOR * fast_us, SHORTEST_SLO_US))
 
 

@@ -142,11 +142,14 @@ def problem(data: Path, row: Row, seed: int) -> tuple[dict[str, ModelProfile], C
             scale = float(2 ** rng.uniform(-1, 1))
             weight = float(rng.choice(WEIGHTS))
             name = f"{original}-{copy}"
-            table = published[original].latency_us
+            tables = published[original].tables
             profiles[name] = replace(
                 published[original],
                 name=name,
-                latency_us={kind: us * scale for kind, us in table.items()},
+                tables={
+                    key: replace(table, latency_us=table.latency_us * scale)
+                    for key, table in tables.items()
+                },
             )
             slo = round(slo_us[original] * scale)
             demands.append(ModelDemand(name=name, slo_us=slo, weight=weight))

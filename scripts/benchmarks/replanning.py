@@ -33,7 +33,7 @@ from flows.workspace import Workspace
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import FAILED, SERVED, Load
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -56,7 +56,7 @@ def profile() -> ModelProfile:
         ("fast", 1): np.full((3, 2), (20_000.0, 24_000.0)),
         ("slow", 1): np.full((3, 2), (60_000.0, 80_000.0)),
     }
-    return ModelProfile(name="pair", latency_us=latency_us, boundary_bytes=(40_000, 20_000))
+    return ModelProfile(name="pair", tables=loaded(latency_us), boundary_bytes=(40_000, 20_000))
 
 
 def served(home: Path, port: int) -> tuple[Workspace, Plan, ServerState]:

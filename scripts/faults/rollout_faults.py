@@ -30,7 +30,7 @@ from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.repository import CONTROL_MODEL
 from warehouse.observations import unfinished_rollout
@@ -219,7 +219,7 @@ def emulated_plans() -> tuple[Plan, Plan]:
         ("fast", 1): np.full((3, 2), (20_000.0, 24_000.0)),
         ("slow", 1): np.full((3, 2), (60_000.0, 80_000.0)),
     }
-    profile = ModelProfile(name="pair", latency_us=latency_us, boundary_bytes=(40_000, 20_000))
+    profile = ModelProfile(name="pair", tables=loaded(latency_us), boundary_bytes=(40_000, 20_000))
     cluster = Cluster(
         name="two nodes",
         gpu_classes=(GpuClass(name="fast"), GpuClass(name="slow")),

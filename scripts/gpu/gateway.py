@@ -90,7 +90,7 @@ def _measure(
         with Copies(daemon.environment("0", share_of_divisor(DIVISOR))) as copies:
             latencies: list[tuple[int, ...]] = []
             for folder in folders:
-                copies.load(folder, DIVISOR)
+                copies.load(folder, share_of_divisor(DIVISOR), DIVISOR)
                 means = [summarise(copies.measure(b, limits)).mean_us for b in range(1, BATCH + 1)]
                 latencies.append(tuple(int(np.ceil(us)) for us in np.maximum.accumulate(means)))
     finally:

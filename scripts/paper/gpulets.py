@@ -19,6 +19,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +29,19 @@ from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.baselines import RULES, Greedy, placed
 from flows.planning.gpulets.master import Goal, Master
-from flows.planning.gpulets.tables import Tables, read_tables
+from flows.planning.gpulets.tables import Tables as Problem
+from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
-from flows.preparation.interference import tables as interference_tables
 from flows.preparation.interference.fit import fit
+from flows.preparation.interference.stored_tables import Tables, read_folder
+from flows.preparation.interference.tables import PAIRS_FILE, pair_rows, read_models
+from flows.preparation.profiling.csv_tables import LATENCY_FILE, UTILISATION_FILE
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import InterferenceModel, ModelProfile, SoloCells
-from triton_backend.contract.shares import share_of_percent
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -57,36 +61,30 @@ SIMULATED_S = 20.0
 Profiles = dict[str, ModelProfile]
 
 
+def published(data: Path, stem: str) -> Tables:
+    """Tables of a publication as `profiles import` reads them."""
+    names = {"latency": LATENCY_FILE, "utilisation": UTILISATION_FILE, "pairs": PAIRS_FILE}
+    with TemporaryDirectory() as folder:
+        for part, name in names.items():
+            if (data / f"{stem}_{part}.csv").exists():
+                copyfile(data / f"{stem}_{part}.csv", Path(folder) / name)
+        return read_folder(Path(folder))
+
+
 def profiles_of(data: Path) -> Profiles:
     """Every model of the derived table; a name that ends in another digit is the same model."""
-    gpu, solo = interference_tables.read_solo(data / "derived_2080ti_latency.csv")
-    used = interference_tables.read_utilisation(data / "derived_2080ti_utilisation.csv", gpu)
+    tables = published(data, "derived_2080ti")
     with (data / "glet_models.csv").open() as lines:
         memory = {row["model"]: float(row["memory_mb"]) for row in csv.DictReader(lines)}
-    found: Profiles = {}
-    for name in sorted({model for model, _, _ in solo}):
-        cells: dict[tuple[str, int], SoloCells] = {}
-        for percent in PERCENTS:
-            batches = sorted(b for m, p, b in solo if (m, p) == (name, percent))
-            rows = [(name, percent, b) for b in batches]
-            cells[GPU, share_of_percent(percent)] = SoloCells(
-                latency_us=np.array([[solo[row] for row in rows]]),
-                l2=np.array([[used[row][0] for row in rows]]),
-                dram=np.array([[used[row][1] for row in rows]]),
-            )
-        found[name] = ModelProfile(
-            name=name,
-            boundary_bytes=(),
-            latency_us={},
-            solo=cells,
-            block_memory_bytes=(int(memory[name] * (1 << 20)),),
-        )
-    return found
+    return {
+        name: replace(profile, block_memory_bytes=(int(memory[name] * (1 << 20)),))
+        for name, profile in sorted(tables.profiles.items())
+    }
 
 
 def constants(data: Path) -> InterferenceModel:
     """The authors' constants of the class; they state no residuals."""
-    return interference_tables.read_models(data / "glet_interference_constants.csv")[CONSTANTS_OF]
+    return read_models(data / "glet_interference_constants.csv")[CONSTANTS_OF]
 
 
 @cache
@@ -129,9 +127,8 @@ def fit_figures(data: Path) -> list[Figure]:
     """How well the interference model predicts pairs it has not seen."""
     figures: list[Figure] = []
     for stem, aims in (("igniter_v100", (5.9, 6.7)), ("wlgur", (None, None))):
-        gpu, solo = interference_tables.read_solo(data / f"{stem}_latency.csv")
-        used = interference_tables.read_utilisation(data / f"{stem}_utilisation.csv", gpu)
-        rows, _ = interference_tables.read_pairs(data / f"{stem}_pairs.csv", gpu, solo, used)
+        tables = published(data, stem)
+        rows, _ = pair_rows(tables.pairs, tables.profiles, tables.pairs[0].gpu_class)
         reports = [fit(rows, seed) for seed in range(SEEDS)]
         for what, aim in zip(("p90", "p95"), aims, strict=True):
             mean = 100 * float(np.mean([getattr(r.linear, what) for r in reports]))
@@ -197,7 +194,7 @@ def workload_figures(data: Path, gpus: int) -> list[Figure]:
     return figures
 
 
-def tables_of(profiles: Profiles, model: InterferenceModel, data: Path, gpus: int) -> Tables:
+def tables_of(profiles: Profiles, model: InterferenceModel, data: Path, gpus: int) -> Problem:
     """All nine models as the planners read them."""
     with (data / "glet_models.csv").open() as lines:
         slo = {row["model"]: round(1_000 * float(row["slo_ms"])) for row in csv.DictReader(lines)}
@@ -245,7 +242,7 @@ def scenario_figures(data: Path, gpus: int, seconds: float, scale: float) -> lis
 
 
 def decided(
-    tables: Tables, mixes: NDArray[np.float64], seconds: float
+    tables: Problem, mixes: NDArray[np.float64], seconds: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
     """Mixes that a plan carries, mixes that no plan carries, and how many programs that took."""
     random = np.random.default_rng(0)
@@ -292,7 +289,7 @@ def decided(
     return fits, cannot, solved
 
 
-def _without(tables: Tables, present: NDArray[np.bool_]) -> Tables:
+def _without(tables: Problem, present: NDArray[np.bool_]) -> Problem:
     """The same for the models that are asked for."""
     kept = np.flatnonzero(present).tolist()
     classes = tuple(

@@ -41,6 +41,7 @@ from flows.planning.pool.applications.exact import line_steps
 from flows.preparation.profiling.csv_tables import read_tables
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.shares import WHOLE_GPU, divisor_of
 from triton_backend.contract.workload import Workload
 
 # Assumed, per GPU and hour: near the on-demand list prices of one public cloud.
@@ -192,8 +193,8 @@ def drawn(
 def machines_of(profile: ModelProfile) -> tuple[Machine, ...]:
     """Every class, divisor and power of two that is measured, whole models."""
     machines: list[Machine] = []
-    for gpu_class, divisor in profile.latency_us:
-        latency = profile.stage_latency_us(gpu_class, divisor, (0, profile.blocks))
+    for (gpu_class, share, _), table in profile.tables.items():
+        latency = table.stage_latency_us((0, profile.blocks))
         for batch in BATCHES:
             if batch <= len(latency) and np.isfinite(latency[batch - 1]):
                 duration_us = float(latency[batch - 1])
@@ -201,10 +202,10 @@ def machines_of(profile: ModelProfile) -> tuple[Machine, ...]:
                     Machine(
                         batch=batch,
                         duration_us=duration_us,
-                        rate_rps=divisor * batch * 1e6 / duration_us,
+                        rate_rps=WHOLE_GPU / share * batch * 1e6 / duration_us,
                         price=PRICES[gpu_class],
                         gpu_class=gpu_class,
-                        divisor=divisor,
+                        divisor=divisor_of(share) or 1,
                     )
                 )
     return ranked(machines)

@@ -30,7 +30,7 @@ from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.results import SimResult
@@ -136,7 +136,7 @@ def plan_of(rows: Sequence[Row], gpus: int, rate_rps: float | None = None) -> Pl
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
         row.name: ModelProfile(
-            name=row.name, boundary_bytes=(), latency_us={(GPU, 1): row.latency_us[None, :]}
+            name=row.name, boundary_bytes=(), tables=loaded({(GPU, 1): row.latency_us[None, :]})
         )
         for row in rows
     }

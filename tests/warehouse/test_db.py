@@ -13,7 +13,8 @@ import pytest
 
 from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, ProfileKey, loaded
+from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse, open_warehouse
 from warehouse.plans import add_plan, read_plan
@@ -65,7 +66,8 @@ def cells(mean_us: float, artifact: str = "a") -> list[CellRecord]:
         CellRecord(
             block=block,
             gpu_class="L4",
-            vgpu_divisor=1,
+            share=WHOLE_GPU,
+            basis=LOADED,
             batch=batch,
             mean_us=mean_us * batch,
             artifact=artifact,
@@ -98,7 +100,10 @@ def test_a_profile_takes_the_newest_measurement_of_every_cell(store: Warehouse) 
     add_cells(store, "k1", cells(200.0), LATER)
     profile, warnings = read_profile(store, "m")
     assert warnings == []
-    assert profile.latency_us["L4", 1].tolist() == [[200.0, 400.0], [200.0, 400.0]]
+    assert profile.tables[ProfileKey("L4", 300)].latency_us.tolist() == [
+        [200.0, 400.0],
+        [200.0, 400.0],
+    ]
     assert (profile.inputs, profile.boundaries) == ((IMAGE,), ((IMAGE,),))
     assert (profile.block_memory_bytes, profile.block_workspace_bytes) == ((5, 6), (7, 8))
 
@@ -117,11 +122,11 @@ def test_a_model_without_measurements_has_no_profile(store: Warehouse) -> None:
 
 def test_an_imported_profile_comes_back_and_is_stored_once(store: Warehouse) -> None:
     table = np.arange(1.0, 7.0).reshape(2, 3)
-    profile = ModelProfile(name="m", boundary_bytes=(7,), latency_us={("L4", 2): table})
+    profile = ModelProfile(name="m", boundary_bytes=(7,), tables=loaded({("L4", 2): table}))
     import_profile(store, profile, "folder", NOW)
     import_profile(store, profile, "folder", LATER)
     back, _ = read_profile(store, "m")
-    assert back.latency_us["L4", 2].tolist() == table.tolist()
+    assert back.tables[ProfileKey("L4", 150)].latency_us.tolist() == table.tolist()
     assert store.rows("SELECT count(*) AS n FROM cells") == [{"n": 6}]
 
 

@@ -7,6 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from warehouse.db import QUERY_FOLDER, Warehouse
 from warehouse.details import (
     BuildFailure,
@@ -43,7 +44,13 @@ def add_split(store: Warehouse, key: str, gpu_class: str, at: datetime) -> None:
 
 def built_cell(gpu_class: str, batch: int, artifact: str) -> CellRecord:
     return CellRecord(
-        block=0, gpu_class=gpu_class, vgpu_divisor=1, batch=batch, mean_us=9.0, artifact=artifact
+        block=0,
+        gpu_class=gpu_class,
+        share=WHOLE_GPU,
+        basis=LOADED,
+        batch=batch,
+        mean_us=9.0,
+        artifact=artifact,
     )
 
 
@@ -112,7 +119,7 @@ def test_latencies_of_two_builds_never_mix(store: Warehouse) -> None:
     add_cells(store, "k", [built_cell("L4", 2, "a")], NOW)
     add_cells(store, "k", [built_cell("L4", 1, "rebuilt")], LATER)
     profile, _ = read_profile(store, "m")
-    assert profile.max_batch("L4", 1) == 1
+    assert [table.largest for table in profile.tables.values()] == [1]
 
 
 def test_classes_of_a_model_that_was_split_anew_are_forgotten(store: Warehouse) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ProfileKey
+from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from warehouse.db import Warehouse, open_warehouse
 from warehouse.details import add_run_series, run_series
 from warehouse.maintenance import check, compact, export_parquet, prune, snapshot, table_sizes
@@ -27,7 +29,9 @@ BETWEEN = datetime(2026, 2, 1, tzinfo=UTC)
 
 
 def cell(mean_us: float, *, block: int = 0) -> CellRecord:
-    return CellRecord(block=block, gpu_class="L4", vgpu_divisor=1, batch=1, mean_us=mean_us)
+    return CellRecord(
+        block=block, gpu_class="L4", share=WHOLE_GPU, basis=LOADED, batch=1, mean_us=mean_us
+    )
 
 
 def model(boundary_bytes: tuple[int, ...] = ()) -> ModelRecord:
@@ -105,7 +109,7 @@ def test_a_snapshot_is_read_only_and_holds_what_the_warehouse_held(
     snapshot(store, target)
     with open_warehouse(target, read_only=True) as copy:
         profile, _ = read_profile(copy, "m")
-        assert profile.latency_us["L4", 1].tolist() == [[7.0]]
+        assert profile.tables[ProfileKey("L4", 300)].latency_us.tolist() == [[7.0]]
     with pytest.raises(InputError):
         open_warehouse(target)
 
@@ -158,7 +162,7 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
         "cells": 1,
     }
     profile, _ = read_profile(store, "m")
-    assert profile.latency_us["L4", 1].tolist() == [[3.0], [2.0]]
+    assert profile.tables[ProfileKey("L4", 300)].latency_us.tolist() == [[3.0], [2.0]]
     assert run_series(store, runs[0]) == {}
     assert run_series(store, runs[1])["uses/vgpu"].tolist() == [1, 2]
     assert table_sizes(store)["runs"] == 2
@@ -181,8 +185,18 @@ def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_pa
         "INSERT INTO models VALUES ('k', 'm', 's', NULL, 2, [3], [5, 6], ?, [], ?)",
         ['{"inputs": [], "outputs": [], "boundaries": []}', OLD],
     )
+    connection.executemany(
+        "INSERT INTO cells VALUES ('k', ?, 'L4', 3, 1, NULL, ?, NULL, NULL, NULL, NULL, ?)",
+        [(0, 5.0, OLD), (1, 6.0, OLD), (1, 7.0, OLD)],  # the last of equal instants counts
+    )
     connection.close()
     with open_warehouse(path) as warehouse:
+        tables = read_profile(warehouse, "m")[0].tables
+        assert {key: table.latency_us.tolist() for key, table in tables.items()} == {
+            ProfileKey("L4", 100, "loaded"): [[5.0], [7.0]]
+        }
+        rows = warehouse.rows("SELECT vgpu_divisor, mean_us FROM newest_cells ORDER BY block")
+        assert [tuple(row.values()) for row in rows] == [(3, 5.0), (3, 7.0)]
         kept = find_model(warehouse, "m")
         assert (kept.block_memory_bytes, kept.block_workspace_bytes) == ((5, 6), ())
         assert warehouse.rows("SELECT gpus_busy FROM gpus_by_hour") == [{"gpus_busy": 1.0}]

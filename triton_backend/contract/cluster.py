@@ -4,17 +4,20 @@ GPUs are identified by node (index in `Cluster.nodes` expanded in order, 0-based
 (0-based on the node). All nodes of a cluster are numbered through, group after group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.shares import (
+    LOADED,
     MAX_DIVISOR,
     MAX_PERCENT,
     PER_PERCENT,
+    SOLO,
     WHOLE_GPU,
+    Part,
     share_text,
 )
 
@@ -84,6 +87,19 @@ class GpuClass:
         """Sizes of vGPUs in 300ths of a GPU, in the order listed."""
         divisors = tuple(WHOLE_GPU // divisor for divisor in self.vgpu_divisors)
         return divisors + tuple(percent * PER_PERCENT for percent in self.vgpu_percents)
+
+    @property
+    def basis(self) -> str:
+        """Which latencies plans use: beside busy copies where all parts are equal, else alone."""
+        return SOLO if self.vgpu_percents else LOADED
+
+    def parts(self, bases: Iterable[str] = ()) -> tuple[Part, ...]:
+        """What is measured for it: every share, on the basis of its plans or on those given."""
+        chosen = tuple(bases) or (self.basis,)
+        known = {
+            (s, LOADED if s == WHOLE_GPU else basis): None for s in self.shares for basis in chosen
+        }
+        return tuple(known)
 
     @property
     def most_vgpus(self) -> int:

@@ -15,6 +15,12 @@ WHOLE_GPU = 300
 PER_PERCENT = WHOLE_GPU // 100
 MAX_DIVISOR = 4
 MAX_PERCENT = 100
+LOADED = "loaded"  # a latency measured while equal copies kept the other parts of the GPU busy
+SOLO = "solo"  # a latency measured while the rest of the GPU was idle
+BASES = (LOADED, SOLO)
+
+Part = tuple[int, str]
+"""What latencies are measured on: share in 300ths, and basis."""
 
 
 def share_of_divisor(divisor: int) -> int:

@@ -203,7 +203,7 @@ def _replay(
     from flows.cli.project import check_known
     from flows.files import read_cluster, read_workload
     from flows.operations.replanning.backtest_run import run_backtest
-    from flows.planning.stored_plans import load_profiles
+    from flows.planning.stored_plans import load_interference, load_profiles
     from flows.workspace import workspace
 
     files = (parameters["cluster"], parameters["workload"])
@@ -215,7 +215,8 @@ def _replay(
         note(text)
     if any(c.hourly_cost is None for c in cluster.gpu_classes):
         note("no hourly_cost for every class: GPUs are counted, not their cost")
-    return run_backtest(profiles, cluster, workload, asked, report)
+    known = load_interference(work)
+    return run_backtest(profiles, cluster, workload, asked, report, interference=known)
 
 
 def _check_chart(path: Path) -> None:

@@ -123,7 +123,7 @@ def parse_values(text: str) -> list[float]:
 def _situation(warehouse: Path, files: tuple[Path, Path], asked: Any) -> "Situation":
     from flows.cli.project import check_known
     from flows.files import read_cluster, read_workload
-    from flows.planning.stored_plans import load_profiles
+    from flows.planning.stored_plans import load_interference, load_profiles
     from flows.planning.sweep import Situation
     from flows.workspace import workspace
 
@@ -131,7 +131,13 @@ def _situation(warehouse: Path, files: tuple[Path, Path], asked: Any) -> "Situat
     check_known(work, files, (cluster, workload))
     profiles, warnings = load_profiles(work, cluster, workload)
     notes(warnings)
-    return Situation(profiles=profiles, cluster=cluster, workload=workload, options=asked)
+    return Situation(
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        options=asked,
+        interference=load_interference(work),
+    )
 
 
 def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:

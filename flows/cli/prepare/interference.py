@@ -7,7 +7,7 @@ import typer
 
 from flows.cli.console import note, print_json, show
 from flows.cli.registry import command, family
-from flows.cli.shared_options import AsJson
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.preparation.interference.fit import Errors, FitReport
@@ -19,14 +19,17 @@ family("interference", "How parts of a GPU slow each other down.")
 
 @command(
     "interference fit",
-    "poolpipe interference fit tables/",
+    "poolpipe interference fit",
     "poolpipe interference fit tables/ --gpu-class V100 --robust -o interference.csv",
 )
 def fit_interference(
     folder: Annotated[
-        Path,
-        typer.Argument(help="Holds block_latency_us.csv, utilisation.csv and pairs.csv."),
-    ],
+        Path | None,
+        typer.Argument(
+            help="Holds block_latency_us.csv, utilisation.csv and pairs.csv; without it, what the "
+            "warehouse has of them."
+        ),
+    ] = None,
     *,
     gpu_class: Annotated[
         str | None, typer.Option(metavar="NAME", help="Where the tables are of several classes.")
@@ -37,19 +40,29 @@ def fit_interference(
         Path | None, typer.Option("-o", metavar="FILE", help="Write the model here, as CSV.")
     ] = None,
     as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Fit the interference model of a GPU class to pairs measured side by side.
+    """Fit the interference model of a GPU class to pairs measured side by side, for plans to come.
 
     Seven tenths of the pairs train it, the rest says how well it does. Where a constant does no worse,
     the constant is the model.
     """
-    from flows.preparation.interference import tables
-    from flows.preparation.interference.fit import fit
+    from flows.clock import now_utc
+    from flows.preparation.interference import stored_tables, tables
+    from flows.workspace import workspace
+    from warehouse.profiles import add_interference
 
-    name, solo = tables.read_solo(folder / tables.LATENCY_FILE, gpu_class)
-    utilisation = tables.read_utilisation(folder / tables.UTILISATION_FILE, name)
-    rows, unknown = tables.read_pairs(folder / tables.PAIRS_FILE, name, solo, utilisation)
-    report = fit(rows, seed, robust=robust)
+    work = workspace(warehouse)
+    if folder is None:
+        with work.open(read_only=True) as store:
+            profiles, pairs = stored_tables.known_pairs(store)
+    else:
+        found = stored_tables.read_folder(folder)
+        profiles, pairs = dict(found.profiles), found.pairs
+    fitted = stored_tables.fit_tables(profiles, pairs, gpu_class, seed=seed, robust=robust)
+    name, report, unknown = fitted.gpu_class, fitted.report, fitted.unknown
+    with work.open() as store:
+        add_interference(store, {name: report.model}, str(folder or "pairs"), now_utc())
     if unknown:
         note(f"{unknown} sides of pairs left out: not measured alone")
     for line in report.odd[:_SHOWN]:
@@ -68,6 +81,7 @@ def fit_interference(
     for what, errors in (("linear model", report.linear), ("constant", report.constant)):
         show(f"  {what}: error mean {errors.mean:.2%}, p90 {errors.p90:.2%}, p95 {errors.p95:.2%}")
     show("  " + ", ".join(f"{k} {v:.4g}" for k, v in _constants(report).items()))
+    show(f"plans on {name} use it from now on")
     if output is not None:
         show(f"written to {output}")
 

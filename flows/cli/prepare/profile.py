@@ -1,5 +1,6 @@
 """`profile`: every block measured that was not measured yet."""
 
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,14 +21,22 @@ from flows.cli.shared_options import (
     WarehouseFile,
     pairs,
 )
+from triton_backend.contract.shares import LOADED, SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from flows.preparation.building.tensorrt.engines import EngineOptions
     from flows.preparation.profiling.measure import CellKey, MeasureLimits
     from flows.preparation.profiling.model_profile import Prepared
     from flows.workspace import Workspace
+
+
+class Basis(StrEnum):
+    """What the rest of a device does while a part is measured."""
+
+    LOADED = LOADED
+    SOLO = SOLO
 
 
 @command(
@@ -42,6 +51,13 @@ def profile(
     batch: Annotated[
         list[int] | None,
         typer.Option(metavar="N", min=1, help="Batch sizes; all up to the split's without it."),
+    ] = None,
+    basis: Annotated[
+        list[Basis] | None,
+        typer.Option(
+            help="`loaded`: all parts of the device work; `solo`: one alone. By default as the class is "
+            "planned: divisors loaded, percents solo."
+        ),
     ] = None,
     seconds: Annotated[
         float,
@@ -62,7 +78,7 @@ def profile(
 ) -> None:
     """Measure every block that was not measured yet.
 
-    On every class of the cluster, vGPU divisor and batch; an interruption loses one cell.
+    On every class of the cluster, size of vGPU and batch: equal parts while all of them work, percents alone. An interruption loses one cell.
     """
     from flows.preparation.profiling.measure import MeasureLimits
     from flows.preparation.profiling.model_profile import profile_step
@@ -74,14 +90,18 @@ def profile(
         options = engine_options(batch, precision, library, capability)
         gpus = pairs("--gpu", gpu)
         _profile_engines(
-            work, model_names(work, names), cluster, (options, gpus, limits), as_json=as_json
+            work,
+            model_names(work, names),
+            cluster,
+            (options, gpus, limits, basis or ()),
+            as_json=as_json,
         )
         return
-    classes = onnxruntime_classes(cluster)
+    classes = onnxruntime_classes(cluster, basis or ())
     with progress("profiling") as report:
 
         def on_cell(at: int, of: int, key: "CellKey") -> None:
-            place = f"block {key.block} on {key.gpu_class} 1/{key.vgpu_divisor}, batch {key.batch}"
+            place = f"block {key.block} on {key.part.text()}, batch {key.batch}"
             report(f"{key.model}: cell {at + 1} of {of}, {place}")
 
         done = [
@@ -124,18 +144,18 @@ def _profile_engines(
     work: "Workspace",
     names: list[str],
     cluster: Path,
-    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits]",
+    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits, Iterable[str]]",
     *,
     as_json: bool,
 ) -> None:
-    """Build what is missing and measure every block on (engine options, GPU by class, limits)."""
+    """Build what is missing and measure every block on (engine options, GPU by class, limits, bases)."""
     from flows.files import read_cluster
     from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
     from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
     from triton_backend.runtimes.mps import MpsDaemon
 
-    options, gpus, limits = asked
+    options, gpus, limits, bases = asked
     if not gpus:
         raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
     known = read_cluster(cluster)
@@ -145,7 +165,7 @@ def _profile_engines(
             wanted = ProfiledGpuClass(
                 name=gpu_class,
                 gpu=ProfiledGpu(name=gpu, daemon=MpsDaemon.in_folder(Path(folder), ())),
-                divisors=known.gpu_class(gpu_class).vgpu_divisors,
+                parts=known.gpu_class(gpu_class).parts(bases),
             )
             for name in names:
                 say_more(f"measuring {name} on {gpu_class}")

@@ -1,4 +1,4 @@
-"""`profiles import` and `profiles export`: tables of latencies and boundaries, in and out."""
+"""`profiles import` and `profiles export`: tables of what was measured, in and out."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,33 +10,42 @@ from flows.cli.console import note, notes, print_json, progress, show
 from flows.cli.registry import command, family
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
-family("profiles", "Tables of latencies and boundaries, in and out.")
+family("profiles", "Tables of what was measured, in and out.")
 
 
 @command("profiles import", "poolpipe profiles import tables/")
 def import_tables(
-    folder: Annotated[Path, typer.Argument(help="Holds block_latency_us.csv, boundary_bytes.csv.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Holds block_latency_us.csv and what else is known.")
+    ],
     *,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Take tables measured elsewhere into the warehouse."""
-    from flows.clock import now_utc
-    from flows.preparation.profiling.csv_tables import read_tables
-    from warehouse.db import open_warehouse
-    from warehouse.profiles import import_profile
+    """Take tables measured elsewhere into the warehouse.
 
-    found, warnings = read_tables(folder)
-    notes(warnings)
-    with open_warehouse(warehouse) as store, progress("importing") as report:
-        for name, imported in found.items():
-            report(f"importing {name}")
-            import_profile(store, imported, str(folder), now_utc())
+    block_latency_us.csv and boundary_bytes.csv; block_memory.csv, utilisation.csv, pairs.csv and
+    interference.csv where they are there. The last three may also come alone.
+    """
+    from flows.preparation.interference.stored_tables import import_tables as take
+    from warehouse.db import open_warehouse
+
+    with open_warehouse(warehouse) as store, progress(f"importing {folder}"):
+        found = take(store, folder)
+    notes(found.warnings)
+    models = sorted({*found.profiles, *found.utilisation})
     if as_json:
-        print_json({"models": sorted(found), "warnings": warnings})
+        counts = {"pairs": len(found.pairs), "interference": sorted(found.interference)}
+        print_json({"models": models, "warnings": found.warnings} | counts)
         return
-    classes = sorted({gpu_class for p in found.values() for gpu_class, _ in p.latency_us})
-    show(f"{len(found)} models on {', '.join(classes)} are in {warehouse}")
+    classes = sorted({gpu_class for p in found.profiles.values() for gpu_class in p.classes})
+    if models:
+        on = f" on {', '.join(classes)}" if classes else ""
+        show(f"{len(models)} models{on} are in {warehouse}")
+    if found.pairs:
+        show(f"{len(found.pairs)} pairs are in {warehouse}")
+    if found.interference:
+        show(f"interference of {', '.join(found.interference)} is in {warehouse}")
 
 
 @command("profiles export", "poolpipe profiles export tables/")
@@ -48,14 +57,12 @@ def export_tables(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Write tables that `profiles import`, and other programs, can read."""
-    from flows.preparation.profiling.csv_tables import write_tables
+    from flows.preparation.interference.stored_tables import export_tables as write
     from flows.workspace import workspace
-    from warehouse.profiles import model_names, read_profiles
 
     with workspace(warehouse).open(read_only=True) as store:
-        found, warnings = read_profiles(store, model or model_names(store))
+        found, files, warnings = write(store, folder, model)
     notes(warnings)
-    files = write_tables(folder, found)
     if as_json:
         print_json({"models": sorted(found), "files": files})
         return

@@ -37,8 +37,8 @@ def model_names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
     return found
 
 
-def onnxruntime_classes(cluster: Path) -> "list[OnnxRuntimeClass]":
-    """Classes that onnxruntime runs, with their divisors; classes without a runtime are named."""
+def onnxruntime_classes(cluster: Path, bases: Iterable[str] = ()) -> "list[OnnxRuntimeClass]":
+    """Classes that onnxruntime runs, with their parts; classes without a runtime are named."""
     from flows.files import read_cluster, read_device_classes
     from flows.preparation.building.onnxruntime import OnnxRuntimeClass
     from triton_backend.contract.errors import InputError
@@ -52,7 +52,7 @@ def onnxruntime_classes(cluster: Path) -> "list[OnnxRuntimeClass]":
     without = [c.name for c in known.gpu_classes if c.name not in devices]
     notes(f"class {name} has no runtime here, left out" for name in without)
     return [
-        OnnxRuntimeClass(device=device, divisors=known.gpu_class(name).vgpu_divisors)
+        OnnxRuntimeClass(device=device, parts=known.gpu_class(name).parts(bases))
         for name, device in devices.items()
     ]
 

@@ -21,7 +21,7 @@ from flows.planning import PlanOptions, make_plan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.offered import Instant
@@ -99,6 +99,8 @@ def run_backtest(
     workload: Workload,
     asked: BacktestOptions,
     report: Callable[[str], None] = lambda _: None,
+    *,
+    interference: Mapping[str, InterferenceModel] | None = None,
 ) -> Backtested:
     """Replay a table.
 
@@ -115,7 +117,7 @@ def run_backtest(
         interval_s=asked.interval_s,
         series={name: asked.series.get(name, name) for name in names},
     )
-    whole = make_plan(profiles, cluster, workload, asked.planning)
+    whole = make_plan(profiles, cluster, workload, asked.planning, interference=interference)
     peaks = {
         name: asked.peak_rps.get(name, PEAK_SHARE * whole.model(name).throughput_rps)
         for name in names
@@ -123,7 +125,14 @@ def run_backtest(
     history = history.scaled_to_peak(peaks)
     found = backtest(
         history,
-        cheapest_planner(profiles, priced(cluster), workload, asked.planning, report),
+        cheapest_planner(
+            profiles,
+            priced(cluster),
+            workload,
+            asked.planning,
+            report,
+            interference=interference,
+        ),
         period_s=asked.period_s,
         warm_up_s=asked.warm_up_s,
         options=asked.forecast,
@@ -138,6 +147,8 @@ def cheapest_planner(
     workload: Workload,
     options: PlanOptions,
     report: Callable[[str], None] = lambda _: None,
+    *,
+    interference: Mapping[str, InterferenceModel] | None = None,
 ) -> Planner:
     """Least cost at the rates asked for; the most the cluster can do where they are too high.
 
@@ -154,10 +165,15 @@ def cheapest_planner(
             previous=plans[-1] if plans else None,
         )
         asked = with_rates(workload, rates_rps)
+
+        def made_for(objective: str) -> Plan:
+            chosen = replace(quick, objective=objective)
+            return make_plan(profiles, cluster, asked, chosen, interference=interference)
+
         try:
-            made = make_plan(profiles, cluster, asked, replace(quick, objective="cost"))
+            made = made_for("cost")
         except InfeasibleError:
-            made = make_plan(profiles, cluster, asked, replace(quick, objective="throughput"))
+            made = made_for("throughput")
         plans.append(made)
         return made
 

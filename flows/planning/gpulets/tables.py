@@ -16,7 +16,7 @@ from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
+from triton_backend.contract.shares import PER_PERCENT, SOLO, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 
 GIB = 1 << 30
@@ -203,23 +203,18 @@ def _subsets(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _cell(
     profile: ModelProfile, gpu_class: str, share: int, model: InterferenceModel | None
 ) -> Cell | None:
-    solo = profile.solo.get((gpu_class, share))
-    divisor = divisor_of(share)
-    l2: Floats | None = None
-    dram: Floats | None = None
-    if solo is not None:
-        latency, l2, dram = solo.whole()
-    elif divisor and profile.max_batch(gpu_class, divisor):
-        latency = profile.stage_latency_us(gpu_class, divisor, (0, profile.blocks))
-    else:
+    table = profile.table(gpu_class, share, SOLO)
+    if table is None:
         return None
+    latency = table.stage_latency_us((0, profile.blocks))
     susceptibility = pressure = np.zeros(len(latency))
     if model is not None:
-        if l2 is None or dram is None:
+        used = profile.utilisation(gpu_class, share)
+        if used is None:
             where = f"profile of {profile.name!r} on {share / PER_PERCENT:g} % of {gpu_class}"
             reason = "has no utilisation, which interference needs (or plan without)"
             raise InputError(where, reason)
-        susceptibility, pressure = model.susceptibility(l2, dram), model.pressure(l2, dram)
+        susceptibility, pressure = model.susceptibility(*used), model.pressure(*used)
     return Cell(
         batches=np.arange(1, len(latency) + 1, dtype=np.int64),
         latency_us=latency,

@@ -23,6 +23,8 @@ from flows.planning.registry import (
 from flows.planning.squishy import PackedGpu, Session, pack
 from flows.planning.subclusters.plan import Demands, Floats, beyond_reach, read_demands
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.shares import WHOLE_GPU
 
 POLICY = "turns"
 _HALVINGS = 50
@@ -72,16 +74,16 @@ def _packed(
 ) -> list[PackedGpu]:
     rates: Floats = asked.rates(scale)
     gpu_class = asked.problem.classes[kind]
+
+    def latency_us(profile: ModelProfile) -> tuple[int, ...]:
+        table = profile.table(gpu_class, WHOLE_GPU)
+        return () if table is None else tuple(table.stage_latency_us((0, profile.blocks)).tolist())
+
     sessions = [
         Session(
             name=demand.name,
             rate_rps=float(rate),
-            latency_us=tuple(
-                int(v)
-                for v in inputs.profiles[demand.name].stage_latency_us(
-                    gpu_class, 1, (0, inputs.profiles[demand.name].blocks)
-                )
-            ),
+            latency_us=latency_us(inputs.profiles[demand.name]),
             limit_us=(1 - options.margin(demand.name)) * demand.slo_us,
         )
         for demand, rate in zip(inputs.workload.models, rates.tolist(), strict=True)

@@ -20,6 +20,7 @@ from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import CPU, CUDA, Artifact
 from warehouse.profiles import add_artifact
@@ -130,10 +131,10 @@ class _Place(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRuntimeClass:
-    """A class that onnxruntime runs, and the vGPU divisors it is wanted with."""
+    """A class that onnxruntime runs, and the parts it is wanted with."""
 
     device: DeviceClass
-    divisors: tuple[int, ...] = (1,)
+    parts: tuple[Part, ...] = ((WHOLE_GPU, LOADED),)
 
 
 def build_stages(

@@ -26,7 +26,7 @@ def as_measured(
     if not profile.boundaries:
         return profile, []
     artifacts = newest_artifacts(warehouse, profile.name)
-    classes = sorted({gpu_class for gpu_class, _ in profile.latency_us})
+    classes = profile.classes
     found = {c: _boundaries(work, profile.boundaries, _blocks(artifacts, c)) for c in classes}
     if len(set(found.values())) > 1:
         changed = ", ".join(c for c in classes if found[c] != profile.boundaries)

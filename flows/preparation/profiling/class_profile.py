@@ -25,6 +25,7 @@ from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import store_split
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import Part
 from triton_backend.runtimes.mps import MpsDaemon
 from warehouse.profiles import (
     CellRecord,
@@ -42,14 +43,14 @@ class ClassRequest:
 
     Attributes:
         split: folder of the split model.
-        divisors: vGPU divisors the class is wanted with.
+        parts: shares and bases that the class is wanted with.
         device: what runs the class in onnxruntime; None for engines on a GPU.
         known: cells that need not be measured again.
     """
 
     split: Path
     gpu_class: str
-    divisors: tuple[int, ...]
+    parts: tuple[Part, ...]
     device: DeviceClass | None = None
     known: tuple[CellRecord, ...] = ()
     limits: MeasureLimits = field(default_factory=MeasureLimits)
@@ -111,7 +112,7 @@ def _measure(
     progress: Progress | None,
 ) -> None:
     if request.device is not None:
-        wanted = OnnxRuntimeClass(device=request.device, divisors=request.divisors)
+        wanted = OnnxRuntimeClass(device=request.device, parts=request.parts)
         profile_step(work, split, [wanted], limits=request.limits, progress=progress)
         return
     if gpu is None:
@@ -120,7 +121,7 @@ def _measure(
         on_gpu = ProfiledGpuClass(
             name=request.gpu_class,
             gpu=ProfiledGpu(name=gpu.uuid, daemon=MpsDaemon.in_folder(Path(folder), ())),
-            divisors=request.divisors,
+            parts=request.parts,
         )
         options = replace(EngineOptions(), batches=_batches(split.max_batch))
         gpu_profile_step(work, split, on_gpu, options, limits=request.limits, progress=progress)

@@ -1,4 +1,4 @@
-"""The v copies that share one device: processes started, spoken to, and stopped with certainty."""
+"""The copies that share one device: processes started, spoken to, and stopped with certainty."""
 
 import json
 import os
@@ -63,7 +63,7 @@ class CopyProcess:
 
 
 class Copies:
-    """As many copies of one stage as its vGPU divisor says; the first one is measured.
+    """Copies of one stage on equal shares of a device; the first one is measured.
 
     Processes are kept from stage to stage: starting one costs more than a cell.
     """
@@ -71,7 +71,7 @@ class Copies:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
         self._processes: list[CopyProcess] = []
-        self._divisor = 0
+        self._count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -86,17 +86,17 @@ class Copies:
             process.stop()
         self._processes.clear()
 
-    def load(self, folder: Path, divisor: int) -> None:
-        """Load `divisor` copies of the stage in `folder`."""
-        while len(self._processes) < divisor:
+    def load(self, folder: Path, share: int, count: int) -> None:
+        """Load `count` copies of the stage in `folder`, each on a share (300ths) of the device."""
+        while len(self._processes) < count:
             self._processes.append(CopyProcess(self._environment))
-        self._divisor = divisor
-        for process in self._processes[:divisor]:
-            process.ask(do="load", folder=str(folder), divisor=divisor)
+        self._count = count
+        for process in self._processes[:count]:
+            process.ask(do="load", folder=str(folder), share=share)
 
     def measure(self, batch: int, limits: Mapping[str, float]) -> list[float]:
         """Run times (µs) of one copy while all others run the same batch over and over."""
-        first, *others = self._processes[: self._divisor]
+        first, *others = self._processes[: self._count]
         for process in others:
             process.ask(do="occupy", batch=batch)
         try:

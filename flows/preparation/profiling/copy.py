@@ -2,7 +2,7 @@
 
 Speaks one JSON object per line: commands on standard input, one answer each on standard output.
 
-    {"do": "load", "folder": F, "divisor": v}                        -> {}
+    {"do": "load", "folder": F, "share": s}, in 300ths              -> {}
     {"do": "measure", "batch": b, "warm_up": w, "min_runs": m, "max_runs": M,
      "max_seconds": s, "interval": r}                                -> {"samples_us": […]}
     {"do": "occupy", "batch": b}: runs on and on until the next line -> {} before it begins
@@ -23,7 +23,6 @@ import numpy as np
 
 from flows.preparation.profiling.statistics import relative_interval
 from triton_backend.contract.errors import PoolPipeError
-from triton_backend.contract.shares import share_of_divisor
 from triton_backend.runtimes.base import NUMPY_DTYPES, Runtime, Tensors
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.runtimes.registry import load_runtime
@@ -39,10 +38,10 @@ class Copy:
         self._runtime: Runtime | None = None
         self.runs = 0
 
-    def load(self, folder: Path, divisor: int) -> None:
+    def load(self, folder: Path, share: int) -> None:
         """Load a stage in place of the one loaded before."""
         self.close()
-        self._runtime = load_runtime(folder, share=share_of_divisor(divisor), clock=self._clock)
+        self._runtime = load_runtime(folder, share=share, clock=self._clock)
 
     def close(self) -> None:
         """Give the stage back."""
@@ -115,7 +114,7 @@ def main() -> None:
 
 def _answer(copy: Copy, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "load":
-        copy.load(Path(command["folder"]), command["divisor"])
+        copy.load(Path(command["folder"]), command["share"])
     elif command["do"] == "measure":
         return {"samples_us": copy.measure(command["batch"], command)}
     elif command["do"] == "rest":

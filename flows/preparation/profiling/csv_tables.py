@@ -1,8 +1,10 @@
 """Profile tables as CSV files, in and out.
 
-    block_latency_us.csv   latency of every block per class, vGPU divisor and batch
+    block_latency_us.csv   latency of every block per class, vgpu_divisor or vgpu_percent, and batch; where stated,
+                           by basis (else divisors are `loaded`, percents `solo`); no block column: one block
     boundary_bytes.csv     bytes per sample that cross after every block but the last; may have no row
     block_memory.csv       where known: weights of every block, and its workspace (GiB)
+    utilisation.csv        where known: use of the GPU's L2 and DRAM (percent), by model or by block
 
 Pure files to and from core types; the warehouse's import and the benchmarks share it.
 Not here: measuring cells, and storing them.
@@ -10,7 +12,7 @@ Not here: measuring cells, and storing them.
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,32 @@ from typing import Any
 from flows.files import write_text
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST
-from triton_backend.contract.profiles import LatencyCell, ModelProfile, profile_from_cells
-from triton_backend.contract.shares import MAX_DIVISOR
+from triton_backend.contract.profiles import (
+    LatencyCell,
+    ModelProfile,
+    Utilisation,
+    profile_from_cells,
+    utilisations_of,
+    with_utilisation,
+)
+from triton_backend.contract.shares import (
+    BASES,
+    LOADED,
+    MAX_DIVISOR,
+    MAX_PERCENT,
+    PER_PERCENT,
+    SOLO,
+    divisor_of,
+    share_of_divisor,
+    share_of_percent,
+)
 from triton_backend.simulator.offered import text_lines
 
 LATENCY_FILE = "block_latency_us.csv"
 BOUNDARY_FILE = "boundary_bytes.csv"
 MEMORY_FILE = "block_memory.csv"
+UTILISATION_FILE = "utilisation.csv"
+SIZES = ("vgpu_divisor", "vgpu_percent")
 GIB = 1 << 30
 MAX_BLOCKS = 1_000
 MAX_BATCH = 4_096
@@ -50,17 +71,20 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
         InputError: a file is absent, lacks a column, or a model has nothing usable.
     """
     raw: dict[str, _Raw] = {}
-    for where, row in rows_of(folder / LATENCY_FILE, set(LatencyCell._fields) | {"model"}):
+    for where, row in rows_of(folder / LATENCY_FILE, {"model", "gpu_class", "batch", "latency_us"}):
+        share, basis = _part(where, row)
         cell = LatencyCell(
             gpu_class=_name(where, row, "gpu_class"),
-            vgpu_divisor=whole(where, row, "vgpu_divisor", (1, MAX_DIVISOR)),
-            block=whole(where, row, "block", (0, MAX_BLOCKS - 1)),
+            share=share,
+            basis=basis,
+            block=_block(where, row) or 0,
             batch=whole(where, row, "batch", (1, MAX_BATCH)),
             latency_us=_number(row["latency_us"]),
         )
         raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
+    used = read_utilisation(folder) if (folder / UTILISATION_FILE).exists() else {}
     columns = {"model", "after_block", "bytes_per_sample"}
-    for where, row in rows_of(folder / BOUNDARY_FILE, columns, may_be_empty=True):
+    for where, row in _boundary_rows(folder / BOUNDARY_FILE, columns, raw):
         entry = raw.setdefault(_name(where, row, "model"), _Raw())
         block = whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
         entry.bytes_after[block] = whole(where, row, "bytes_per_sample", (0, LARGEST))
@@ -71,7 +95,62 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
             entry.memory[block] = _bytes(where, row, "memory_gib")
             if row.get("workspace_gib"):
                 entry.workspace[block] = _bytes(where, row, "workspace_gib")
+    for name, entry in raw.items():
+        entry.cells = with_utilisation(entry.cells, used.get(name, ()))
     return _profiles(folder, raw)
+
+
+def _boundary_rows(
+    path: Path, columns: set[str], raw: Mapping[str, _Raw]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of the file; models of one block have none, so where all are, there need be no file."""
+    if not path.exists() and all(cell.block == 0 for entry in raw.values() for cell in entry.cells):
+        return []
+    return rows_of(path, columns, may_be_empty=True)
+
+
+def read_utilisation(folder: Path) -> dict[str, list[Utilisation]]:
+    """What models use of GPUs, by model.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
+    found: dict[str, list[Utilisation]] = {}
+    columns = {"model", "gpu_class", "batch", "l2_percent", "dram_percent"}
+    for where, row in rows_of(folder / UTILISATION_FILE, columns):
+        used = Utilisation(
+            gpu_class=_name(where, row, "gpu_class"),
+            share=_part(where, row)[0],
+            block=_block(where, row),
+            batch=whole(where, row, "batch", (1, MAX_BATCH)),
+            l2=_fraction(where, row, "l2_percent"),
+            dram=_fraction(where, row, "dram_percent"),
+        )
+        found.setdefault(_name(where, row, "model"), []).append(used)
+    return found
+
+
+def _part(where: str, row: Mapping[str, str]) -> tuple[int, str]:
+    """Share (300ths) and basis of a row: one of the two sizes, and the basis that goes with it."""
+    known = [name for name in SIZES if row.get(name)]
+    if len(known) != 1:
+        what = (
+            f"both {' and '.join(SIZES)} are given" if known else f"neither {' nor '.join(SIZES)}"
+        )
+        raise InputError(where, f"{what}; one of the two is needed")
+    if known == ["vgpu_divisor"]:
+        share, basis = share_of_divisor(whole(where, row, SIZES[0], (1, MAX_DIVISOR))), LOADED
+    else:
+        share, basis = share_of_percent(whole(where, row, SIZES[1], (1, MAX_PERCENT))), SOLO
+    stated = row.get("basis") or basis
+    if stated not in BASES:
+        raise InputError(f"{where}, basis", f"{stated!r} is none of {', '.join(BASES)}")
+    return share, stated
+
+
+def _block(where: str, row: Mapping[str, str]) -> int | None:
+    """Its block; None where it states none."""
+    return whole(where, row, "block", (0, MAX_BLOCKS - 1)) if row.get("block") else None
 
 
 def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Path, ...]:
@@ -82,7 +161,12 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     Raises:
         InputError: the folder cannot be written.
     """
-    cells = [[name, *cell] for name, profile in profiles.items() for cell in profile.cells()]
+    cells = [(name, cell) for name, profile in profiles.items() for cell in profile.cells()]
+    sized = _sizes((cell.share, cell.basis) for _, cell in cells)
+    rows = [
+        [name, cell.gpu_class, *size, cell.block, cell.batch, cell.latency_us]
+        for (name, cell), size in zip(cells, sized.rows, strict=True)
+    ]
     sizes = [
         [name, block, size]
         for name, profile in profiles.items()
@@ -93,18 +177,57 @@ def write_tables(folder: Path, profiles: Mapping[str, ModelProfile]) -> tuple[Pa
     except OSError as error:
         raise InputError(str(folder), f"cannot be written: {error.strerror}") from error
     latency, boundary = folder / LATENCY_FILE, folder / BOUNDARY_FILE
-    write_text(latency, _csv(["model", *LatencyCell._fields], cells))
-    write_text(boundary, _csv(["model", "after_block", "bytes_per_sample"], sizes))
+    head = ["model", "gpu_class", *sized.columns, "block", "batch", "latency_us"]
+    write_text(latency, csv_text(head, rows))
+    write_text(boundary, csv_text(["model", "after_block", "bytes_per_sample"], sizes))
     memory = [
         [name, block, weights / GIB, *_workspace_gib(profile, block)]
         for name, profile in profiles.items()
         for block, weights in enumerate(profile.block_memory_bytes)
     ]
-    if not memory:
-        return latency, boundary
-    head = ["model", "block", "memory_gib", "workspace_gib"]
-    write_text(folder / MEMORY_FILE, _csv(head, memory))
-    return latency, boundary, folder / MEMORY_FILE
+    written = [latency, boundary]
+    if memory:
+        head = ["model", "block", "memory_gib", "workspace_gib"]
+        write_text(folder / MEMORY_FILE, csv_text(head, memory))
+        written.append(folder / MEMORY_FILE)
+    used = [(name, row) for name, profile in profiles.items() for row in utilisations_of(profile)]
+    if used:
+        sized = _sizes((row.share, SOLO) for _, row in used)
+        rows = [
+            [name, row.gpu_class, *size, row.block, row.batch, 100 * row.l2, 100 * row.dram]
+            for (name, row), size in zip(used, sized.rows, strict=True)
+        ]
+        columns = [c for c in sized.columns if c != "basis"]
+        head = ["model", "gpu_class", *columns, "block", "batch", "l2_percent", "dram_percent"]
+        write_text(folder / UTILISATION_FILE, csv_text(head, rows))
+        written.append(folder / UTILISATION_FILE)
+    return tuple(written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Columns that say a share and a basis, and their values row by row."""
+
+    columns: tuple[str, ...]
+    rows: list[list[int | str | None]]
+
+
+def _sizes(parts: Iterable[tuple[int, str]]) -> _Sizes:
+    """A share as a divisor, or as percents where it was measured alone or is no 1/v."""
+    spelled: list[tuple[int | None, int | None, str]] = []
+    for share, basis in parts:
+        divisor = divisor_of(share)
+        percents = share % PER_PERCENT == 0 and (basis == SOLO or divisor is None)
+        spelled.append(
+            (None if percents else divisor, share // PER_PERCENT if percents else None, basis)
+        )
+    columns = [name for at, name in enumerate(SIZES) if any(row[at] is not None for row in spelled)]
+    odd = any((basis == SOLO) == (percent is None) for _, percent, basis in spelled)
+    kept = [*(SIZES.index(name) for name in columns), *([2] if odd else [])]
+    return _Sizes(
+        columns=(*columns, *(["basis"] if odd else [])),
+        rows=[[row[at] for at in kept] for row in spelled],
+    )
 
 
 def _workspace_gib(profile: ModelProfile, block: int) -> list[float | None]:
@@ -112,7 +235,8 @@ def _workspace_gib(profile: ModelProfile, block: int) -> list[float | None]:
     return [profile.block_workspace_bytes[block] / GIB if profile.block_workspace_bytes else None]
 
 
-def _csv(head: list[str], rows: list[list[Any]]) -> str:
+def csv_text(head: list[str], rows: list[list[Any]]) -> str:
+    """Rows below their head as the text of a CSV file."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(head)
@@ -159,6 +283,15 @@ def _bytes(where: str, row: Mapping[str, str], column: str) -> int:
     if not 0 <= given <= LARGEST / GIB:
         raise InputError(f"{where}, {column}", f"{row[column] or ''!r} is no number of GiB")
     return round(given * GIB)
+
+
+def _fraction(where: str, row: Mapping[str, str], column: str) -> float:
+    """Percents of a column as a fraction."""
+    given = _number(row[column])
+    if not 0 <= given <= MAX_PERCENT:
+        reason = f"{row[column] or ''!r} is not within 0 and {MAX_PERCENT}"
+        raise InputError(f"{where}, {column}", reason)
+    return given / MAX_PERCENT
 
 
 def rows_of(

@@ -1,4 +1,4 @@
-"""Measuring engines on a GPU: whole, and in v parts that all work at once under CUDA MPS."""
+"""Measuring engines on a GPU: whole, and in parts under CUDA MPS, all at work or one alone."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from flows.preparation.profiling.model_profile import CellStore, cells_done
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.shares import share_of_divisor
+from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
 from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 
 
@@ -63,15 +63,15 @@ def measure_on_gpu(
         InputError: an engine cannot be loaded on this GPU.
     """
     cells = 0
-    for divisor in sorted({d for target in targets for d in target.divisors}):
-        mine = [replace(t, divisors=(divisor,)) for t in targets if divisor in t.divisors]
+    for share, basis in sorted({p for t in targets for p in t.parts}, key=lambda p: (-p[0], p[1])):
+        mine = [replace(t, parts=((share, basis),)) for t in targets if (share, basis) in t.parts]
         environment = gpu_environment(gpu.name)
-        if divisor > 1:
+        if share < WHOLE_GPU:
             try:
                 gpu.daemon.start()
             except InputError as error:
                 return GpuMeasured(cells=cells, left_out=str(error))
-            environment = gpu.daemon.environment(gpu.name, share_of_divisor(divisor))
+            environment = gpu.daemon.environment(gpu.name, share)
         try:
             cells += measure_cells(
                 mine,
@@ -88,11 +88,11 @@ def measure_on_gpu(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledGpuClass:
-    """A GPU class, a GPU of it on this machine, and the divisors it is wanted with."""
+    """A GPU class, a GPU of it on this machine, and the parts it is wanted with."""
 
     name: str
     gpu: ProfiledGpu
-    divisors: tuple[int, ...] = (1,)
+    parts: tuple[Part, ...] = ((WHOLE_GPU, LOADED),)
 
 
 def gpu_profile_step(
@@ -145,7 +145,7 @@ def targets_of(
             block=block,
             gpu_class=wanted.name,
             artifact=folders[name],
-            divisors=wanted.divisors,
+            parts=wanted.parts,
             batches=tuple(batches),
         )
         for block, name in enumerate(names)

@@ -1,7 +1,8 @@
 """Measuring a model's cells one by one, so that an interruption loses at most one.
 
-A cell is one (model, block, GPU class, vGPU divisor, batch). All v vGPUs of a device run at the
-same time while one of them is measured. Who stores the cells is the caller's business.
+A cell is one (model, block, GPU class, share, basis, batch). As many equal copies as the device has room
+for run while one of them is measured (`loaded`), or it is alone (`solo`). Who stores the cells is the
+caller's business.
 """
 
 import sys
@@ -14,6 +15,8 @@ from typing import NamedTuple
 from flows.preparation.profiling.copies import Copies
 from flows.preparation.profiling.statistics import LatencySummary, summarise
 from flows.progress import Say
+from triton_backend.contract.profiles import ProfileKey
+from triton_backend.contract.shares import SOLO, WHOLE_GPU, Part
 
 
 class CellKey(NamedTuple):
@@ -22,8 +25,14 @@ class CellKey(NamedTuple):
     model: str
     block: int
     gpu_class: str
-    vgpu_divisor: int
+    share: int
+    basis: str
     batch: int
+
+    @property
+    def part(self) -> ProfileKey:
+        """Where it is measured."""
+        return ProfileKey(self.gpu_class, self.share, self.basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,7 @@ class ProfileTarget:
 
     Attributes:
         artifact: its folder.
-        divisors: vGPU divisors to measure.
+        parts: shares (300ths) to measure, and how.
         batches: batch sizes to measure.
     """
 
@@ -68,7 +77,7 @@ class ProfileTarget:
     block: int
     gpu_class: str
     artifact: Path
-    divisors: tuple[int, ...]
+    parts: tuple[Part, ...]
     batches: tuple[int, ...]
 
 
@@ -80,9 +89,9 @@ Progress = Callable[[int, int, CellKey], None]
 def cells_of(targets: Sequence[ProfileTarget]) -> list[CellKey]:
     """Every cell of the targets, in the order they are measured."""
     return [
-        CellKey(t.model, t.block, t.gpu_class, divisor, batch)
+        CellKey(t.model, t.block, t.gpu_class, share, basis, batch)
         for t in targets
-        for divisor in t.divisors
+        for share, basis in t.parts
         for batch in t.batches
     ]
 
@@ -110,9 +119,9 @@ def measure_cells(
     asked = asdict(limits or MeasureLimits())
     finished = len(total) - len(missing)
     with Copies(environment) as copies:
-        for stage, keys in groupby(missing, key=lambda key: key[:4]):
-            folder = by_artifact[stage[:3]]
-            copies.load(folder, stage[3])
+        for stage, keys in groupby(missing, key=lambda key: key[:5]):
+            folder, share = by_artifact[stage[:3]], stage[3]
+            copies.load(folder, share, 1 if stage[4] == SOLO else WHOLE_GPU // share)
             for key in keys:
                 if progress is not None:
                     progress(finished, len(total), key)
@@ -129,7 +138,7 @@ def cell_progress(say: Say, *, every: int = 40) -> Callable[[int, int, CellKey],
         filled = 30 * done // total
         bar = "#" * filled + "." * (30 - filled)
         end = "\r" if done + 1 < total else "\r\033[K"
-        text = f"  [{bar}] {done}/{total} {key.gpu_class} 1/{key.vgpu_divisor} block {key.block}"
+        text = f"  [{bar}] {done}/{total} {key.part.text()} block {key.block}"
         sys.stderr.write(f"{text:<79}{end}")
         sys.stderr.flush()
 

@@ -24,6 +24,7 @@ from flows.preparation.profiling.ratio import SumRatio, WholeTarget, measure_rat
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.runtimes.onnxruntime import require_cuda
 from warehouse.profiles import (
     CellRecord,
@@ -117,7 +118,7 @@ def _check_runs_here(wanted: OnnxRuntimeClass) -> None:
         return
     where = f"class {wanted.device.name!r}"
     require_cuda(where)
-    if wanted.divisors != (1,):
+    if any(share != WHOLE_GPU for share, _ in wanted.parts):
         raise InputError(where, "parts of a GPU are measured with engines: `--runtime tensorrt`")
 
 
@@ -133,7 +134,7 @@ def _targets(
             block=block,
             gpu_class=c.device.name,
             artifact=artifacts[c.device.name][block, block + 1].folder,
-            divisors=c.divisors,
+            parts=c.parts,
             batches=batches,
         )
         for c in classes
@@ -179,7 +180,8 @@ class CellStore:
             CellRecord(
                 block=cell.key.block,
                 gpu_class=cell.key.gpu_class,
-                vgpu_divisor=cell.key.vgpu_divisor,
+                share=cell.key.share,
+                basis=cell.key.basis,
                 batch=cell.key.batch,
                 mean_us=cell.latency.mean_us,
                 artifact=cell.artifact,
@@ -222,10 +224,10 @@ def _ratios(
                 model=split.name,
                 gpu_class=name,
                 artifact=artifacts[name][0, split.blocks].folder,
-                blocks_us={(1, 1): float(profile.latency_us[name, 1][:, 0].sum())},
+                blocks_us={(1, 1): float(whole.latency_us[:, 0].sum())},
             )
             for name in missing
-            if (name, 1) in profile.latency_us
+            if (whole := profile.table(name, WHOLE_GPU)) is not None
         ]
         measure_ratios(targets, store=lambda ratio: _store_ratio(work, split, ratio), limits=limits)
         with work.open(read_only=True) as warehouse:

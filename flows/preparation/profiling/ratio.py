@@ -11,6 +11,7 @@ from pathlib import Path
 from flows.preparation.profiling.copies import Copies
 from flows.preparation.profiling.measure import MeasureLimits
 from flows.preparation.profiling.statistics import summarise
+from triton_backend.contract.shares import share_of_divisor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def measure_ratios(
     with Copies(environment) as copies:
         for target in targets:
             for (divisor, batch), blocks_us in target.blocks_us.items():
-                copies.load(target.artifact, divisor)
+                copies.load(target.artifact, share_of_divisor(divisor), divisor)
                 store(
                     SumRatio(
                         model=target.model,

@@ -29,7 +29,7 @@ from tests.flows.deployments.joined import joining
 from tests.ports import free_ports
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -68,7 +68,7 @@ def pair() -> ModelProfile:
     latency_us = {
         (name, 1): np.full((3, 2), (20_000.0, 24_000.0)) for name in ("fast", "slow", "spare")
     }
-    return ModelProfile(name="pair", latency_us=latency_us, boundary_bytes=(40_000, 20_000))
+    return ModelProfile(name="pair", tables=loaded(latency_us), boundary_bytes=(40_000, 20_000))
 
 
 def test_what_was_asked_for_is_known_to_the_next_start(tmp_path: Path) -> None:

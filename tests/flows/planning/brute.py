@@ -8,12 +8,26 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 from math import ceil, inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, ProfileKey
 from triton_backend.contract.workload import ModelDemand, Workload
 
 Type = tuple[str, int]
 Config = tuple[tuple[Type, float], ...]  # per stage: vGPU type, samples/s of one vGPU
+
+
+def latencies(profile: ModelProfile, kind: Type) -> NDArray[np.float64]:
+    """[blocks, batches] of a class and divisor."""
+    return profile.tables[ProfileKey(kind[0], 300 // kind[1])].latency_us
+
+
+def largest(profile: ModelProfile, kind: Type) -> int:
+    """Batches measured there; 0 where nothing was."""
+    measured = ProfileKey(kind[0], 300 // kind[1]) in profile.tables
+    return latencies(profile, kind).shape[1] if measured else 0
 
 
 def types_of(cluster: Cluster) -> list[Type]:
@@ -33,7 +47,7 @@ def configurations(
         for cuts in combinations(range(1, profile.blocks), count - 1):
             edges = (0, *cuts, profile.blocks)
             for chosen in product(types, repeat=count):
-                for batch in range(1, min(profile.max_batch(*t) for t in chosen) + 1):
+                for batch in range(1, min(largest(profile, t) for t in chosen) + 1):
                     config, took = _configuration(profile, cluster, edges, chosen, batch)
                     if took + demand.gathering_us(batch) <= allowed + 1e-6:
                         yield config
@@ -49,7 +63,7 @@ def _configuration(
     took = 0.0
     config: list[tuple[Type, float]] = []
     for s, (gpu_class, divisor) in enumerate(chosen):
-        table = profile.latency_us[gpu_class, divisor]
+        table = latencies(profile, (gpu_class, divisor))
         latency = ceil(sum(table[edges[s] : edges[s + 1], batch - 1]) - 1e-6)
         took += latency
         rate = batch / latency * 1e6

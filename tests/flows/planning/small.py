@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 
@@ -21,11 +21,13 @@ def profile(
     return ModelProfile(
         name=name,
         boundary_bytes=boundary_bytes,
-        latency_us={
-            ("fast", 1): base,
-            ("fast", 2): base[:, :2] * 1.8,
-            ("slow", 1): base * slowdown,
-        },
+        tables=loaded(
+            {
+                ("fast", 1): base,
+                ("fast", 2): base[:, :2] * 1.8,
+                ("slow", 1): base * slowdown,
+            }
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from flows.planning.registry import (
     planners,
 )
 from flows.planning.verify import verify_plan
+from tests.flows.planning.brute import latencies
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
 
@@ -27,7 +28,7 @@ PROFILES = {"net": profile()}
 def alone(inputs: Inputs, options: PlanOptions) -> Outcome:
     """The first model, whole and one by one, on so many fast GPUs."""
     gpus: int = options.own["gpus"]
-    rate = gpus * 1e6 / float(inputs.profiles["net"].latency_us["fast", 1][:, 0].sum())
+    rate = gpus * 1e6 / float(latencies(inputs.profiles["net"], ("fast", 1))[:, 0].sum())
     stage = PlannedStage(blocks=(0, 3), gpu_class="fast", divisor=1, vgpus=gpus)
     pipeline = PlannedPipeline(model=0, batch=1, rate_rps=rate, stages=(stage,))
     trace = Trace(status="by rule", details={"rule": "one by one"})

@@ -45,6 +45,44 @@ def test_the_model_is_shown_and_written(poolpipe: Command) -> None:
     assert "linear model from" in poolpipe("interference", "fit", "tables").out
 
 
+def test_what_was_imported_is_fitted_planned_with_and_written_again(poolpipe: Command) -> None:
+    """From tables to a plan whose latencies hold the factor; the plan verifies and is simulated."""
+    write_tables(Path("tables"), 1.2)
+    Path("cluster.yaml").write_text(
+        "gpu_classes: {G: {vgpu_percents: [50]}}\n"
+        "nodes: [{count: 1, gpu_class: G, gpus: 1, nic_gbps: 10}]\n"
+    )
+    Path("workload.yaml").write_text(
+        "models: [{name: a, slo_ms: 20, weight: 1}, {name: b, slo_ms: 20, weight: 1}]\n"
+    )
+    assert "144 pairs are in" in poolpipe("profiles", "import", "tables").out
+    asked = ("plan", "--cluster", "cluster.yaml", "--workload", "workload.yaml", "--json")
+
+    def factors(*more: str) -> list[float]:
+        answer = poolpipe(*asked, "--planner", "gpulets", "-o", "plan.json", *more)
+        assert answer.code == 0, answer.err
+        pools = [pool["interference"]["seats"] for pool in json.loads(answer.out)["pools"]
+                 if "interference" in pool]  # fmt: skip
+        return [seat["factor"] for seats in pools for seat in seats]
+
+    assert factors() == []  # no model is known yet
+    assert poolpipe("interference", "fit").code == 0
+    assert max(factors()) > 1
+    assert factors("--interference", "off") == []
+    assert max(factors()) > 1
+    assert poolpipe("verify", "plan.json", "--profiles").code == 0
+    run = poolpipe("simulate", "--plan", "plan.json", "--load-factor", "0.5", "--json")
+    assert json.loads(run.out)["attainment"] == 1.0
+    for folder, warehouse in (("first", "poolpipe.duckdb"), ("second", "copy.duckdb")):
+        export = poolpipe("profiles", "export", folder, "--warehouse", warehouse)
+        assert export.code == 0
+        poolpipe("profiles", "import", folder, "--warehouse", "copy.duckdb")
+    names = sorted(path.name for path in Path("first").iterdir())
+    assert {"pairs.csv", "utilisation.csv", "interference.csv"} < set(names)
+    for name in names:
+        assert Path("first", name).read_text() == Path("second", name).read_text()
+
+
 def test_bad_input_is_one_line(poolpipe: Command) -> None:
     answer = poolpipe("interference", "fit", "nowhere")
     assert answer.code == 2

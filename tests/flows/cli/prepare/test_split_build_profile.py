@@ -53,6 +53,34 @@ def test_a_model_is_split_built_profiled_and_planned(poolpipe: Command) -> None:
     assert poolpipe("verify", plan["plan_id"]).code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpu_project")
+def test_percents_are_measured_alone_and_beside_busy_copies(poolpipe: Command) -> None:
+    core = min(os.sched_getaffinity(0))
+    Path("cluster.yaml").write_text(
+        f"gpu_classes: {{cpu: {{vgpu_percents: [40, 100], runtime: {{cores: [{core}]}}}}}}\n"
+        "nodes: [{count: 1, gpu_class: cpu, gpus: 1, nic_gbps: 10}]\n"
+    )
+    poolpipe("split", "tiny.onnx", "--blocks", "1", "--max-batch", "1")
+    profile = ("profile", "--cluster", "cluster.yaml", "--seconds", "0.02", "--json")
+    for more, cells in (
+        ((), {"measured": 2, "reused": 0}),
+        (("--basis", "solo", "--basis", "loaded"), {"measured": 1, "reused": 2}),
+    ):
+        assert poolpipe(*profile, *more).document["tiny"]["cells"] == cells
+    poolpipe("profiles", "export", "tables")
+    rows = Path("tables", "block_latency_us.csv").read_text().splitlines()
+    assert rows[0] == "model,gpu_class,vgpu_divisor,vgpu_percent,basis,block,batch,latency_us"
+    assert [row.split(",")[2:5] for row in rows[1:]] == [
+        ["1", "", "loaded"],
+        ["", "40", "loaded"],
+        ["", "40", "solo"],
+    ]
+    plan = poolpipe(*PLAN, "--planner", "gpulets", "-o", "plan.json")
+    assert plan.code == 0, plan.err
+    assert poolpipe("verify", "plan.json", "--profiles").code == 0
+
+
 @pytest.mark.usefixtures("cpu_project")
 def test_tables_are_shown_without_json(poolpipe: Command) -> None:
     shown = poolpipe("split", "tiny.onnx", "--name", "other", "--blocks", "2").out

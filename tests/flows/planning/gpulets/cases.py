@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.profiles import InterferenceModel, ModelProfile, SoloCells
+from triton_backend.contract.profiles import (
+    InterferenceModel,
+    ModelProfile,
+    ProfileKey,
+    ProfileTable,
+)
+from triton_backend.contract.shares import SOLO
 from triton_backend.contract.workload import ModelDemand, Workload
 
 GIB = 1 << 30
@@ -41,13 +47,13 @@ def case(seed: int, models: int, gpus: int, **more: Any) -> Case:
     for number in range(models):
         name = f"m{number}"
         base, slope = random.uniform(800, 3_000), random.uniform(300, 1_500)
-        solo: dict[tuple[str, int], SoloCells] = {}
+        tables: dict[ProfileKey, ProfileTable] = {}
         for percent in percents:
             row = (base + slope * np.arange(1, batches + 1)) * (
                 1 + random.uniform(0.3, 0.9) * (100 / percent - 1)
             )
             row = row * random.uniform(0.9, 1.1, batches)
-            solo["G", 3 * percent] = SoloCells(
+            tables[ProfileKey("G", 3 * percent, SOLO)] = ProfileTable(
                 latency_us=row[None, :],
                 l2=random.uniform(0, percent / 100, (1, batches)),
                 dram=random.uniform(0, percent / 100, (1, batches)),
@@ -55,8 +61,7 @@ def case(seed: int, models: int, gpus: int, **more: Any) -> Case:
         profiles[name] = ModelProfile(
             name=name,
             boundary_bytes=(),
-            latency_us={},
-            solo=solo,
+            tables=tables,
             block_memory_bytes=(int(memory * random.uniform(0.5, 1.5) * GIB),) if memory else (),
         )
         slo = int(random.uniform(8, 30) * 1_000)
@@ -83,6 +88,13 @@ def case(seed: int, models: int, gpus: int, **more: Any) -> Case:
     )
 
 
+def alone(asked: Case, model: int, percent: int) -> ProfileTable:
+    """A model alone on a part."""
+    found = asked.profiles[f"m{model}"].table("G", 3 * percent, SOLO)
+    assert found is not None
+    return found
+
+
 def seats(asked: Case) -> dict[int, list[tuple[tuple[int, int], ...]]]:
     """Every set of (model, batch) of every share, feasible or not."""
     found: dict[int, list[tuple[tuple[int, int], ...]]] = {}
@@ -92,12 +104,7 @@ def seats(asked: Case) -> dict[int, list[tuple[tuple[int, int], ...]]]:
             tuple(zip(models, chosen, strict=True))
             for k in range(1, asked.most_models + 1)
             for models in combinations(range(count), k)
-            for chosen in product(
-                *(
-                    range(1, asked.profiles[f"m{m}"].solo["G", 3 * percent].latency_us.shape[1] + 1)
-                    for m in models
-                )
-            )
+            for chosen in product(*(range(1, alone(asked, m, percent).largest + 1) for m in models))
         ]
     return found
 
@@ -119,7 +126,7 @@ def gpu_rates(
             return None
 
     def cell(m: int, percent: int, batch: int) -> tuple[float, float, float]:
-        solo = asked.profiles[f"m{m}"].solo["G", 3 * percent]
+        solo = alone(asked, m, percent)
         assert solo.l2 is not None
         assert solo.dram is not None
         longest = max(math.ceil(float(v) - 1e-6) for v in solo.latency_us[0, :batch])

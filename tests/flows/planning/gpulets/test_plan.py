@@ -17,7 +17,7 @@ from tests.flows.planning.gpulets.cases import (
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import InterferenceModel
+from triton_backend.contract.profiles import InterferenceModel, ProfileKey, loaded
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -176,12 +176,12 @@ def test_a_model_that_misses_its_slo_everywhere_is_named() -> None:
 def test_inputs_that_lack_something_are_named() -> None:
     asked = case(6, 2, 2)
     bare = {
-        name: replace(p, solo={k: replace(c, l2=None) for k, c in p.solo.items()})
+        name: replace(p, tables={k: replace(t, l2=None) for k, t in p.tables.items()})
         for name, p in asked.profiles.items()
     }
     with pytest.raises(InputError, match="'m0' on 20 % of G: has no utilisation"):
         planned(replace(asked, profiles=bare), MODEL)
-    nowhere = {name: replace(p, solo={}) for name, p in asked.profiles.items()}
+    nowhere = {name: replace(p, tables={}) for name, p in asked.profiles.items()}
     with pytest.raises(InputError, match="'m0': not measured on any part"):
         planned(replace(asked, profiles=nowhere), None)
     rated = at_rates(asked, 1.0)
@@ -202,8 +202,11 @@ def two_classes() -> tuple[Case, Cluster]:
     profiles = {
         name: replace(
             p,
-            latency_us={
-                ("H", divisor): 2 * divisor * p.solo["G", 300].latency_us for divisor in (1, 2)
+            tables={
+                **p.tables,
+                **loaded(
+                    {("H", v): 2 * v * p.tables[ProfileKey("G", 300)].latency_us for v in (1, 2)}
+                ),
             },
         )
         for name, p in asked.profiles.items()

@@ -15,7 +15,7 @@ from tests.flows.planning.decomposition.test_decompose import Problem3, many
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 COARSE = PlanOptions(gap=0.05)
@@ -58,7 +58,7 @@ def test_stages_beyond_what_a_model_has_blocks_for_are_never_worse() -> None:
     profile = ModelProfile(
         name="m",
         boundary_bytes=(0,),
-        latency_us={(name, 1): np.array(table) for name, table in latency_us.items()},
+        tables=loaded({(name, 1): np.array(table) for name, table in latency_us.items()}),
     )
     nodes = [
         NodeGroup(count=1, gpu_class=name, gpus=1, nic_gbps=gbps)

@@ -78,7 +78,7 @@ def test_as_many_models_are_placed_as_by_trying_everything(
         m.name: ModelProfile(
             name=m.name,
             boundary_bytes=profiles[m.name[:-1]].boundary_bytes,
-            latency_us=profiles[m.name[:-1]].latency_us,
+            tables=profiles[m.name[:-1]].tables,
         )
         for m in several.models
     }

@@ -10,7 +10,7 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.brute import best_throughput, least_price
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 EXACT = PlanOptions(gap=0.0, slo_margin=0.0)
@@ -55,7 +55,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, ModelProfile], Cluster, Workloa
             for kind in kinds
         }
         sizes = tuple(draw(st.integers(0, 200_000)) for _ in range(blocks - 1))
-        profiles[name] = ModelProfile(name=name, boundary_bytes=sizes, latency_us=tables)
+        profiles[name] = ModelProfile(name=name, boundary_bytes=sizes, tables=loaded(tables))
         demands.append(
             ModelDemand(
                 name=name,

@@ -7,6 +7,7 @@ from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.sustained_load import needed, waiting_us
 from flows.planning.problem import build_problem
 from flows.planning.registry import PlanOptions
+from tests.flows.planning.brute import latencies
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
@@ -49,7 +50,7 @@ def test_a_request_waits_as_long_as_slo_gathering_stages_and_transfers_leave() -
         for s in range(int(columns.stages[row])):
             kind, divisor = problem.types[columns.types[row, s]]
             first, last = columns.cuts[row, s : s + 2]
-            table = profile().latency_us[problem.classes[kind], divisor]
+            table = latencies(profile(), (problem.classes[kind], divisor))
             spent += float(table[first:last, batch - 1].sum())
             spent += float(np.ceil(batch * 1000 * 8 / 10e3 - 1e-9)) if s else 0.0
         assert left_us[row] == pytest.approx(demand.slo_us - spent, abs=1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.placement import running, uses_of
-from tests.flows.planning.brute import types_of
+from tests.flows.planning.brute import largest, latencies, types_of
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
@@ -32,14 +32,14 @@ def pipelines(
     for cut in range(net.blocks):
         edges = [(0, net.blocks)] if cut == 0 else [(0, cut), (cut, net.blocks)]
         for kinds in product(types_of(tiny), repeat=len(edges)):
-            for batch in range(1, min(net.max_batch(*k) for k in kinds) + 1):
+            for batch in range(1, min(largest(net, k) for k in kinds) + 1):
                 took = sum(
-                    float(net.latency_us[k][a:b, batch - 1].sum())
+                    float(latencies(net, k)[a:b, batch - 1].sum())
                     for k, (a, b) in zip(kinds, edges, strict=True)
                 ) + (batch * 8_000 / 10e3 if cut else 0)
                 if ceil(took) <= demand.slo_us:
                     forms.append([
-                        (*k, e, batch * 1e6 / float(net.latency_us[k][e[0] : e[1], batch - 1].sum()))
+                        (*k, e, batch * 1e6 / float(latencies(net, k)[e[0] : e[1], batch - 1].sum()))
                         for k, e in zip(kinds, edges, strict=True)
                     ])  # fmt: skip
     for form in forms:

@@ -9,10 +9,11 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
+from tests.flows.planning.brute import latencies
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 MIB = 1 << 20
@@ -25,10 +26,12 @@ def profile(name: str, alpha_us: float, beta_us: float, mib: int = 0) -> ModelPr
     return ModelProfile(
         name=name,
         boundary_bytes=(1_000,),
-        latency_us={
-            (kind, 1): np.vstack([base * speed / 2, base * speed / 2])
-            for kind, speed in SPEED.items()
-        },
+        tables=loaded(
+            {
+                (kind, 1): np.vstack([base * speed / 2, base * speed / 2])
+                for kind, speed in SPEED.items()
+            }
+        ),
         block_memory_bytes=(mib * MIB // 2, mib * MIB // 2) if mib else (),
         block_workspace_bytes=(0, mib * MIB // 4) if mib else (),
     )
@@ -72,7 +75,7 @@ def planned(
 
 def gpus_of(found: ModelProfile, kind: str, rate_rps: float) -> float:
     """The closed form by trying every batch."""
-    table = np.ceil(found.latency_us[kind, 1].sum(axis=0) - 1e-6)
+    table = np.ceil(latencies(found, (kind, 1)).sum(axis=0) - 1e-6)
     each = [
         rate_rps * latency / b / 1e6
         for b, latency in enumerate(table.tolist(), start=1)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from flows.preparation.interference import tables
+from flows.preparation.interference.stored_tables import read_folder
+from flows.preparation.profiling import csv_tables
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import InterferenceModel
 
@@ -28,8 +30,9 @@ a,c,1,2,40,60,300,300
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, text in (
-        (tables.LATENCY_FILE, LATENCY),
-        (tables.UTILISATION_FILE, UTILISATION),
+        (csv_tables.LATENCY_FILE, LATENCY),
+        (csv_tables.BOUNDARY_FILE, "model,after_block,bytes_per_sample\na,0,8\n"),
+        (csv_tables.UTILISATION_FILE, UTILISATION),
         (tables.PAIRS_FILE, PAIRS),
     ):
         (tmp_path / name).write_text(text)
@@ -37,11 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_pairs_join_latencies_and_utilisations(folder: Path) -> None:
-    name, solo = tables.read_solo(folder / tables.LATENCY_FILE)
-    assert (name, solo) == ("G", {("a", 40, 1): 200.0, ("b", 60, 2): 400.0})
-    used = tables.read_utilisation(folder / tables.UTILISATION_FILE, name)
-    assert used["a", 40, 1] == pytest.approx((0.2, 0.3))
-    rows, unknown = tables.read_pairs(folder / tables.PAIRS_FILE, name, solo, used)
+    found = read_folder(folder)
+    rows, unknown = tables.pair_rows(found.pairs, found.profiles, "G")
     assert rows.slowdown == pytest.approx([1.1, 1.25, 1.2])
     assert rows.features[0] == pytest.approx([0.2, 0.5, 0.3, 0.05])
     assert rows.features[1] == pytest.approx([0.5, 0.2, 0.05, 0.3])
@@ -63,10 +63,8 @@ def test_models_survive_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "complaint"),
     [
-        ("block_latency_us.csv", ",400", ",0", "line 4, latency_us: 0 is not positive"),
-        ("block_latency_us.csv", "b,G,60", "b,H,60", "is of several GPU classes: G, H"),
-        ("utilisation.csv", "50,5", "150,5", "line 4, l2_percent: 150 is not within 0 and 100"),
-        ("utilisation.csv", ",G,", ",H,", "has no row of GPU class 'G'"),
+        ("block_latency_us.csv", "b,G,60", "b,H,60", "pairs.csv, line 2, gpu_class: is missing"),
+        ("utilisation.csv", ",G,", ",H,", "pairs: none of class 'G' whose sides"),
         ("pairs.csv", "a,b,1,2,40,60", "a,b,1,2,40,x", "line 2, percent_2: 'x' is no whole number"),
         ("pairs.csv", "percent_2", "other", "column 'percent_2' is missing"),
         ("pairs.csv", "a,b,1", "z,b,1", ""),
@@ -77,9 +75,8 @@ def test_bad_tables_are_named(folder: Path, file: str, old: str, new: str, compl
     path.write_text(path.read_text().replace(old, new))
 
     def read() -> None:
-        name, solo = tables.read_solo(folder / tables.LATENCY_FILE)
-        used = tables.read_utilisation(folder / tables.UTILISATION_FILE, name)
-        tables.read_pairs(folder / tables.PAIRS_FILE, name, solo, used)
+        found = read_folder(folder)
+        tables.pair_rows(found.pairs, found.profiles, "G")
 
     if not complaint:
         read()  # the other rows do

@@ -9,11 +9,14 @@ from flows.preparation.profiling.csv_tables import (
     BOUNDARY_FILE,
     LATENCY_FILE,
     MEMORY_FILE,
+    UTILISATION_FILE,
     read_tables,
     write_tables,
 )
 from tests.flows.planning.small import profile
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ProfileKey
+from triton_backend.contract.shares import LOADED, SOLO
 
 LATENCY = "model,gpu_class,vgpu_divisor,block,batch,latency_us\n"
 BOUNDARY = "model,after_block,bytes_per_sample\n"
@@ -33,9 +36,9 @@ def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
     found, warnings = read_tables(tmp_path / "new")
     assert warnings == []
     assert found["net"].boundary_bytes == written.boundary_bytes
-    assert found["net"].latency_us.keys() == written.latency_us.keys()
-    for key, table in written.latency_us.items():
-        assert np.array_equal(found["net"].latency_us[key], table)
+    assert found["net"].tables.keys() == written.tables.keys()
+    for key, table in written.tables.items():
+        assert np.array_equal(found["net"].tables[key].latency_us, table.latency_us)
 
 
 def test_a_table_of_some_batches_is_written_as_it_was_measured(tmp_path: Path) -> None:
@@ -43,7 +46,9 @@ def test_a_table_of_some_batches_is_written_as_it_was_measured(tmp_path: Path) -
     text = "model,gpu_class,vgpu_divisor,block,batch,latency_us\n" + rows
     found, warnings = read_tables(folder(tmp_path, text.encode(), BOUNDARY.encode()))
     assert warnings == []
-    assert found["a"].latency_us["fast", 1].tolist() == [[10, 20, 40, 40, 80, 80, 80, 80]]
+    assert found["a"].tables[ProfileKey("fast", 300)].latency_us.tolist() == [
+        [10, 20, 40, 40, 80, 80, 80, 80]
+    ]
     latency, _ = write_tables(tmp_path / "again", found)
     assert latency.read_text() == text
 
@@ -58,6 +63,71 @@ def test_weights_and_workspace_are_read_and_written(tmp_path: Path) -> None:
     assert found["a"].block_workspace_bytes == (2**28, 2**27)
     assert found["a"].stage_memory_bytes((0, 2)) == 2**31 + 2**28
     assert write_tables(tmp_path / "again", found)[2].read_text() == text
+
+
+SIZES = "model,gpu_class,vgpu_divisor,vgpu_percent,basis,block,batch,latency_us\n"
+MIXED = SIZES + (
+    "a,G,1,,loaded,0,1,10.0\na,G,2,,loaded,0,1,25.0\na,G,,50,solo,0,1,20.0\na,G,,20,loaded,0,1,70.0\n"
+)
+
+
+def test_shares_and_bases_are_kept_apart(tmp_path: Path) -> None:
+    found, warnings = read_tables(folder(tmp_path, MIXED.encode(), BOUNDARY.encode()))
+    assert warnings == []
+    tables = {key: float(t.latency_us[0, 0]) for key, t in found["a"].tables.items()}
+    assert tables == {
+        ProfileKey("G", 300, LOADED): 10,
+        ProfileKey("G", 150, LOADED): 25,
+        ProfileKey("G", 150, SOLO): 20,
+        ProfileKey("G", 60, LOADED): 70,
+    }
+    assert write_tables(tmp_path / "again", found)[0].read_text() == MIXED
+
+
+def test_percents_are_alone_and_utilisation_stands_beside_them(tmp_path: Path) -> None:
+    latency = "model,gpu_class,vgpu_percent,block,batch,latency_us\n" + "".join(
+        f"a,G,{percent},0,{batch},{1000.0 * batch / percent}\n"
+        for percent in (40, 20)
+        for batch in (1, 2, 4)
+    )
+    at = folder(tmp_path, latency.encode(), BOUNDARY.encode())
+    head = "model,gpu_class,vgpu_percent,block,batch,l2_percent,dram_percent\n"
+    (at / UTILISATION_FILE).write_text(f"{head}a,G,40,,4,50.0,25.0\nb,G,40,0,1,1.0,1.0\n")
+    found, warnings = read_tables(at)
+    assert warnings == []
+    assert {key.basis for key in found["a"].tables} == {SOLO}
+    used = found["a"].utilisation("G", 120)
+    assert used is not None
+    assert [u.tolist() for u in used] == [[0.5] * 4, [0.25] * 4]  # that of the next larger batch
+    assert found["a"].utilisation("G", 60) is None
+    files = write_tables(tmp_path / "again", found)
+    assert files[0].read_text() == latency
+    rows = "".join(f"a,G,40,0,{batch},50.0,25.0\n" for batch in (1, 2, 4))
+    assert files[2].read_text() == head + rows
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "complaint"),
+    [
+        (LATENCY_FILE, "a,G,2,50,,0,1,5", "line 2: both vgpu_divisor and vgpu_percent are given"),
+        (LATENCY_FILE, "a,G,,101,,0,1,5", "line 2, vgpu_percent: 101 is not within 1 and 100"),
+        (LATENCY_FILE, "a,G,,50,busy,0,1,5", "line 2, basis: 'busy' is none of loaded, solo"),
+        (UTILISATION_FILE, "a,G,50,0,1,101,5", "line 2, l2_percent: '101' is not within 0 and 100"),
+        (UTILISATION_FILE, "a,G,50,0,1,5,", "line 2, dram_percent: '' is not within 0 and 100"),
+        (UTILISATION_FILE, "a,,50,0,1,5,5", "line 2, gpu_class: is empty"),
+    ],
+)
+def test_bad_shares_and_utilisations_are_named(
+    tmp_path: Path, file: str, row: str, complaint: str
+) -> None:
+    at = folder(tmp_path, MIXED.encode(), BOUNDARY.encode())
+    heads = {
+        LATENCY_FILE: SIZES,
+        UTILISATION_FILE: "model,gpu_class,vgpu_percent,block,batch,l2_percent,dram_percent\n",
+    }
+    (at / file).write_text(f"{heads[file]}{row}\n")
+    with pytest.raises(InputError, match=rf"{file}, {complaint}"):
+        read_tables(at)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +164,7 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> 
         (f"{LATENCY}a,L4,5,0,1,5\n".encode(), "line 2, vgpu_divisor: 5 is not within 1 and 4"),
         (f"{LATENCY},L4,1,0,1,5\n".encode(), "line 2, model: is empty"),
         (f"{LATENCY}a,,1,0,1,5\n".encode(), "line 2, gpu_class: is empty"),
-        (f"{LATENCY}a,L4\n".encode(), "line 2, vgpu_divisor: '' is no whole number"),
+        (f"{LATENCY}a,L4\n".encode(), "line 2: neither vgpu_divisor nor vgpu_percent"),
         (LATENCY.encode() + b"a" * 200_000, "line 1: not CSV: field larger"),
     ],
 )

@@ -11,6 +11,7 @@ from flows.preparation.profiling.measure import CellKey, MeasuredCell, MeasureLi
 from tests.fakes import mps_control
 from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.small_plans import tensor
+from triton_backend.contract.shares import LOADED, SOLO
 from triton_backend.runtimes.mps import MpsDaemon
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def target(tmp_path: Path) -> ProfileTarget:
         block=0,
         gpu_class="card",
         artifact=built.folder,
-        divisors=(2, 1),
+        parts=((150, LOADED), (60, SOLO), (300, LOADED)),
         batches=(1, 2),
     )
 
@@ -53,8 +54,12 @@ def test_whole_gpu_first_then_its_parts_under_a_daemon_that_ends(
 ) -> None:
     monkeypatch.setenv("PATH", str(mps_control.install(tmp_path)))
     measured, keys, daemon = measure(target, tmp_path)
-    assert measured == GpuMeasured(cells=4)
-    assert keys == [CellKey("m", 0, "card", v, b) for v in (1, 2) for b in (1, 2)]
+    assert measured == GpuMeasured(cells=6)
+    assert keys == [
+        CellKey("m", 0, "card", *part, batch)
+        for part in ((300, LOADED), (150, LOADED), (60, SOLO))
+        for batch in (1, 2)
+    ]
     assert not daemon.running()
 
 
@@ -63,7 +68,7 @@ def test_without_mps_the_whole_gpu_is_measured_and_the_rest_left_out(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     measured, keys, _ = measure(target, tmp_path)
-    assert [key.vgpu_divisor for key in keys] == [1, 1]
+    assert [key.share for key in keys] == [300, 300]
     assert measured.cells == 2
     assert measured.left_out is not None
     assert "leave vGPU divisors above 1 out" in measured.left_out

@@ -18,12 +18,13 @@ from flows.preparation.profiling.ratio import SumRatio, WholeTarget, measure_rat
 from flows.preparation.profiling.statistics import summarise
 from tests.triton_backend.runtimes.stages import write_doubling
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.shares import LOADED, WHOLE_GPU
 
 QUICK = MeasureLimits(warm_up=1, min_runs=3, max_runs=4, max_seconds=1.0)
 CORE = min(os.sched_getaffinity(0))
 
 
-def target(folder: Path, block: int, divisors: tuple[int, ...] = (1,)) -> ProfileTarget:
+def target(folder: Path, block: int, shares: tuple[int, ...] = (300,)) -> ProfileTarget:
     if not folder.exists():
         write_doubling(folder, cores=[CORE], threads=1, stretch=1.0)
     return ProfileTarget(
@@ -31,14 +32,14 @@ def target(folder: Path, block: int, divisors: tuple[int, ...] = (1,)) -> Profil
         block=block,
         gpu_class="cpu",
         artifact=folder,
-        divisors=divisors,
+        parts=tuple((share, LOADED) for share in shares),
         batches=(1, 3),
     )
 
 
 @pytest.mark.slow
 def test_every_cell_is_measured_and_stored_in_order(tmp_path: Path) -> None:
-    targets = [target(tmp_path / "a", 0, (1, 2)), target(tmp_path / "b", 1, (1, 2))]
+    targets = [target(tmp_path / "a", 0, (300, 150)), target(tmp_path / "b", 1, (300, 150))]
     stored: list[MeasuredCell] = []
     seen: list[tuple[int, int, CellKey]] = []
     count = measure_cells(
@@ -96,7 +97,7 @@ def test_an_artifact_that_cannot_be_loaded_stops_the_measurement(tmp_path: Path)
 def test_a_copy_that_dies_is_reported(tmp_path: Path) -> None:
     copies = Copies({"PYTHONHASHSEED": "not a number"})
     with copies, pytest.raises(PoolPipeError, match="a profiling process ended with code"):
-        copies.load(tmp_path, 1)
+        copies.load(tmp_path, WHOLE_GPU, 1)
 
 
 @pytest.mark.slow

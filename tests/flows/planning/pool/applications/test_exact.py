@@ -50,7 +50,8 @@ def made(workload: Workload, **options: Any) -> Plan:
 def _ways(model: str, limit_us: float) -> dict[tuple[str, int], float]:
     """Highest rows/s of one GPU of each class and size within a time, over batches."""
     best: dict[tuple[str, int], float] = {}
-    for kind, table in PROFILES[model].latency_us.items():
+    for key, measured in PROFILES[model].tables.items():
+        kind, table = (key.gpu_class, 300 // key.share), measured.latency_us
         for batch in range(1, table.shape[1] + 1):
             latency = ceil(float(table[:, batch - 1].sum()) - 1e-6)
             if latency <= limit_us:
@@ -59,7 +60,7 @@ def _ways(model: str, limit_us: float) -> dict[tuple[str, int], float]:
 
 
 def _times(model: str) -> list[int]:
-    tables = PROFILES[model].latency_us.values()
+    tables = [table.latency_us for table in PROFILES[model].tables.values()]
     return sorted({ceil(float(v) - 1e-6) for table in tables for v in table.sum(axis=0)})
 
 

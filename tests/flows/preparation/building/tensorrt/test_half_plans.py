@@ -15,6 +15,7 @@ from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace, workspace
 from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact
 from warehouse.profiles import CellRecord, add_cells
@@ -55,7 +56,8 @@ def measure(work: Workspace, gpu_class: str, precision: str) -> None:
         CellRecord(
             block=block,
             gpu_class=gpu_class,
-            vgpu_divisor=1,
+            share=WHOLE_GPU,
+            basis=LOADED,
             batch=batch,
             mean_us=us * batch,
             artifact=keys[f"tiny blocks [{block}, {block + 1})"],
