@@ -513,7 +513,7 @@ def _write_repositories(
     settings = options.serve_folder / SETTINGS_NAME
     gateway = folder / "nodes" / GATEWAY
     render_generation(gateway, plan, FIRST_GENERATION, nodes=(), names=names)
-    render_control(gateway, FIRST_GENERATION, settings)
+    render_control(gateway, FIRST_GENERATION, settings, standby=options.serve.standby)
     for model in plan.models:
         render_front(gateway, model, FIRST_GENERATION, settings)
     stage_models: list[str] = []

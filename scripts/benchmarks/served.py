@@ -54,6 +54,12 @@ QUICK_US, QUICK_RPS = 5_000, 20.0
 MINUTE_S, AROUND_S = 60.0, 2.5
 
 
+def _whole_lines(path: Path) -> list[str]:
+    """Of an event file whose writer may have been killed within its last line."""
+    lines = path.read_text().split("\n")
+    return lines[:-1]
+
+
 def stretched(plan: Plan, factor: float) -> Plan:
     """The same plan in slow motion: all times x `factor`, all rates / `factor`."""
 
@@ -244,19 +250,23 @@ class Served:
 
     def dispatch_gaps(self) -> list[DispatchGaps]:
         """Of every change of plan so far, as the gateway's event files tell."""
+        changed, at = self.changes_and_dispatches()
+        return [DispatchGaps.of(at, instant_us) for instant_us in changed]
+
+    def changes_and_dispatches(self) -> tuple[list[int], NDArray[np.int64]]:
+        """Instants of changes of plan and of dispatches, in order, as the event files tell."""
         now_us = 0
         changed: list[int] = []
         dispatched: list[int] = []
         for path in sorted((self.folder / "events").glob("events-*.jsonl")):
-            for item in read_events(path.read_text().splitlines()):
+            for item in read_events(_whole_lines(path)):
                 if isinstance(item, dict):
                     changed += [item["now_us"]] if item["rollout"] else []
                 elif isinstance(item, Dispatch):
                     dispatched.append(now_us)
                 else:
                     now_us = getattr(item, "now_us", now_us)
-        at = np.asarray(dispatched, dtype=np.int64)
-        return [DispatchGaps.of(at, instant_us) for instant_us in changed]
+        return changed, np.sort(np.asarray(dispatched, dtype=np.int64))
 
     def segments(self) -> list[Path]:
         """Its shared memory."""

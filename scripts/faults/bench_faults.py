@@ -27,6 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
@@ -55,6 +57,7 @@ GOOD = 0.99
 GRACE_US = 100_000
 RECOVERY_TARGET_S = 5.0
 GIVE_UP_S = 1.0
+GAP_BEFORE_US, GAP_AFTER_US = 500_000, 5_000_000
 
 
 def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
@@ -77,6 +80,8 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     loaded = load.result()
     prober.end()
     row = counted(loaded) | {"complaints": prober.complaints}
+    if fault.longest_gap_s is not None:
+        row |= {"gap_s": dispatch_gap_s(served, fault_us), "gap_target_s": fault.longest_gap_s}
     if fault.lasts:
         return row | reduced(loaded, fault, served.plan, fault_us)
     repaired_us = max(gone_us, prober.last_bad_us)
@@ -107,6 +112,14 @@ def counted(loaded: Loaded) -> dict[str, Any]:
         "messages": loaded.summary["messages"],
         "load_average": os.getloadavg()[0],
     }
+
+
+def dispatch_gap_s(served: Served, fault_us: int) -> float:
+    """The longest time without a dispatch from just before a fault on, after a fault of the scheduler."""
+    time.sleep(1.0)  # the event files are written four times a second
+    _, at = served.changes_and_dispatches()
+    around = at[(at > fault_us - GAP_BEFORE_US) & (at <= fault_us + GAP_AFTER_US)]
+    return float(np.diff(around).max(initial=0)) / 1e6
 
 
 def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
@@ -230,6 +243,11 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             ),
             Figure(name=f"{name}: not whole again", value=int(not row["whole_again"]), most=0),
         ]
+        if "gap_s" in row:
+            what = f"{name}: longest time without a dispatch"
+            figures.append(
+                Figure(name=what, value=row["gap_s"], unit="s", most=row["gap_target_s"])
+            )
         if "repaired_s" in row:
             what = f"{name}: from repair to 99 % attainment"
             value = row["good_after_repair_s"]

@@ -16,7 +16,7 @@ import psutil
 
 from scripts.benchmarks.served import SHARED_FOLDER, Served
 from scripts.faults.places import LINK, Shifted, run_as_root
-from triton_backend.serve_folder.repository import CONTROL_MODEL
+from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serving.gateway.state import WorkerAddress
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
@@ -39,6 +39,7 @@ class Fault:
         holds: whether requests are held by the process that dies: nobody can answer those.
         at_least_s: seconds of load that it takes to see it through.
         lasts: whether it is still there when the load ends.
+        longest_gap_s: for how long nothing may be dispatched around it, where that has a target.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Fault:
     holds: bool = False
     at_least_s: float = 0.0
     lasts: bool = False
+    longest_gap_s: float | None = None
 
 
 def stub(served: Served, model: str) -> psutil.Process:
@@ -98,15 +100,21 @@ def kill_stub(model: str) -> Inject:
     return lambda served: stub(served, model).kill()
 
 
-def hang_stub(model: str) -> Inject:
-    """SIGSTOP to the process of a Triton model."""
-    return lambda served: stub(served, model).suspend()
+def scheduler(served: Served) -> psutil.Process:
+    """The process that dispatches."""
+    return stub(served, served.state.control("status")["scheduler"]["active"])
 
 
 def kill_gateway(served: Served) -> None:
-    """SIGKILL to fronts and scheduler at once."""
-    models = [CONTROL_MODEL, *(m.name for m in served.plan.models)]
+    """SIGKILL to fronts, scheduler and standby at once."""
+    models = [CONTROL_MODEL, STANDBY_MODEL, *(m.name for m in served.plan.models)]
     for process in [stub(served, model) for model in models]:
+        process.kill()
+
+
+def kill_schedulers(served: Served) -> None:
+    """SIGKILL to the scheduler and its standby at once."""
+    for process in [stub(served, model) for model in (CONTROL_MODEL, STANDBY_MODEL)]:
         process.kill()
 
 
@@ -193,8 +201,23 @@ PROCESSES = (
         holds=True,
         loses="what it held",
     ),
-    Fault(name="scheduler killed", inject=kill_stub(CONTROL_MODEL), loses="until it is loaded"),
-    Fault(name="scheduler hung", inject=hang_stub(CONTROL_MODEL), loses="until noticed (1.5 s)"),
+    Fault(
+        name="scheduler killed",
+        inject=lambda served: scheduler(served).kill(),
+        loses="what is due until the standby dispatches",
+        longest_gap_s=0.3,
+    ),
+    Fault(
+        name="scheduler hung",
+        inject=lambda served: scheduler(served).suspend(),
+        loses="what is due until noticed (0.9 s)",
+        longest_gap_s=1.5,
+    ),
+    Fault(
+        name="scheduler and standby killed",
+        inject=kill_schedulers,
+        loses="until one is loaded",
+    ),
     Fault(
         name="gateway killed (fronts and scheduler)",
         inject=kill_gateway,

@@ -68,10 +68,10 @@ def wait_well(served: Served) -> bool:
     """Whether the system is whole again before the next fault."""
     for _ in range(200):
         with contextlib.suppress(PoolPipeError):
-            workers = served.state.control("status")["workers"]
-            if workers["up"] == workers["total"] and all(
-                is_served(served, m.name) for m in served.plan.models
-            ):
+            status = served.state.control("status")
+            workers, standby = status["workers"], status["scheduler"]["standby"]
+            whole = workers["up"] == workers["total"] and standby != "not ready"
+            if whole and all(is_served(served, m.name) for m in served.plan.models):
                 return True
         time.sleep(PROBE_SECONDS)
     return False

@@ -27,6 +27,7 @@ from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
 
 CONTROL_MODEL = "poolpipe_control"
+STANDBY_MODEL = "poolpipe_standby"
 FIRST_GENERATION = 1
 FRONT_PORTS_NAME = "front_ports.json"
 WORKERS_NAME = "workers.json"
@@ -144,7 +145,7 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     here = [node for node in used_nodes(plan) if node not in options.hosts]
     names = first_names(plan, settings)
     plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, names=names)
-    render_control(folder, FIRST_GENERATION)
+    render_control(folder, FIRST_GENERATION, standby=options.standby)
     for model in plan.models:
         render_front(folder, model, FIRST_GENERATION)
     return settings
@@ -280,9 +281,12 @@ def _check_node_models(plan: Plan) -> None:
             raise InputError(f"nodes {other!r} and {node!r}", "would be one Triton model")
 
 
-def render_control(folder: Path, generation: int, settings: Path | None = None) -> None:
-    """The scheduler model, which begins with this generation when it is loaded."""
-    _model(folder, "scheduler", CONTROL_MODEL, settings, generation=generation)
+def render_control(
+    folder: Path, generation: int, settings: Path | None = None, *, standby: bool
+) -> None:
+    """The scheduler's models, which begin with this generation where no scheduler is active yet."""
+    for name in (CONTROL_MODEL, STANDBY_MODEL) if standby else (CONTROL_MODEL,):
+        _model(folder, "scheduler", name, settings, generation=generation)
 
 
 def render_front(

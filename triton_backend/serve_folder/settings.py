@@ -46,6 +46,7 @@ class ServeOptions:
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
         base_port: first of the TCP ports used when there are several hosts.
         host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
+        standby: keep a second scheduler that takes over where the first dies or hangs.
 
     Raises:
         InputError: a value that the scheduler or an emulated stage would refuse once it is started.
@@ -64,6 +65,7 @@ class ServeOptions:
     gateway_host: str = THIS_HOST
     base_port: int = 18_500
     host_http_port: int = 8000
+    standby: bool = True
 
     def __post_init__(self) -> None:
         if self.policy is not None:

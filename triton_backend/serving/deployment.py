@@ -233,11 +233,20 @@ class Deployment:
         return slot_needs(self.plan)
 
     def worker_slots(self, vgpu: int) -> int:
-        """Slots of a worker: as many batches of one as can be reserved within the longest SLO."""
+        """Slots of a worker for one scheduler: as many batches of one as can be reserved in the longest SLO."""
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.worker_slots(number)
         return self._slot_needs[self.vgpus[vgpu].pool].slots
+
+    @property
+    def slot_sets(self) -> int:
+        """Sets of slots that a worker has: two lives of the scheduler in turn grant none of the other's."""
+        return 2 if self.settings.standby else 1
+
+    def segment_slots(self, vgpu: int) -> int:
+        """Slots of a worker's segment, those of both sets."""
+        return self.slot_sets * self.worker_slots(vgpu)
 
     def worker_segment(self, vgpu: int) -> str:
         """Name of a worker's segment."""

@@ -67,6 +67,10 @@ def serve(
         int,
         typer.Option(metavar="PORT", min=1, max=65535, help="--http-port of the other hosts."),
     ] = 8000,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby/--no-standby", help="Keep a second scheduler that takes over."),
+    ] = True,
     join: Annotated[
         Path | None,
         typer.Option(
@@ -109,6 +113,7 @@ def serve(
         time_stretch=time_stretch,
         gateway_host=gateway_host,
         host_http_port=host_http_port,
+        standby=standby,
     )
     with progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)

@@ -295,7 +295,7 @@ def _swap(change: _Change) -> None:
 
 
 def _settle(change: _Change) -> None:
-    render_control(change.folder, change.generation)
+    render_control(change.folder, change.generation, standby=_has_standby(change.folder))
     for model in change.new.models:
         render_front(change.folder, model, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
@@ -387,11 +387,15 @@ def finish_or_undo_change(folder: Path) -> Plan:
                 state.unload(entry.name)
             remove_model(folder, entry.name)
     OtherHosts.of(state).tidy(plan, generation)
-    render_control(folder, generation)
+    render_control(folder, generation, standby=_has_standby(folder))
     for model in plan.models:
         render_front(folder, model, generation)
     note_plan(folder, plan.plan_id, generation)
     return plan
+
+
+def _has_standby(folder: Path) -> bool:
+    return ServeSettings.read(folder / SETTINGS_NAME).standby
 
 
 def _left_over(name: str, generation: int, served: set[str]) -> bool:

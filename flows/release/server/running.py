@@ -15,7 +15,7 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.units import US_PER_S
-from triton_backend.serve_folder.repository import CONTROL_MODEL
+from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
@@ -25,10 +25,15 @@ from triton_backend.serve_folder.state import (
 )
 
 REQUEST_SECONDS = 30
+BAD_REQUEST = 400
 
 
 class ServerError(PoolPipeError):
     """The running system refused or failed; the message is its own."""
+
+
+class RefusedError(ServerError):
+    """The running system did not take a request for a good one (HTTP 400)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,10 @@ class ServerState:
             with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:  # noqa: S310  # http, an address of our own state file
                 text = answer.read()
         except urllib.error.HTTPError as error:
+            kind = RefusedError if error.code == BAD_REQUEST else ServerError
             with contextlib.suppress(ValueError):
-                raise ServerError(json.loads(error.read())["error"]) from error
-            raise ServerError(str(error)) from error
+                raise kind(json.loads(error.read())["error"]) from error
+            raise kind(str(error)) from error
         except OSError as error:
             raise ServerError(f"no answer from {self.http_url}: {error}") from error
         return json.loads(text) if text else {}
@@ -96,8 +102,23 @@ class ServerState:
         return json.loads(answer["outputs"][0]["data"][0])
 
     def control(self, command: str, **fields: Any) -> dict[str, Any]:
-        """A control request: prepare, flush, swap, abort or status; the state reached. Or advice."""
-        return self.ask(CONTROL_MODEL, {"command": command, **fields})
+        """A control request: prepare, flush, swap, abort or status; the state reached. Or advice.
+
+        Raises:
+            ServerError: the scheduler refused it, or neither of its processes is the scheduler.
+        """
+        request = {"command": command, **fields}
+        try:
+            return self.ask(CONTROL_MODEL, request)
+        except RefusedError:
+            raise
+        except ServerError as error:  # it is the standby, or dead
+            try:
+                return self.ask(STANDBY_MODEL, request)
+            except RefusedError:
+                raise
+            except ServerError:
+                raise error from None
 
     def load(self, model: str) -> None:
         """Load a model of the repository, or load it anew if its configuration changed."""

@@ -19,6 +19,7 @@ from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
+    STANDBY_MODEL,
     front_ports,
     node_model,
     remove_model,
@@ -41,7 +42,7 @@ def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path
     render_repository(tmp_path, plan(two_stage("one"), two_stage("two")), ServeOptions())
     models = {entry.name for entry in (tmp_path / "repository").iterdir()}
     nodes = {node_model("FAST", 1), node_model("SLOW", 1)}
-    assert models == {"one", "two", CONTROL_MODEL} | nodes
+    assert models == {"one", "two", CONTROL_MODEL, STANDBY_MODEL} | nodes
     for name in models:
         code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
         compile(code, name, "exec")
@@ -155,7 +156,8 @@ def test_a_triton_that_ends_is_a_failure_and_not_the_callers_fault(tmp_path: Pat
     folder = tmp_path / "serve"
     render_repository(folder, plan(two_stage()), ServeOptions())
     (folder / "repository" / CONTROL_MODEL / "config.pbtxt").write_text("no configuration")
-    with pytest.raises(ServerError, match=r"triton\.log: tritonserver ended with 1"):
+    # With 1, or by a signal: Triton may crash where it ends while other models still load.
+    with pytest.raises(ServerError, match=r"triton\.log: tritonserver ended with "):
         start(folder, Endpoints(http=18013, grpc=18014, metrics=18015))
     assert not (folder / "state.json").exists()
 
@@ -201,7 +203,7 @@ def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path:
 
     def write() -> None:
         while not over.is_set():
-            render_control(tmp_path, 1)
+            render_control(tmp_path, 1, standby=True)
 
     writer = threading.Thread(target=write)
     writer.start()

@@ -25,6 +25,7 @@ CHOSEN = ServeOptions(
     gateway_host="10.0.0.1",
     base_port=20_000,
     host_http_port=8100,
+    standby=False,
 )
 
 

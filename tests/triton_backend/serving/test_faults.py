@@ -108,7 +108,7 @@ class SilentWorker:
         self._sockets = [socket.socket(socket.AF_UNIX)]
         self._segment: Segment | None = None
         if listens:
-            layout, slots = deployment.worker_layout(vgpu), deployment.worker_slots(vgpu)
+            layout, slots = deployment.worker_layout(vgpu), deployment.segment_slots(vgpu)
             self._segment = Segment.create(deployment.worker_segment(vgpu), layout, slots)
             listener = socket.socket(socket.AF_UNIX)
             self._sockets.append(listener)

@@ -288,6 +288,11 @@ class FrontBatches:
         else:
             generation.waiting.append((header, body))
 
+    def forget_waiting(self) -> None:
+        """The scheduler is gone: what waits for a slot is dispatched anew by the next one."""
+        for generation in self._generations.values():
+            generation.waiting.clear()
+
     def _gather(
         self, generation: Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:

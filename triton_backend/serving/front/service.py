@@ -49,6 +49,7 @@ from triton_backend.serving.transport.wire import (
     Kind,
     PlanBody,
     frame,
+    life_of,
     pack_failure,
     pack_hello,
     pack_request,
@@ -97,6 +98,7 @@ class FrontService:
         self._batches.use(deployment)
         self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel)
         self._scheduler: Connection | None = None
+        self._life = 0  # of the scheduler, the newest heard of
         self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
         self._stopping = threading.Event()
         self._backoff = Backoff()
@@ -254,6 +256,7 @@ class FrontService:
         self._check_sender(connection, header.kind)
         match header.kind:
             case Kind.DISPATCH:
+                self._check_life(header.batch_id)
                 self._batches.dispatch(header, unpack_dispatch(body), self._clock.now_us())
             case Kind.ANSWER:
                 self._answer(header, unpack_answer(body))
@@ -274,6 +277,13 @@ class FrontService:
         if kind in FROM_SCHEDULER and connection is not self._scheduler:
             raise FrameError(f"{kind.name} from somebody who is not the scheduler")
 
+    def _check_life(self, batch_id: int) -> None:
+        """Refuse a dispatch of a scheduler whose place another has taken."""
+        life = life_of(batch_id)
+        if life < self._life:
+            raise FrameError(f"a dispatch of life {life} of the scheduler, not {self._life}")
+        self._life = life
+
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """The scheduler or a worker is gone, or was refused."""
         if reason in REFUSALS:
@@ -282,6 +292,7 @@ class FrontService:
             self.counters.internal_errors += 1
         if connection is self._scheduler:
             self._scheduler = None
+            self._batches.forget_waiting()
         self._channels.closed(connection)
 
     def payload_target(

@@ -1,5 +1,7 @@
 """The scheduler's shell: one thread that owns the `Gateway`, its sockets and its timer.
 
+The thread first waits until this process has the scheduler's seat (`standby`).
+
 Fronts and workers connect and say HELLO; from then on their frames become calls of `Gateway`, and
 what it sends goes over their connections. A connection that ends is a worker or front lost. Control
 requests come from another thread and are run in this one.
@@ -15,13 +17,22 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
 from triton_backend.serving.gateway.pool_use import advice_document
-from triton_backend.serving.gateway.state import Address, FrontAddress, Gateway, WorkerAddress
+from triton_backend.serving.gateway.standby import Life, Seat, Standby
+from triton_backend.serving.gateway.state import (
+    HELD_BACK_SLOS,
+    Address,
+    FrontAddress,
+    Gateway,
+    StandbyAddress,
+    WorkerAddress,
+)
 from triton_backend.serving.gateway.warm_up import warm_up
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
@@ -31,8 +42,9 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     FrontHello,
     Header,
+    Hello,
     Kind,
-    WorkerHello,
+    StandbyHello,
     frame,
     pack_heartbeat,
     unpack_arrival,
@@ -43,52 +55,111 @@ from triton_backend.serving.transport.wire import (
 )
 
 HEARTBEAT_US = 250_000
+# Of a new life: workers on other hosts need several beats before they know the time here.
+FIRST_HEARTBEAT_US = 50_000
+FIRST_BEATS_US = 2_000_000
 LOOK_US = 50_000
 COMMANDS = ("prepare", "flush", "swap", "abort", "status", "advice")
 _LOG = logging.getLogger(__name__)
 
 
+class NotActiveError(PoolPipeError):
+    """Another process is the scheduler; this one would take over."""
+
+
 class SchedulerService:
     """Runs in its own thread between `start` and `stop`.
 
-    Attributes:
-        alive_us: when that thread last went round its loop without an error.
+    Args:
+        name: of this process's Triton model; that of the standby warms up once it follows another.
     """
 
-    def __init__(self, settings: ServeSettings, deployment: Deployment, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        deployment: Deployment,
+        clock: Clock,
+        name: str = CONTROL_MODEL,
+    ) -> None:
         self._settings = settings
         self._clock = clock
-        warm_up(deployment.plan, policy=settings.policy, nic=settings.nic)
+        self._name = name
+        if name != STANDBY_MODEL:
+            self._warm_up(deployment)
+        longest_us = max(model.slo_us for model in deployment.plan.models)
+        self._seat = Seat(settings.socket_folder, HELD_BACK_SLOS * longest_us)
+        self._standby = Standby(deployment, name, clock, self._seat, self._warm_up)
+        self._life: Life | None = None
+        self._shown: list[bytes] = []  # to the standby, of plans
+        self._gateway: Gateway | None = None
         now_us = clock.now_us()
         self._log = EventLog(settings.folder / "events", clock)
-        self._log.begin(deployment, now_us)
         self._peers: dict[Address, Connection] = {}
         self._names: dict[Connection, list[Address]] = {}  # a worker has one per generation
-        self.gateway = Gateway(
-            deployment,
-            epoch=now_us // 1_000_000,
-            now_us=now_us,
-            observe=self._log.write,
-            send=self._send,
-        )
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_heartbeat_us = now_us
         self._next_look_us = now_us
         self._heard = 0  # frames of this round, the first of them at
         self._heard_us = now_us
-        self._polled_us = self.alive_us = now_us
+        self._polled_us = self._succeeded_us = now_us
         self._backoff = Backoff()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
-        """Listen and go."""
+        """Be the scheduler, or wait for the end of the one that is."""
+        life = self._standby.take_seat()
+        if life is not None:
+            self._begin(life)
+        self._thread.start()
+
+    @property
+    def gateway(self) -> Gateway:
+        """The state of the scheduler.
+
+        Raises:
+            NotActiveError: this process is not the scheduler.
+        """
+        if self._gateway is None:
+            raise NotActiveError(f"{self._name} is the standby: another process is the scheduler")
+        return self._gateway
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this process is the scheduler."""
+        return self._gateway is not None
+
+    def alive_us(self) -> int:
+        """When its thread last went round its loop without an error."""
+        return self._succeeded_us if self.is_active else self._standby.alive_us()
+
+    def _warm_up(self, deployment: Deployment) -> None:
+        warm_up(deployment.plan, policy=self._settings.policy, nic=self._settings.nic)
+
+    def _begin(self, life: Life) -> None:
+        """Be the scheduler from now on."""
+        now_us, standby = self._clock.now_us(), self._standby
         self._loop.listen(self._settings.scheduler_address())
         if self._settings.hosts:
             address = f"tcp:{self._settings.gateway_host}:{self._settings.base_port}"
             self._loop.listen(address)
-        self._thread.start()
+        self._log.begin(standby.served, now_us)
+        gateway = Gateway(
+            standby.served,
+            epoch=life.number,
+            now_us=now_us,
+            observe=self._log.write,
+            send=self._send,
+            slots_free_us=life.slots_used_until_us,
+        )
+        if standby.prepared is not None:
+            gateway.prepare(standby.prepared)
+        self._life = life
+        self._polled_us = self._succeeded_us = self._next_heartbeat_us = now_us
+        self._gateway = gateway
+        standby.close()
+        _LOG.info("%s is the scheduler, life %d", self._name, life.number)
 
     def stop(self) -> None:
         """End the thread and close everything."""
@@ -111,21 +182,45 @@ class SchedulerService:
 
         Raises:
             InputError: unknown command, wrong plan or generation, or a step out of order.
+            NotActiveError: this process is not the scheduler.
         """
         command, plan_id, generation = _control_request(request)
+        gateway = self.gateway
         if command == "prepare":
             deployment = Deployment.read(self._settings, generation)
             _check_plan(plan_id, deployment.plan.plan_id)
-            self.call(lambda: self.gateway.prepare(deployment))
+            self.call(lambda: gateway.prepare(deployment))
         elif command == "flush":
-            self.call(lambda: self.gateway.flush(self._clock.now_us()))
+            self.call(lambda: gateway.flush(self._clock.now_us()))
         elif command == "swap":
             self.call(lambda: self._swap(plan_id, generation))
         elif command == "advice":
             return self.call(self._advice)
         elif command == "abort":
-            self.call(lambda: self.gateway.abort(self._clock.now_us()))
-        return self.call(self.gateway.status)
+            self.call(lambda: gateway.abort(self._clock.now_us()))
+        return self.call(self._status)
+
+    def _status(self) -> dict[str, Any]:
+        """State for people and flows, once the standby knows of it."""
+        self._tell_standby()
+        return self.gateway.status() | {"scheduler": self.place()}
+
+    def place(self) -> dict[str, Any]:
+        """Which process is the scheduler, and whether another would take over."""
+        standby = "off"
+        if self._settings.standby:
+            ready = any(isinstance(peer, StandbyAddress) for peer in list(self._peers))
+            standby = "ready" if ready else "not ready"
+        life = 0 if self._life is None else self._life.number
+        return {"active": self._name, "life": life, "standby": standby}
+
+    def _tell_standby(self) -> None:
+        """Tell the standby which generations are served and prepared, where that changed."""
+        frames = self.gateway.plan_frames()
+        if frames != self._shown:
+            self._shown = frames
+            for peer in [peer for peer in self._peers if isinstance(peer, StandbyAddress)]:
+                self._send(peer, b"".join(frames))
 
     def _advice(self) -> dict[str, Any]:
         gateway = self.gateway
@@ -138,10 +233,15 @@ class SchedulerService:
             return  # done before: the answer got lost
         self.gateway.swap(self._clock.now_us())
         self._log.rollout(self.gateway.deployment)
+        self._tell_standby()
 
     # The scheduler's thread
 
     def _run(self) -> None:
+        if self._gateway is None:
+            life = self._standby.wait(self._stopping)
+            if life is not None:
+                self._begin(life)
         while not self._stopping.is_set():
             try:
                 self._round()
@@ -152,9 +252,12 @@ class SchedulerService:
                 self._stopping.wait(pause_seconds)
             else:
                 # A thread that only ever fails is not alive, and its process is started anew.
-                self.alive_us = self._polled_us
+                self._succeeded_us = self._polled_us
                 self._backoff.succeeded()
         self._loop.close()
+        if self._gateway is None:
+            self._standby.close()
+        self._seat.release()
         self._log.close()
 
     def _round(self) -> None:
@@ -179,7 +282,9 @@ class SchedulerService:
             timer.set(timer_us)
         self._log.settle_some()
         if now_us >= self._next_heartbeat_us:
-            self._next_heartbeat_us = now_us + HEARTBEAT_US
+            assert self._life is not None
+            new = now_us - self._life.began_us < FIRST_BEATS_US
+            self._next_heartbeat_us = now_us + (FIRST_HEARTBEAT_US if new else HEARTBEAT_US)
             self._send_heartbeats()
 
     def _answer_call(self) -> None:
@@ -195,6 +300,7 @@ class SchedulerService:
             peer.send(data)
 
     def _send_heartbeats(self) -> None:
+        self._tell_standby()
         self._log.flush()
         data = frame(Kind.HEARTBEAT, pack_heartbeat(self._clock.now_us()))
         for connection in self._loop.connections:
@@ -221,6 +327,8 @@ class SchedulerService:
         try:
             if isinstance(peer, FrontAddress):
                 self._from_front(peer, header, body, now_us)
+            elif isinstance(peer, StandbyAddress):
+                raise FrameError(f"a standby may not say {header.kind.name}")
             else:
                 self._from_worker(names, header, body, now_us)
         except InputError as error:
@@ -267,10 +375,14 @@ class SchedulerService:
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
-    def _hello(self, connection: Connection, hello: FrontHello | WorkerHello, now_us: int) -> None:
+    def _hello(self, connection: Connection, hello: Hello, now_us: int) -> None:
+        idle = False
         if isinstance(hello, FrontHello):
             peer = FrontAddress(hello.model)
+        elif isinstance(hello, StandbyHello):
+            peer = StandbyAddress(hello.standby)
         else:
+            idle = hello.idle
             peer = WorkerAddress(hello.generation, hello.vgpu)
         old = self._peers.get(peer)
         if old is not None and old is not connection:
@@ -282,11 +394,13 @@ class SchedulerService:
             raise FrameError("a second HELLO, of another peer")
         if peer not in names:
             names.append(peer)
-        if isinstance(peer, FrontAddress):
+        if not isinstance(peer, WorkerAddress):
             for plan_frame in self.gateway.plan_frames():
                 connection.send(plan_frame)
-        else:
+        elif idle:
             self.gateway.worker_up(peer, now_us)
+        else:
+            self.gateway.worker_busy(peer, now_us)
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is lost."""
@@ -301,6 +415,8 @@ class SchedulerService:
             del self._peers[peer]
             if isinstance(peer, FrontAddress):
                 self.gateway.front_lost(peer, now_us)
+            elif isinstance(peer, StandbyAddress):
+                _LOG.warning("no standby: %s (%s)", peer.name, reason)
             else:
                 _LOG.warning("worker lost: %s (%s)", peer, reason)
                 self.gateway.worker_lost(peer, now_us)

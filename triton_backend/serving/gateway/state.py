@@ -44,6 +44,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
+from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
 from triton_backend.serving.liveness.supervisor import (
     Action,
@@ -56,6 +57,7 @@ from triton_backend.serving.liveness.supervisor import (
 )
 from triton_backend.serving.transport.shared_memory import SlotPool
 from triton_backend.serving.transport.wire import (
+    BATCH_BITS,
     LOCAL_BITS,
     LOCALS,
     NONE,
@@ -74,8 +76,6 @@ from triton_backend.serving.transport.wire import (
     pack_plan,
 )
 
-# A new scheduler dispatches when all workers have reported, at the latest after this.
-RESUME_AFTER_US = 1_000_000
 # A slot granted to an aborted batch may still be written by its sender for this long.
 HELD_BACK_SLOS = 2
 # So long after its reserved end a batch of an earlier generation is given up, at least.
@@ -95,7 +95,13 @@ class WorkerAddress(NamedTuple):
     vgpu: int
 
 
-Address = FrontAddress | WorkerAddress
+class StandbyAddress(NamedTuple):
+    """A scheduler that would take over."""
+
+    name: str
+
+
+Address = FrontAddress | WorkerAddress | StandbyAddress
 
 Send = Callable[[Address, bytes], None]
 """Sends a frame to an address; nobody gets it where nobody is connected."""
@@ -143,12 +149,27 @@ class BatchInFlight:
 
 
 class WorkerSlots:
-    """Which slots of the workers of one generation are granted to batches."""
+    """Which slots of the workers of one generation are granted to batches.
 
-    def __init__(self, deployment: Deployment) -> None:
-        self._pools = [SlotPool(range(deployment.worker_slots(v.index))) for v in deployment.vgpus]
+    Lives of the scheduler have numbers that are even and odd in turn, and so have the slots that they
+    grant: batches of the life before still use the others.
+
+    Args:
+        life: of this scheduler.
+        free_us: until then batches of the life before the last may still use what this one grants.
+    """
+
+    def __init__(self, deployment: Deployment, life: int, free_us: int) -> None:
+        sets = deployment.slot_sets
+        self._pools = [
+            SlotPool(range(life % sets, deployment.segment_slots(v.index), sets))
+            for v in deployment.vgpus
+        ]
         # (until when, (vGPU, slot)s): a sender may still be writing there
         self._held_back: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        if free_us and sets > 1:
+            taken = [(v.index, s) for v in deployment.vgpus for s in self.of(v.index).take_all()]
+            self.hold_back(taken, free_us)
 
     def grant(self, hops: Sequence[Hop]) -> list[int] | None:
         """A slot of every vGPU of a path, or None where one has none free."""
@@ -178,6 +199,11 @@ class WorkerSlots:
     def hold_back(self, slots: list[tuple[int, int]], until_us: int) -> None:
         """(vGPU, slot)s that are free from `until_us` on."""
         self._held_back.append((until_us, slots))
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether any will be freed by `release`, later."""
+        return bool(self._held_back)
 
     def release(self, now_us: int) -> bool:
         """Free what has been held back long enough; whether there was any."""
@@ -256,14 +282,14 @@ class _Generation:
         number: of its plan in the core; None while it is only prepared.
     """
 
-    def __init__(self, deployment: Deployment, now_us: int) -> None:
+    def __init__(self, deployment: Deployment, now_us: int, slots: WorkerSlots) -> None:
         models = deployment.plan.models
         self.number: int | None = None
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
         self.queues = deployment.plan.queues()
         self.admission = Admission(deployment.plan, deployment.settings.policy)
-        self.slots = WorkerSlots(deployment)
+        self.slots = slots
         self.express = ExpressArrivals(deployment)
         self.supervisor = WorkerSupervisor(deployment, now_us)
         self.uses: dict[StagePlace, StageUse] = {}
@@ -279,22 +305,32 @@ class Gateway:
     Args:
         deployment: the generation served first; its workers count as lost until they report.
         epoch: number of this life of the scheduler; batch numbers of different lives never meet.
+        slots_free_us: until then batches of the life before the last may still use slots (`WorkerSlots`).
     """
 
     def __init__(
-        self, deployment: Deployment, *, epoch: int, now_us: int, observe: Observer, send: Send
+        self,
+        deployment: Deployment,
+        *,
+        epoch: int,
+        now_us: int,
+        observe: Observer,
+        send: Send,
+        slots_free_us: int = 0,
     ) -> None:
         self.counters = GatewayCounters()
         self.timer_us: int | None = None
         self._expiry_us = 0  # what the core asked for; `timer_us` lies a little before
         self._observe = observe
         self._send = send
-        self._first_batch = epoch << 32
+        self._epoch = epoch
+        self._first_batch = epoch << BATCH_BITS
         self._last_us = 0
         settings = deployment.settings
         self._core = Scheduler(deployment.plan, policy=settings.policy, nic=settings.nic)
         self._rollout = Rollout(deployment)
-        self._served = _Generation(deployment, now_us)
+        slots = WorkerSlots(deployment, epoch, slots_free_us)
+        self._served = _Generation(deployment, now_us, slots)
         self._served.number = self._core.plan_number
         self._served.uses = self.counters.serve(deployment.plan)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
@@ -313,7 +349,7 @@ class Gateway:
         for vgpu in deployment.vgpus:
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
         # The workers of an earlier life are about to report; what fronts announce again waits for them.
-        self._resume_us: int | None = now_us + RESUME_AFTER_US
+        self._roll_call: RollCall | None = RollCall(deployment, now_us)
         self._apply(Pause(now_us=self._at(now_us)))
 
     # Its state
@@ -488,22 +524,31 @@ class Gateway:
 
     # Workers that come and go
 
+    def worker_busy(self, worker: WorkerAddress, now_us: int) -> None:
+        """A worker is ready, and busy with batches of the life before."""
+        self._offer_adoption(worker)
+        if self._roll_call is not None and worker.generation == self.deployment.generation:
+            self._roll_call.busy(worker.vgpu)
+            self._end_roll_call(now_us)
+
     def worker_up(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker is ready and idle."""
         up = self._up.setdefault(worker.generation, set())
         if worker.vgpu in up:
             return
+        self._offer_adoption(worker)
         up.add(worker.vgpu)
         if worker.generation == self.deployment.generation:
             self._served.supervisor.worker_up(worker.vgpu, now_us)
             self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
-            if len(up) == len(self.deployment.vgpus):
-                self._resume(now_us)
+            self._end_roll_call(now_us)
 
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker's process is gone, with what it held."""
         if worker.generation == self.deployment.generation:
             self._served.supervisor.process_ended(worker.vgpu)
+            if self._roll_call is not None:
+                self._roll_call.gone(worker.vgpu)
         self._take_out(worker, now_us)
         former = self._former.get(worker.generation)
         if former is not None:  # the core knows what of it was still to run
@@ -682,8 +727,7 @@ class Gateway:
 
     def look(self, now_us: int) -> None:
         """Do what has to be done by the clock, whatever happens; some twenty times a second."""
-        if self._resume_us is not None and now_us >= self._resume_us:
-            self._resume(now_us)
+        self._end_roll_call(now_us)
         now_us = self._at(now_us)
         self._use.look(now_us)
         for generation in (self._served, *self._former.values()):
@@ -707,6 +751,7 @@ class Gateway:
         left: set[int] = {
             generation.deployment.generation for generation, _ in self._waiting_for_slots
         }
+        left |= {number for number, former in self._former.items() if former.slots.holds_back}
         for number, batch in list(self._batches.items()):
             deployment = batch.generation.deployment
             left.add(deployment.generation)
@@ -720,14 +765,18 @@ class Gateway:
             del self._former[generation]
         if over:  # what only they ran is given up
             vgpus = range(len(self.deployment.vgpus))
-            self._adopt(self._rollout.prepared or self.deployment, [(v, v) for v in vgpus])
+            self._adopt(self._rollout.prepared or self.deployment, vgpus)
 
-    def _resume(self, now_us: int) -> None:
-        """Dispatch from now on: all workers have reported, or had the time to."""
-        if self._resume_us is not None:
-            self._resume_us = None
-            if not self._rollout.paused:
-                self._apply(Resume(now_us=self._at(now_us)))
+    def _end_roll_call(self, now_us: int) -> None:
+        """Dispatch from now on, where enough workers have reported, or had the time to."""
+        call = self._roll_call
+        if call is None or not call.is_over(self._up_served(), now_us):
+            return
+        self._roll_call = None
+        for vgpu in call.stand_ins(self._up_served()):
+            self.worker_up(WorkerAddress(self.deployment.generation, vgpu), now_us)
+        if not self._rollout.paused:
+            self._apply(Resume(now_us=self._at(now_us)))
 
     # What the supervisor of workers decides
 
@@ -760,17 +809,26 @@ class Gateway:
         """Accept a second generation beside the one served."""
         if self._rollout.prepare(deployment):
             # Made now, because it takes longer than the change may.
-            self._prepared = _Generation(deployment, self._last_us)
+            slots = WorkerSlots(deployment, self._epoch, 0)
+            self._prepared = _Generation(deployment, self._last_us, slots)
             self._core.prepare(deployment.plan)
-            self._adopt(deployment, self._inherited(deployment))
+            self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
             self._announce(deployment, prepared=True)
 
-    def _adopt(self, latest: Deployment, inherited: Iterable[tuple[int, int]]) -> None:
+    def _adopt(self, latest: Deployment, vgpus: Iterable[int]) -> None:
         """Have workers of the generation served serve another one too, and none after it."""
         oldest = min(self._former, default=self.deployment.generation)
         adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
-        for before, _ in inherited:
-            self._send(WorkerAddress(self.deployment.generation, before), adopt)
+        for vgpu in vgpus:
+            self._send(WorkerAddress(self.deployment.generation, vgpu), adopt)
+
+    def _offer_adoption(self, worker: WorkerAddress) -> None:
+        """Have a worker that goes on serve the prepared generation too; harmless where it does."""
+        prepared = self._rollout.prepared
+        if prepared is None or worker.generation != self.deployment.generation:
+            return
+        if any(worker.vgpu == before for before, _ in self._inherited(prepared)):
+            self._adopt(prepared, [worker.vgpu])
 
     def _inherited(self, deployment: Deployment) -> tuple[tuple[int, int], ...]:
         """Numbers of the workers that go on: in the generation served, and in a later one."""
@@ -804,7 +862,7 @@ class Gateway:
         served.uses = self.counters.serve(deployment.plan)
         served.supervisor = WorkerSupervisor(deployment, now_us)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
-        self._served, self._prepared = served, None
+        self._served, self._prepared, self._roll_call = served, None, None
         self._number_fronts()
         self._announce(deployment, prepared=False)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
@@ -813,7 +871,8 @@ class Gateway:
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
         if self._rollout.prepared is not None:
-            self._adopt(self.deployment, self._inherited(self._rollout.prepared))
+            inherited = self._inherited(self._rollout.prepared)
+            self._adopt(self.deployment, [before for before, _ in inherited])
         self._prepared = None
         if self._rollout.abort():
             self._apply(Resume(now_us=self._at(now_us)))

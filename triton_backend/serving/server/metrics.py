@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_backend.contract.units import US_PER_S
+from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.front.counters import Buckets, FrontCounters
 from triton_backend.serving.gateway.rollout import State
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
+    from triton_backend.serving.gateway.service import SchedulerService
     from triton_backend.serving.gateway.state import Gateway
 
 Labels = tuple[tuple[str, str], ...]
@@ -84,6 +86,8 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_decision_seconds_total": ("counter", "Time the scheduler took for them"),
     "poolpipe_plan": ("gauge", "1 for the plan and generation being served"),
     "poolpipe_rollout_state": ("gauge", "1 for the state a rollout is in"),
+    "poolpipe_scheduler_active": ("gauge", "1 for the scheduler's process that dispatches"),
+    "poolpipe_standby_ready": ("gauge", "1 while a standby would take over from the scheduler"),
     "poolpipe_keeper_up": ("gauge", "1 while the process that keeps tritonserver well runs"),
 }
 
@@ -222,6 +226,24 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
         values["poolpipe_pool_bad_fraction", labels] = advice.bad_rate
         values["poolpipe_advised_gpus", labels] = advice.advised_gpus
     return values
+
+
+def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_us: int) -> Values:
+    """What a process of the scheduler publishes; a standby only that it is none.
+
+    The standby's model has its name among the labels: Triton frees a metric with the first of two models
+    that publish it under the same labels, and the other would write into freed memory.
+    """
+    own: Labels = (("scheduler", name),)
+    values: Values = {("poolpipe_scheduler_active", own): float(service.is_active)}
+    if not service.is_active:
+        return values
+    more: Values = service.call(lambda: gateway_values(service.gateway, now_us)) | keeper_values(
+        folder
+    )
+    more["poolpipe_standby_ready", ()] = float(service.place()["standby"] == "ready")
+    added = own if name == STANDBY_MODEL else ()
+    return values | {(metric, (*labels, *added)): value for (metric, labels), value in more.items()}
 
 
 def node_values(status: Mapping[str, Any]) -> Values:

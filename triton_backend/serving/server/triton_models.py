@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]  # Triton's stub provides it
 
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -33,9 +33,8 @@ from triton_backend.serving.server.metrics import (
     Publisher,
     Values,
     front_values,
-    gateway_values,
-    keeper_values,
     node_values,
+    scheduler_values,
 )
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import Arrays
@@ -186,10 +185,10 @@ class _JsonModel(_Model):
         try:
             self.check(texts["token"])
             state = self.answer(texts["request"].decode(errors="replace"))
-        except (InputError, TimeoutError) as error:
-            return triton.InferenceResponse(
-                [], triton.TritonError(str(error), triton.TritonError.INVALID_ARG)
-            )
+        except (PoolPipeError, TimeoutError) as error:
+            wrong = isinstance(error, InputError | TimeoutError)
+            code = triton.TritonError.INVALID_ARG if wrong else triton.TritonError.UNAVAILABLE
+            return triton.InferenceResponse([], triton.TritonError(str(error), code))
         text = np.array([json.dumps(state).encode()], dtype=np.object_)
         return triton.InferenceResponse([triton.Tensor("state", text)])
 
@@ -207,7 +206,7 @@ class ControlModel(_JsonModel):
         # Imported here, because fronts and nodes need no scheduler and start sooner without it.
         from triton_backend.serving.gateway.service import SchedulerService  # noqa: PLC0415
 
-        self._service = SchedulerService(self.settings, self.deployment, self.clock)
+        self._service = SchedulerService(self.settings, self.deployment, self.clock, self.name)
         self._service.start()
 
     def end(self) -> None:
@@ -216,13 +215,11 @@ class ControlModel(_JsonModel):
 
     def alive_us(self) -> int:
         """Of the scheduler's thread."""
-        return self._service.alive_us
+        return self._service.alive_us()
 
     def values(self) -> Values:
-        """Queues, batches, pools."""
-        now_us = self.clock.now_us()
-        own: Values = self._service.call(lambda: gateway_values(self._service.gateway, now_us))
-        return own | keeper_values(self.settings.folder)
+        """Queues, batches, pools; of a standby, nothing but that it is one."""
+        return scheduler_values(self._service, self.name, self.settings.folder, self.clock.now_us())
 
     def answer(self, request: str) -> dict[str, Any]:
         """prepare, flush, swap, abort, status, advice."""

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import select
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -48,6 +49,7 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 # so that neither waits for the other (or for TCP's growing pauses) when the host is back.
 _SILENCE_SECONDS = 2
 _PROBE_SECONDS = 1
+_UCRED = struct.Struct("3i")  # process, user, group
 
 
 class CloseReason(StrEnum):
@@ -149,6 +151,11 @@ class Connection:
     def fileno(self) -> int:
         """The descriptor polled."""
         return self._socket.fileno()
+
+    def peer_pid(self) -> int:
+        """The process that listens, or connected, at the other end of a Unix socket."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(credentials)[0])
 
     @property
     def authenticated(self) -> bool:

@@ -272,13 +272,14 @@ class EventLoop:
 
     def close(self) -> None:
         """Close everything; nobody is notified."""
-        for connection in list(self._connections.values()):
-            connection.close()
-        for listener, _ in self._listeners.values():
-            listener.close()
+        # Paths first: who takes our place when our connections end, may use them at once.
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108  # socket addresses are texts here
+        for listener, _ in self._listeners.values():
+            listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
         self.timer.close()
         os.close(self._wake)
         self._epoll.close()

@@ -203,6 +203,12 @@ class SlotPool:
         self._taken.add(slot)
         return slot
 
+    def take_all(self) -> list[int]:
+        """Every free slot."""
+        taken, self._free = self._free, []
+        self._taken.update(taken)
+        return taken
+
     def give(self, slot: int) -> None:
         """Back into the pool.
 

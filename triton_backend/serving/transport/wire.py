@@ -30,6 +30,8 @@ NONE = -1  # no such slot, no such request
 # A front numbers its requests in so many bits; the core's number has the front's own above them.
 LOCAL_BITS = 40
 LOCALS = 1 << LOCAL_BITS
+# A batch's number has that of the scheduler's life above so many bits.
+BATCH_BITS = 32
 
 # magic, version, kind, stage, body bytes, body CRC-32, batch, plan tag, payload bytes
 _HEADER = struct.Struct("<4sBBhIIqQQ")
@@ -43,9 +45,9 @@ class FrameError(PoolPipeError):
 class Kind(IntEnum):
     """What a frame says; the sender and receiver of each stand beside it."""
 
-    HELLO = 1  # front or worker -> scheduler: who I am (JSON)
+    HELLO = 1  # front, worker or standby -> scheduler: who I am (JSON)
     HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)
-    PLAN = 3  # scheduler -> fronts: from now on this generation (JSON)
+    PLAN = 3  # scheduler -> fronts and standby: from now on this generation (JSON)
     ARRIVAL = 4  # front -> scheduler
     CANCEL = 5  # front -> scheduler
     DISPATCH = 6  # scheduler -> front
@@ -110,6 +112,11 @@ def frame(
 _KINDS = {int(kind): kind for kind in Kind}
 
 
+def life_of(batch_id: int) -> int:
+    """The life of the scheduler that gave a batch its number."""
+    return batch_id >> BATCH_BITS
+
+
 def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
     """The header in the `HEADER_BYTES` of `data` from `at` on.
 
@@ -149,10 +156,20 @@ class FrontHello(NamedTuple):
 
 
 class WorkerHello(NamedTuple):
-    """HELLO of the worker of a vGPU of a generation; it is idle."""
+    """HELLO of the worker of a vGPU of a generation; one that is not `idle` says it again when it is."""
 
     generation: int
     vgpu: int
+    idle: bool = True
+
+
+class StandbyHello(NamedTuple):
+    """HELLO of a scheduler that would take over, by the name of its Triton model."""
+
+    standby: str
+
+
+Hello = FrontHello | WorkerHello | StandbyHello
 
 
 class PlanBody(NamedTuple):
@@ -187,17 +204,20 @@ class RunStageBody(NamedTuple):
     samples: int
 
 
-def pack_hello(hello: FrontHello | WorkerHello) -> bytes:
+def pack_hello(hello: Hello) -> bytes:
     """Body of HELLO."""
     return _pack_json(hello._asdict())
 
 
-def unpack_hello(body: bytes) -> FrontHello | WorkerHello:
+def unpack_hello(body: bytes) -> Hello:
     """Inverse of `pack_hello`."""
     data = _unpack_json(body)
     if "model" in data:
         return FrontHello(_text(data, "model"))
-    return WorkerHello(_integer(data, "generation"), _integer(data, "vgpu"))
+    if "standby" in data:
+        return StandbyHello(_text(data, "standby"))
+    idle = data.get("idle") is True
+    return WorkerHello(_integer(data, "generation"), _integer(data, "vgpu"), idle)
 
 
 def pack_plan(message: PlanBody) -> bytes:

@@ -31,7 +31,7 @@ from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 from triton_backend.serving.worker.stage import LoadedStages
 
-RECONNECT_SECONDS = 0.1
+RECONNECT_SECONDS = 0.02
 SOON_US = 150
 # Waking the other thread costs a tenth of a millisecond of two cores; shorter runs are over before
 # it is of use.

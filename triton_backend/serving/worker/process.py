@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.transition import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import node_generation, node_model
 from triton_backend.serve_folder.settings import ServeSettings
@@ -88,11 +89,12 @@ class StageWorker:
         self._segment = Segment.create(
             deployment.worker_segment(vgpu),
             deployment.worker_layout(vgpu),
-            deployment.worker_slots(vgpu),
+            deployment.segment_slots(vgpu),
         )
         time = GatewayTime(clock)
         self._stages = LoadedStages(loaded, health, time)
-        pin(self._stages.loaded, self._segment)
+        self._pinned_slots = MIN_SLOTS * deployment.slot_sets
+        pin(self._stages.loaded, self._segment, self._pinned_slots)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
@@ -136,7 +138,7 @@ class StageWorker:
         with self._one_load:
             try:
                 loaded = open_runtimes(deployment, vgpu, self._clock, self._stages.loaded)
-                pin(loaded, self._segment)
+                pin(loaded, self._segment, self._pinned_slots)
             except Exception as error:  # noqa: BLE001  # a runtime may raise anything; the others go on
                 _LOG.error("generation %d is not served: %s", deployment.generation, error)
                 return
@@ -225,6 +227,7 @@ class StageWorker:
             return
         if not self._scheduler.is_peer_of(connection):
             raise FrameError("an express request from somebody who is not the scheduler")
+        self._scheduler.check_life(header.batch_id)
         inputs, slot = self._queue.written_by(header, batch)
         try:
             self._outputs.copy_express(header.plan_tag, batch, inputs.views(slot, batch.samples))

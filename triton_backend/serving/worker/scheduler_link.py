@@ -12,10 +12,12 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
+    FrameError,
     Kind,
     TimesBody,
     WorkerHello,
     frame,
+    life_of,
     pack_hello,
     pack_times,
 )
@@ -76,36 +78,50 @@ class SchedulerLink:
         self._hellos: dict[int, WorkerHello] = {}
         self._time = time
         self._connection: Connection | None = None
-        self._known = False
+        self._introduced = False  # said HELLO on this connection
+        self._known = False  # as idle
+        self._life = 0  # of the scheduler, the newest heard of
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Say HELLO for a generation too, at once where the scheduler knows this worker."""
         hello = self._hellos[deployment.tag] = WorkerHello(deployment.generation, vgpu)
-        if self._known:
-            self.send(frame(Kind.HELLO, pack_hello(hello)))
+        self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle=self._known))))
 
     def forget(self, tag: int) -> None:
         """A generation is over."""
         self._hellos.pop(tag, None)
 
     def report(self, *, idle: bool) -> bool:
-        """Connect, and say HELLO when idle: the scheduler takes a worker that reports for idle.
+        """Connect and say HELLO, while busy too, and once more when idle: only then is it given batches.
 
         From another host, only when heartbeats have brought the gateway's time.
 
         Returns:
-            whether the scheduler knows this worker.
+            whether the scheduler knows this worker for idle.
         """
-        if self._known or not idle:
+        if self._known or (self._introduced and not idle):
             return self._known
         if self._connection is None:
             self._connection = self._loop.connect(self._address)
         if self._connection is None or (self._elsewhere and not self._time.known):
             return False
-        self._known = True
+        self._introduced, self._known = True, idle
         for hello in self._hellos.values():
-            self._connection.send(frame(Kind.HELLO, pack_hello(hello)))
-        return True
+            self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle=idle))))
+        return idle
+
+    def check_life(self, batch_id: int) -> None:
+        """Refuse a batch of a scheduler whose place another has taken.
+
+        Raises:
+            FrameError: a newer life of the scheduler has sent batches already.
+        """
+        life = life_of(batch_id)
+        if life < self._life:
+            raise FrameError(
+                f"a batch of life {life} of the scheduler, which is in life {self._life}"
+            )
+        self._life = life
 
     def is_peer_of(self, connection: Connection) -> bool:
         """Whether the scheduler is at the other end of a connection."""
@@ -117,8 +133,8 @@ class SchedulerLink:
             self._time.heartbeat(sent_us)
 
     def send(self, data: bytes) -> None:
-        """Send a frame, where the scheduler is there."""
-        if self._connection is not None:
+        """Send a frame, where the scheduler is there and has had a HELLO."""
+        if self._connection is not None and self._introduced:
             self._connection.send(data)
 
     def send_times(
@@ -137,5 +153,5 @@ class SchedulerLink:
         """A connection ended; if it was this one, `report` makes another."""
         if connection is self._connection:
             self._connection = None
-            self._known = False
+            self._introduced = self._known = False
             self._time.forget()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Stage, StageRow
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import MIN_SLOTS, StageKey, runs, stage_key
+from triton_backend.contract.transition import StageKey, runs, stage_key
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
@@ -128,15 +128,15 @@ def _each(loaded: Iterable[Loaded]) -> list[Runtime]:
     return list({id(one.runtime): one.runtime for one in loaded}.values())
 
 
-def pin(loaded: Iterable[Loaded], segment: Segment) -> None:
-    """Let runtimes copy to their GPU straight from the slots that are used most.
+def pin(loaded: Iterable[Loaded], segment: Segment, slots: int) -> None:
+    """Let runtimes copy to their GPU straight from the first slots, which are used most.
 
     Slots freed last are granted first, so nearly all batches lie in the first few. Pinned pages are
     taken at once: all slots would be memory that is seldom used.
     """
     for runtime in _each(loaded):
         try:
-            runtime.register(segment.first_slots(MIN_SLOTS))
+            runtime.register(segment.first_slots(slots))
         except PoolPipeError as error:
             _LOG.warning("inputs are copied once more on their way to the GPU: %s", error)
 

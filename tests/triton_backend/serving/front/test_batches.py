@@ -62,7 +62,7 @@ class FirstWorker:
 
     def __init__(self, deployment: Deployment) -> None:
         self.segment = Segment.create(
-            deployment.worker_segment(0), deployment.worker_layout(0), deployment.worker_slots(0)
+            deployment.worker_segment(0), deployment.worker_layout(0), deployment.segment_slots(0)
         )
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(deployment.worker_address(0, same_host=True).removeprefix("unix:"))

@@ -44,9 +44,17 @@ class HeldGateway(Gateway):
         *,
         epoch: int = 1,
         observe: Observer = lambda _event, _decisions: None,
+        slots_free_us: int = 0,
     ) -> None:
         self._frames: list[SentFrame] = []
-        super().__init__(deployment, epoch=epoch, now_us=0, observe=observe, send=self._keep)
+        super().__init__(
+            deployment,
+            epoch=epoch,
+            now_us=0,
+            observe=observe,
+            send=self._keep,
+            slots_free_us=slots_free_us,
+        )
 
     def _keep(self, to: Address, data: bytes) -> None:
         self._frames.append(SentFrame(to, data))

@@ -20,8 +20,9 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.gateway.roll_call import MOMENT_US
 from triton_backend.serving.gateway.rollout import State
-from triton_backend.serving.gateway.state import RESUME_AFTER_US, WorkerAddress
+from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.transport.wire import Kind
 
 
@@ -120,8 +121,8 @@ def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deploym
     gateway = HeldGateway(deployment, epoch=EPOCH)
     gateway.worker_up(WorkerAddress(1, 0), 20)
     gateway.worker_up(WorkerAddress(1, 1), 30)
-    arrive(gateway, 1, 2, 3, 4, now_us=RESUME_AFTER_US - 100)
-    gateway.look(RESUME_AFTER_US - 50)
+    arrive(gateway, 1, 2, 3, 4, now_us=MOMENT_US - 100)
+    gateway.look(MOMENT_US - 50)
     assert not gateway.frames()
-    gateway.look(RESUME_AFTER_US)
+    gateway.look(MOMENT_US)
     assert kinds(gateway.frames()) == [Kind.DISPATCH]

@@ -1,0 +1,48 @@
+"""When a new scheduler begins to dispatch."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.system import deploy
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.gateway.roll_call import MOMENT_US, PATIENCE_US, RollCall
+
+BEGAN_US = 1_000_000
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> RollCall:
+    """Of one worker of the first stage (0) and two of the second (1, 2)."""
+    return RollCall(deploy(tmp_path, plan(two_stage()), ServeOptions()), BEGAN_US)
+
+
+@pytest.mark.parametrize(
+    ("idle", "busy", "over_after_us", "stand_ins"),
+    [
+        ({0, 1, 2}, set[int](), 0, list[int]()),
+        ({0, 1}, set[int](), MOMENT_US, []),
+        ({0}, {1, 2}, MOMENT_US, [1, 2]),
+        ({0, 2}, {1}, MOMENT_US, []),
+        (set[int](), {0, 1}, MOMENT_US, [0, 1]),
+        ({1, 2}, set[int](), PATIENCE_US, []),
+        (set[int](), set[int](), PATIENCE_US, []),
+    ],
+)
+def test_whoever_is_left_is_waited_for_as_long_as_a_pool_has_nobody(
+    call: RollCall, idle: set[int], busy: set[int], over_after_us: int, stand_ins: list[int]
+) -> None:
+    for vgpu in busy:
+        call.busy(vgpu)
+    assert call.is_over(idle, BEGAN_US + over_after_us)
+    assert over_after_us == 0 or not call.is_over(idle, BEGAN_US + over_after_us - 1)
+    assert call.stand_ins(idle) == stand_ins
+
+
+def test_a_busy_worker_that_is_gone_stands_in_for_nobody(call: RollCall) -> None:
+    for vgpu in (0, 1):
+        call.busy(vgpu)
+    call.gone(0)
+    assert not call.is_over(set(), BEGAN_US + MOMENT_US)
+    assert call.stand_ins(set()) == [1]

@@ -1,0 +1,257 @@
+"""Who may dispatch, and what the next one takes over; schedulers are threads of one process here."""
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.gateway.gateways import HeldGateway, arrive, dispatches
+from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
+from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.test_system import PATIENT_US, picture
+from triton_backend.serve_folder.repository import STANDBY_MODEL
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
+from triton_backend.serving.gateway.standby import SEAT_NAME, Seat
+from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.transport.connection import CloseReason, Connection
+from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.wire import (
+    BATCH_BITS,
+    FrameError,
+    FrontHello,
+    Header,
+    Kind,
+    StandbyHello,
+    frame,
+    pack_dispatch,
+    pack_hello,
+)
+from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
+
+STATUS = json.dumps({"command": "status"})
+HELD_US = 1_000
+EXPRESS_IS_LEFT_OUT = ServeOptions(emulate_links=False)
+
+
+# The seat
+
+
+def test_one_at_a_time_has_the_seat_and_every_life_has_its_number(tmp_path: Path) -> None:
+    seats = [Seat(tmp_path, HELD_US) for _ in range(3)]
+    first = seats[0].take(5_000_000)
+    assert first is not None
+    assert (first.number, first.slots_used_until_us) == (5, 0)
+    assert [seat.take(5_000_000) for seat in seats] == [None, None, None]
+    lives = [first]
+    for before, seat in pairwise(seats):
+        before.release()
+        life = seat.take(5_000_100)
+        assert life is not None
+        lives.append(life)
+    assert [life.number for life in lives] == [5, 6, 7]
+    # The third has the first one's slots, whose batches may be running: it ended at 5,000,100.
+    assert [life.slots_used_until_us for life in lives[1:]] == [5_000_000 + HELD_US, 5_001_100]
+
+
+def test_lives_are_odd_and_even_in_turn_however_late_the_next_comes(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    for now_us in (7_000_000, 9_000_000, 20_000_000, 20_000_000):
+        seat = Seat(tmp_path, HELD_US)
+        life = seat.take(now_us)
+        assert life is not None
+        numbers.append(life.number)
+        seat.release()
+    assert numbers == [7, 10, 21, 22]
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "12", "1 2 3", "x" * 500])
+def test_a_seat_whose_file_says_nothing_is_taken_all_the_same(tmp_path: Path, text: str) -> None:
+    (tmp_path / SEAT_NAME).write_text(text)
+    assert Seat(tmp_path, HELD_US).take(3_000_000) == (3, 3_000_000, 0)
+
+
+# Lives keep out of each other's way
+
+
+def test_two_lives_grant_none_of_each_others_slots(tmp_path: Path) -> None:
+    deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
+    granted: list[set[tuple[int, int]]] = []
+    for epoch in (6, 7):
+        gateway = HeldGateway(deployment, epoch=epoch)
+        for vgpu in deployment.vgpus:
+            gateway.worker_up(WorkerAddress(1, vgpu.index), 0)
+        arrive(gateway, *range(3 * BATCH))
+        bodies = [body for _, body in dispatches(gateway.frames())]
+        granted.append({(h.vgpu, s) for b in bodies for h, s in zip(b.hops, b.slots, strict=True)})
+    assert all(granted)
+    assert not granted[0] & granted[1]
+    assert all(slot < deployment.segment_slots(vgpu) for vgpu, slot in granted[0] | granted[1])
+
+
+def test_slots_that_may_be_in_use_are_granted_later(tmp_path: Path) -> None:
+    deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
+    gateway = HeldGateway(deployment, epoch=6, slots_free_us=50_000)
+    for vgpu in deployment.vgpus:
+        gateway.worker_up(WorkerAddress(1, vgpu.index), 0)
+    arrive(gateway, *range(BATCH))
+    gateway.look(49_999)
+    assert (dispatches(gateway.frames()), gateway.in_flight) == ([], 1)
+    gateway.look(50_000)
+    assert len(dispatches(gateway.frames())) == 1
+
+
+class Scheduler:
+    """Plays the scheduler for a front, over a socket."""
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address.removeprefix("unix:"))
+        self._listener.listen()
+        self.front, _ = self._listener.accept()
+        while b'"model"' not in self.front.recv(1 << 16):  # a worker
+            self.front.close()
+            self.front, _ = self._listener.accept()
+
+    def dispatch(self, life: int, tag: int) -> None:
+        """A batch of a request that nobody has."""
+        body = pack_dispatch(0, 1, (), (), (1,))
+        data = frame(Kind.DISPATCH, body, batch_id=life << BATCH_BITS, plan_tag=tag)
+        self.front.sendall(data)
+
+    def is_refused(self) -> bool:
+        """Whether the front ends the connection."""
+        self.front.settimeout(20)
+        while data := self.front.recv(1 << 16):
+            assert data
+        return True
+
+    def close(self) -> None:
+        self.front.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[LocalSystem]:
+    made = LocalSystem(tmp_path / "serve", plan(two_stage()), EXPRESS_IS_LEFT_OUT)
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+def test_a_front_refuses_what_an_older_life_dispatches(system: LocalSystem) -> None:
+    front, address = system.fronts["pair"], system.settings.scheduler_address()
+    system.scheduler.stop()
+    scheduler = Scheduler(address)
+    refused = front.counters.frames_refused
+    for life in (90_000_008, 90_000_009, 90_000_008):
+        scheduler.dispatch(life, system.deployment.tag)
+    assert scheduler.is_refused()
+    scheduler.close()
+    wait_for(lambda: front.counters.frames_refused == refused + 1)
+
+
+def test_a_worker_refuses_what_an_older_life_sends(system: LocalSystem) -> None:
+    loop = EventLoop(SilentHandler(), system.clock, b"key")
+    link = SchedulerLink(loop, system.deployment, 0, GatewayTime(system.clock))
+    for life in (8, 9, 9):
+        link.check_life(life << BATCH_BITS)
+    with pytest.raises(FrameError, match="life 8"):
+        link.check_life((8 << BATCH_BITS) + 5)
+    loop.close()
+
+
+class SilentHandler:
+    """Hears nothing."""
+
+    def on_frame(self, connection: Connection, header: Header, body: bytes) -> None: ...
+
+    def on_close(self, connection: Connection, reason: CloseReason) -> None: ...
+
+    def payload_target(
+        self, connection: Connection, header: Header, body: bytes
+    ) -> list[memoryview]:
+        del connection, header, body
+        return []
+
+
+# A standby beside the scheduler
+
+
+def standby_of(system: LocalSystem) -> SchedulerService:
+    """A second scheduler, once the first knows of it."""
+    made = SchedulerService(system.settings, system.deployment, system.clock, STANDBY_MODEL)
+    made.start()
+    wait_for(lambda: system.status()["scheduler"]["standby"] == "ready")
+    return made
+
+
+def take_over(system: LocalSystem, standby: SchedulerService) -> None:
+    """End the scheduler; the standby is it from then on."""
+    system.scheduler.stop()
+    system.scheduler = standby
+    wait_for(lambda: standby.is_active)
+    wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus))
+
+
+def test_only_one_of_two_is_the_scheduler(system: LocalSystem) -> None:
+    assert system.status()["scheduler"]["standby"] == "not ready"
+    standby = standby_of(system)
+    with pytest.raises(NotActiveError, match="is the standby"):
+        standby.control(STATUS)
+    life = system.status()["scheduler"]["life"]
+    take_over(system, standby)
+    assert system.status()["scheduler"] == {
+        "active": STANDBY_MODEL,
+        "life": life + 1,
+        "standby": "not ready",
+    }
+
+
+def test_what_waits_and_what_runs_is_answered_when_the_scheduler_ends(
+    system: LocalSystem,
+) -> None:
+    standby = standby_of(system)
+    running = [system.ask("pair", picture(1), PATIENT_US) for _ in range(2 * BATCH)]
+    wait_for(lambda: system.status()["in_flight"] == 2)
+    waiting = [system.ask("pair", picture(1), PATIENT_US) for _ in range(2)]
+    take_over(system, standby)
+    answers = [ask() for ask in (*running, *waiting)]
+    assert not [answer.message for answer in answers if isinstance(answer, Refusal)]
+    assert system.status()["counters"]["batches"] == {"pair": 1}  # the others were not run again
+
+
+@pytest.mark.parametrize("step", ["prepare", "abort", "swap"])
+def test_the_standby_follows_a_change_of_plan(system: LocalSystem, step: str) -> None:
+    following = replace(system.deployment.plan, plan_id="next")
+    deploy(system.settings.folder, following, generation=2)
+    standby = standby_of(system)
+    system.control("prepare", plan_id="next", generation=2)
+    wait_for(lambda: system.status()["prepared"]["up"] == len(system.deployment.vgpus))
+    if step != "prepare":
+        system.control(step, plan_id="next")
+    before = system.status()
+    take_over(system, standby)
+    after = system.status()
+    assert (after["plan_id"], after["generation"]) == (before["plan_id"], before["generation"])
+    if step == "prepare":
+        wait_for(lambda: system.status()["prepared"] == before["prepared"])
+        system.control("swap", plan_id="next")
+    assert system.status()["prepared"] is None
+    assert system.status()["plan_id"] == ("test-plan" if step == "abort" else "next")
+    assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
+
+
+def test_a_standby_may_say_nothing_but_that_it_is_there(system: LocalSystem) -> None:
+    refused = system.scheduler.gateway.counters.frames_refused
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(system.settings.scheduler_address().removeprefix("unix:"))
+    peer.sendall(frame(Kind.HELLO, pack_hello(StandbyHello("other"))))
+    peer.sendall(frame(Kind.HELLO, pack_hello(FrontHello("pair"))))
+    wait_for(lambda: system.scheduler.gateway.counters.frames_refused == refused + 1)
+    peer.close()
