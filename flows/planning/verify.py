@@ -333,6 +333,7 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
 
 def _interference(plan: Plan) -> Iterator[str]:
     """What vGPUs feel is what the others of their GPU press; factors follow from it."""
+    blind = plan.options.get("interference") == "off"  # stated, not reckoned with
     parts: dict[tuple[int, int], list[Pool]] = {}
     for pool in plan.pools:
         for slot in pool.slots():
@@ -350,7 +351,7 @@ def _interference(plan: Plan) -> Iterator[str]:
             yield from _compare(f"{where}, pressure", own.pressure, pressure)
             for seat in own.seats:
                 factor = 1.0
-                if len(pools) > 1:
+                if len(pools) > 1 and not blind:
                     factor = max(1.0, seat.susceptibility + others) * own.inflation
                 yield from _compare(f"{where}, factor", seat.factor, factor)
 

@@ -22,6 +22,7 @@ from triton_backend.simulator.workers import (
 )
 from triton_backend.simulator.world import (
     MOVING,
+    PLANNED,
     RESTING,
     RUNNING,
     WAITING_LINK,
@@ -65,6 +66,12 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     to["start_us"] = run["start_us"]
     to["end_us"] = run["end_us"]
     to["move_start_us"] = to["move_end_us"] = 0
+    if world.cursor[0]["interference"] != PLANNED and hop < world.runs[slot]["stages"]:
+        pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
+        seat = world.seats[pipeline["first_stage"] + hop]
+        to["factor"] = seat["factor"]
+        to["susceptibility"] = seat["susceptibility"]
+        to["pressure"] = seat["pressure"]
     down = intervals[interval_of(world.tables, slot, hop, DOWNLINK)]
     up = intervals[interval_of(world.tables, slot, hop, UPLINK)]
     to["downlink"] = down["resource"]

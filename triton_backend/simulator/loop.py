@@ -40,7 +40,7 @@ from triton_backend.simulator.heap import (
 from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
 from triton_backend.simulator.workers import try_stage
-from triton_backend.simulator.world import DROPPED, World
+from triton_backend.simulator.world import DROPPED, RUNNING, World
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -91,7 +91,7 @@ def _has_room(world: World) -> bool:
     counts = world.tables.counts[0]
     if counts["free_batch"] == NONE or counts["free_request"] == NONE:
         return False
-    if cursor["events"] + OUT_ROWS + 2 > len(world.heap):
+    if cursor["events"] + cursor["room"] > len(world.heap):
         return False
     return cursor["keep_uses"] == 0 or cursor["uses"] + OUT_ROWS <= len(world.uses)
 
@@ -174,6 +174,8 @@ def _happen(world: World, now_us: int) -> int:
         return NOTHING
     deviates = False
     if kind == STAGE_DONE:
+        if world.runs[slot]["due_us"] != now_us or world.runs[slot]["phase"] != RUNNING:
+            return NOTHING
         deviates = end_stage(world, slot, now_us)
     elif kind == TRANSFER_DONE:
         deviates = end_move(world, slot, now_us)

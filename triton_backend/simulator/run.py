@@ -1,6 +1,6 @@
 """Simulate a plan: options in, a result out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,13 +38,14 @@ from triton_backend.simulator.results import (
     pool_results,
     utilisation,
 )
-from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
+from triton_backend.simulator.scenario import INTERFERENCE, PlanChange, SimOptions, rates_of
 from triton_backend.simulator.ticks import cycles_now
-from triton_backend.simulator.workers import NOISE_ONE
-from triton_backend.simulator.world import DROPPED, World, fit, new_world, with_tables
+from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, seats_of
+from triton_backend.simulator.world import DROPPED, World, fit, interfering, new_world, with_tables
 
 FACTORS = 1 << 16
 TIMED = 1 << 20  # decisions timed at most
+_P90 = 1.2815515655446004  # standard deviations of a normal distribution
 
 
 class _Run(NamedTuple):
@@ -54,6 +55,7 @@ class _Run(NamedTuple):
     world: World
     numbering: Numbering
     seconds: dict[str, float]
+    gpus: list[Gpu | None]  # of every resource
     changes: tuple[Changed, ...] = ()
 
 
@@ -75,13 +77,14 @@ def simulate(
     options = options or SimOptions()
     if options.policy == REACTIVE:
         requests = offered_requests(plan, _offer(plan, options))
-        factors = _factors(options.latency_noise_cv, options.seed)
+        factors = _factors(options)
         return simulate_reactive(plan, options, requests, factors, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
     numbering = first_numbering(plan, world.tables.topology, options.nic)
-    now = _Run((plan,), world, numbering, dict.fromkeys(class_seconds(plan, world.busy_us), 0.0))
+    seconds = dict.fromkeys(class_seconds(plan, world.busy_us), 0.0)
+    now = _Run((plan,), world, numbering, seconds, _gpus(world, plan))
     for change in options.changes:
         now = _change_plan(now, options, change)
         check_invariants(now.world.tables)
@@ -106,12 +109,14 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
     world = new_world(
         _tables(plan, options),
         offered_requests(plan, _offer(plan, options)),
-        _factors(options.latency_noise_cv, options.seed),
+        _factors(options),
         _admission(plan, options),
         keep_uses=options.keep_uses,
         timed=timed,
     )
     world = world._replace(queues=np.arange(len(world.tables.queues)))
+    if options.interference != "planned":
+        world = _interfering(world, options, plan, _gpus(world, plan))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
     schedule_failures(world, plan, options.failures)
     world.cursor[0]["stop_us"] = FAR
@@ -166,14 +171,33 @@ def _warm_up(world: World) -> None:
     world.cursor[0]["stop_us"] = FAR
 
 
-def _factors(cv: float, seed: int) -> Integers:
-    """Lognormal factors with mean 1 and the given CV, as multiples of 1 / NOISE_ONE."""
-    if cv == 0:
-        return np.full(1, NOISE_ONE, dtype=np.int64)
+def _gpus(world: World, plan: Plan) -> list[Gpu | None]:
+    """The GPU of every resource; links have none."""
+    known = gpus_of(plan)
+    return [*known, *[None] * (len(world.tables.resources) - len(known))]
+
+
+def _interfering(
+    world: World, options: SimOptions, plan: Plan, gpus: Sequence[Gpu | None]
+) -> World:
+    mode = INTERFERENCE[options.interference]
+    return interfering(world, mode, seats_of(plan), beside(gpus))
+
+
+def _factors(options: SimOptions) -> Integers:
+    """Factors of run times, as multiples of 1 / ONE.
+
+    Lognormal with mean 1 and the CV asked for, and with median 1 and the 90th percentile asked for.
+    """
+    cv, off = options.latency_noise_cv, options.interference_noise
+    if cv == 0 and off == 0:
+        return np.full(1, ONE, dtype=np.int64)
     sigma = np.sqrt(np.log1p(cv * cv))
-    rng = np.random.default_rng([seed, 1 << 20])
+    rng = np.random.default_rng([options.seed, 1 << 20])
     draws = rng.lognormal(-sigma * sigma / 2, sigma, FACTORS)
-    return np.rint(draws * NOISE_ONE).astype(np.int64)
+    if off:
+        draws *= rng.lognormal(0.0, np.log1p(off) / _P90, FACTORS)
+    return np.rint(draws * ONE).astype(np.int64)
 
 
 def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
@@ -195,9 +219,17 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
         record["reason"] = reason
         record["finish_us"] = swap_us
     changed = Changed(start_us, swap_us, len(inherited), int(done.tables.counts[0]["in_flight"]))
+    renewed = _taken_over(world, options, now.plans[0], change.plan, done)
+    gpus = _gpus(renewed, change.plan)
+    for resource, gpu in enumerate(now.gpus):  # of guests, which are on no vGPU of the plan
+        if gpu is not None and done.resources[resource] != NONE:
+            gpus[done.resources[resource]] = gpu
+    if options.interference != "planned":
+        renewed = _interfering(renewed, options, change.plan, gpus)
     return _Run(
         plans=(*now.plans, change.plan),
-        world=_taken_over(world, options, now.plans[0], change.plan, done),
+        world=renewed,
+        gpus=gpus,
         numbering=done.numbering,
         seconds=_seconds(now),
         changes=(*now.changes, changed),

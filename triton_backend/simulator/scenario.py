@@ -19,10 +19,13 @@ from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 from triton_backend.scheduler.topology import LateRules, QueuePolicy
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, Arrivals
+from triton_backend.simulator.world import OFF, OVERLAP
+from triton_backend.simulator.world import PLANNED as PLANNED_FACTORS
 
 HEADS = {"window": BY_WINDOW, "head": BY_HEAD}
 RANKS = {"latest": LEAST_LATEST, "deadline": LEAST_DEADLINE, "efficiency": LEAST_WASTE}
 TARGETS = {"planned": PLANNED, "measured": MEASURED}
+INTERFERENCE = {"planned": PLANNED_FACTORS, "overlap": OVERLAP, "off": OFF}
 SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 
@@ -64,6 +67,8 @@ class SimOptions:
         count_io: reserve the transfers of the input and of the answer too.
         admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
+        interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.
+        interference_noise: 90th percentile of a run's relative deviation from that, where it is overlap.
         failures: what is gone when.
         changes: of plan, in the order of their instants.
         keep_uses: record every use of a vGPU.
@@ -88,6 +93,8 @@ class SimOptions:
     duration_s: float = 30.0
     seed: int = 0
     latency_noise_cv: float = 0.0
+    interference: str = "planned"
+    interference_noise: float = 0.0
     failures: tuple[Failure, ...] = ()
     changes: tuple[PlanChange, ...] = ()
     keep_uses: bool = True
@@ -102,10 +109,15 @@ class SimOptions:
             ("heads", HEADS),
             ("rank", RANKS),
             ("target", TARGETS),
+            ("interference", INTERFERENCE),
         ):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise InputError(name, f"{value!r} is none of {', '.join(known)}")
+        if self.interference_noise and self.interference != "overlap":
+            raise InputError("interference_noise", "is of interference overlap")
+        if self.interference != "planned" and self.policy in SIMULATOR_ONLY:
+            raise InputError("interference", f"is not simulated under the policy {self.policy}")
         if self.batch_timeout_ms is not None and self.batch_timeout_share is not None:
             raise InputError(
                 "batch_timeout_share", "stands beside batch_timeout_ms; one is allowed"
@@ -119,6 +131,7 @@ class SimOptions:
             "load_factor",
             "rate_rps",
             "latency_noise_cv",
+            "interference_noise",
             "batch_timeout_ms",
             "batch_timeout_share",
         ):

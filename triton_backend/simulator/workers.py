@@ -3,13 +3,82 @@
 Of several batches whose input is there and whose reserved start has come, a vGPU takes the one
 reserved first (ties: the lower number); nothing starts before its reserved start. With exact
 latencies everything then happens exactly when it was reserved.
+
+What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`):
+
+    planned   as reserved: the plan's factor counts whether neighbours run or not
+    overlap   it has the work that it has alone, done at 1 / f, where f follows from the batches that run on
+              the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
+    off       as if it were alone
+
+At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs and
+factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
 """
 
-from triton_backend.scheduler.compiled import NONE, inlined
-from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
-from triton_backend.simulator.world import LATE, RESTING, RUNNING, SERVED, WAITING_VGPU, World, push
+from collections.abc import Sequence
 
-NOISE_ONE = 1 << 20  # a factor of one: factors are integers, so that every machine agrees
+import numpy as np
+
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined
+from triton_backend.scheduler.topology import pipelines_by_queue
+from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
+from triton_backend.simulator.world import (
+    LATE,
+    OVERLAP,
+    PLANNED,
+    RESTING,
+    RUNNING,
+    SEAT,
+    SERVED,
+    WAITING_VGPU,
+    World,
+    push,
+)
+
+ONE = 1 << 20  # a factor of one
+WORK = 1 << 10  # a µs of work
+
+Gpu = tuple[str, int]  # node and number on it
+
+
+def seats_of(plan: Plan) -> Records:
+    """[stage row] `SEAT`; stages of pools that state no interference suffer and press nothing."""
+    rows = [
+        (stage, plan.pools.index(plan.pool_of(stage)))
+        for known in pipelines_by_queue(plan)
+        for stage in known.pipeline.stages
+    ]
+    seats = np.zeros(len(rows), dtype=SEAT)
+    seats["factor"] = seats["susceptibility"] = ONE
+    for row, (stage, number) in zip(seats, rows, strict=True):
+        stated = plan.pools[number].interference
+        if stated is not None:
+            places = [other is stage for other in plan.stages_of(number)]
+            seat = stated.seats[places.index(True)]
+            for name in SEAT.names or ():
+                row[name] = round(getattr(seat, name) * ONE)
+    return seats
+
+
+def gpus_of(plan: Plan) -> list[Gpu | None]:
+    """The GPU of every vGPU."""
+    return [(plan.cluster.node_name(v.slot.node), v.slot.gpu) for v in plan.vgpus()]
+
+
+def beside(gpus: Sequence[Gpu | None]) -> Integers:
+    """[resource, k] the other vGPUs of its GPU, from the GPU of every resource (None: a link)."""
+    members: dict[Gpu, list[int]] = {}
+    for resource, gpu in enumerate(gpus):
+        if gpu is not None:
+            members.setdefault(gpu, []).append(resource)
+    most = max((len(own) for own in members.values()), default=1) - 1
+    found = np.full((len(gpus), most), NONE, dtype=np.int64)
+    for own in members.values():
+        for resource in own:
+            others = [other for other in own if other != resource]
+            found[resource, : len(others)] = others
+    return found
 
 
 @inlined
@@ -61,8 +130,13 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     cursor = world.cursor[0]
     factor = world.factors[cursor["factor"]]
     cursor["factor"] = (cursor["factor"] + 1) % len(world.factors)
-    latency = max(1, (hop["end_us"] - hop["start_us"]) * factor // NOISE_ONE)
+    latency = max(1, (hop["end_us"] - hop["start_us"]) * factor // ONE)
     world.running[hop["vgpu"]] = slot
+    if cursor["interference"] != PLANNED:
+        begin(world, slot, latency, now_us)
+    else:
+        run["due_us"] = now_us + latency
+        push(world, run["due_us"], STAGE_DONE, slot, run["number"])
     run["phase"] = RUNNING
     run["since_us"] = now_us
     if run["stage"] == 0:
@@ -70,7 +144,6 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
         while request != NONE:
             world.requests[world.tables.requests[request]["id"]]["dispatch_us"] = now_us
             request = world.tables.requests[request]["next"]
-    push(world, now_us + latency, STAGE_DONE, slot, run["number"])
 
 
 @inlined
@@ -80,6 +153,8 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
     vgpu = world.hops[slot, run["stage"]]["vgpu"]
     cursor = world.cursor[0]
     world.running[vgpu] = NONE
+    if cursor["interference"] != PLANNED:
+        time_again(world, vgpu, now_us)
     world.busy_us[vgpu] += now_us - run["since_us"]
     if cursor["keep_uses"] == 1:
         use = world.uses[cursor["uses"]]
@@ -125,3 +200,62 @@ def answer(world: World, slot: int, now_us: int) -> None:
         record["finish_us"] = now_us
         record["outcome"] = SERVED if now_us <= record["deadline_us"] else LATE
         request = tables.requests[request]["next"]
+
+
+@inlined
+def begin(world: World, slot: int, latency_us: int, now_us: int) -> None:
+    """A batch begins to run that would last so long as planned: its work, and what it does to others."""
+    run = world.runs[slot]
+    hop = world.hops[slot, run["stage"]]
+    run["work"] = max(1, latency_us * ONE // hop["factor"]) * WORK
+    run["paced_us"] = now_us
+    run["pace"] = ONE
+    run["due_us"] = NONE
+    time_again(world, hop["vgpu"], now_us)
+
+
+@inlined
+def time_again(world: World, vgpu: int, now_us: int) -> None:
+    """Who runs on the GPU of a vGPU has changed: all that run there end at other instants."""
+    _time(world, vgpu, now_us)
+    if world.cursor[0]["interference"] != OVERLAP:
+        return
+    for k in range(world.beside.shape[1]):
+        other = world.beside[vgpu, k]
+        if other != NONE:
+            _time(world, other, now_us)
+
+
+@inlined
+def _time(world: World, vgpu: int, now_us: int) -> None:
+    slot = world.running[vgpu]
+    if slot == NONE:
+        return
+    run = world.runs[slot]
+    pace = _pace(world, vgpu, slot)
+    if pace == run["pace"] and run["due_us"] != NONE:
+        return
+    done = (now_us - run["paced_us"]) * WORK * ONE // run["pace"]
+    run["work"] = max(0, run["work"] - done)
+    run["paced_us"] = now_us
+    run["pace"] = pace
+    run["due_us"] = now_us + (run["work"] * pace + WORK * ONE // 2) // (WORK * ONE)
+    push(world, run["due_us"], STAGE_DONE, slot, run["number"])
+
+
+@inlined
+def _pace(world: World, vgpu: int, slot: int) -> int:
+    """The factor of a batch beside those that run now."""
+    if world.cursor[0]["interference"] != OVERLAP:
+        return ONE
+    pressed = 0
+    alone = True
+    for k in range(world.beside.shape[1]):
+        other = world.beside[vgpu, k]
+        if other != NONE and world.running[other] != NONE:
+            neighbour = world.running[other]
+            pressed += world.hops[neighbour, world.runs[neighbour]["stage"]]["pressure"]
+            alone = False
+    if alone:
+        return ONE
+    return max(ONE, world.hops[slot, world.runs[slot]["stage"]]["susceptibility"] + pressed)

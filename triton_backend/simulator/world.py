@@ -15,6 +15,11 @@ SERVED = 1
 LATE = 2
 DROPPED = 3
 
+# How parts of a GPU slow each other down (`workers`).
+PLANNED = 0
+OVERLAP = 1
+OFF = 2
+
 # Phases of a batch.
 RESTING = 0  # its next step is in the heap
 WAITING_VGPU = 1
@@ -51,8 +56,17 @@ USE_RECORD = np.dtype(
         ),  # changes before the dispatch: vGPUs and models are numbered by that plan
     ]
 )
-HOP = np.dtype([*((name, np.int64) for name in OFFER.names or ()), ("number", np.int64)])
-"""What an offer has, and the vGPU's number in the plan that dispatched; `vgpu` is the resource now."""
+SEAT = np.dtype([(name, np.int64) for name in ("factor", "susceptibility", "pressure")])
+"""What the plan says of a stage on its pool, in 1 / `workers.ONE`."""
+HOP = np.dtype(
+    [
+        *((name, np.int64) for name in OFFER.names or ()),
+        ("number", np.int64),
+        *((name, np.int64) for name in SEAT.names or ()),
+    ]
+)
+"""What an offer has, the vGPU's number in the plan that dispatched, and its seat unless as planned;
+`vgpu` is the resource now."""
 RUN = np.dtype(
     [
         (name, np.int64)
@@ -65,6 +79,10 @@ RUN = np.dtype(
             "phase",
             "samples",
             "since_us",
+            "due_us",  # when its stage ends; events for another instant are void
+            "work",  # left of its stage, `workers.WORK` to the µs
+            "pace",  # the factor at which that is done since `paced_us`
+            "paced_us",
             "next",
         )
     ]
@@ -87,6 +105,8 @@ CURSOR = np.dtype(
             "batches",  # sent when the last decision was timed
             "steps",
             "draining",  # stop as soon as nothing is in flight
+            "interference",  # PLANNED, OVERLAP or OFF
+            "room",  # events that one step may add
         )
     ]
 )
@@ -107,9 +127,11 @@ class World(NamedTuple):
         moves: [`cursor.moves_waiting`] batch slots whose next transfer waits for a link.
         busy_us: [resource] time in use so far.
         uses: [stage run] which vGPU ran which batch when, by end.
-        factors: what table latencies are multiplied with, in turn, in 1 / `workers.NOISE_ONE`.
+        factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
         queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
         admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
+        seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
+        beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
             as are to be timed.
         cursor: [1] all that there is one of.
@@ -129,6 +151,8 @@ class World(NamedTuple):
     factors: Integers
     queues: Integers
     admission: Records
+    seats: Records
+    beside: Integers
     ticks: Integers
     cursor: Records
 
@@ -146,6 +170,7 @@ def new_world(
     resources = len(tables.resources)
     cursor = np.zeros(1, dtype=CURSOR)
     cursor["keep_uses"] = keep_uses
+    cursor["room"] = OUT_ROWS + 2
     empty = World(
         tables=tables,
         requests=requests,
@@ -161,6 +186,8 @@ def new_world(
         factors=factors,
         queues=np.zeros(0, dtype=np.int64),
         admission=admission,
+        seats=np.zeros(0, dtype=SEAT),
+        beside=np.zeros((0, 0), dtype=np.int64),
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
@@ -171,7 +198,7 @@ def fit(world: World, spare: int = 0) -> World:
     """Arrays long enough for the tables' batch slots, with room in the heap and for uses."""
     cursor = world.cursor[0]
     slots = len(world.tables.batches)
-    events = int(cursor["events"]) + slots + 2 * OUT_ROWS + spare
+    events = int(cursor["events"]) + slots + 2 * int(cursor["room"]) + spare
     uses = len(world.uses)
     if cursor["keep_uses"] and uses < cursor["uses"] + OUT_ROWS:
         uses = 2 * uses + 4 * OUT_ROWS
@@ -186,6 +213,14 @@ def fit(world: World, spare: int = 0) -> World:
         moves=_longer(world.moves, slots),
         uses=_longer(world.uses, uses),
     )
+
+
+def interfering(world: World, mode: int, seats: Records, beside: Integers) -> World:
+    """The same world where vGPUs of a GPU slow each other down otherwise than planned."""
+    cursor = world.cursor[0]
+    cursor["interference"] = mode
+    cursor["room"] = (OUT_ROWS + 2) * (1 + beside.shape[1])
+    return fit(world._replace(seats=seats, beside=beside))
 
 
 def with_tables(

@@ -95,6 +95,19 @@ def simulate(
             metavar="N", min=0.0, max=10.0, help="Coefficient of variation of a stage's run time."
         ),
     ] = 0.0,
+    interference: Annotated[
+        str,
+        typer.Option(
+            metavar="planned|overlap|off",
+            help="Parts of a GPU: as slow as planned, as slow as who runs beside makes them, or alone.",
+        ),
+    ] = "planned",
+    interference_noise: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0.0, max=10.0, help="With overlap: 90th percentile of its error."
+        ),
+    ] = 0.0,
     find_goodput: Annotated[
         float | None,
         typer.Option(
@@ -179,6 +192,8 @@ def simulate(
             duration_s=duration,
             seed=seed,
             latency_noise_cv=noise,
+            interference=interference,
+            interference_noise=interference_noise,
             failures=tuple(map(parse_failure, fail or ())),
             changes=tuple(
                 PlanChange(at_s=at_s, plan=find_plan(work, name), flush=flush)

@@ -272,10 +272,8 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         reason = f"{options.planner} cuts GPUs in two; max_vgpus_per_gpu is {used[0].most_vgpus}"
         raise InputError("option planner", reason)
     watch = Stopwatch()
-    if options.planner == "best-fit":
-        options = replace(
-            options, own={**options.own, "max_models_per_vgpu": 1, "interference": "off"}
-        )
+    settled = {"max_models_per_vgpu": 1, "interference": "off"} if rule.fitting else {}
+    options = replace(options, own={**options.own, **settled})
     master = Master(read_tables(inputs, options))
     if rule.whole and WHOLE_GPU not in master.patterns[0].options:
         raise InputError(f"gpu_classes.{used[0].name}", "sbp needs whole GPUs, 100 % is not listed")
@@ -305,7 +303,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     trace = Trace(status="heuristic")
     trace.seconds["solve"] = watch.seconds()
     answer = Answer(chosen=list(counts.values()), score=score, bound=score, trace=trace)
-    return outcome_of(master, inputs, options, answer, promised)
+    return replace(outcome_of(master, inputs, options, answer, promised), settled=settled)
 
 
 def placed(greedy: Greedy, rates: Floats, count: int) -> list[Gpu] | None:

@@ -174,8 +174,12 @@ def _seats(
     share, row = pattern.parts[slot]
     options, table = own.options[share], own.table
     beside = len(pattern.parts) > 1
-    felt = own.felt(pattern.parts, slot) if beside else 0.0
-    inflation = table.inflation if beside else 1.0
+    alone = _alone(master, inputs, pattern)
+    pressures = [max(seat[1] for seat in seats) for seats in alone or ()]
+    felt = math.fsum(pressures[:slot] + pressures[slot + 1 :])
+    inflation = 1.0
+    if table.interference and beside:  # the very number that the pattern was found with
+        felt, inflation = own.felt(pattern.parts, slot), table.inflation
     models = [int(m) for m in options.model[row] if m >= 0]
     factors: list[float] = []
     latencies: list[tuple[int, ...]] = []
@@ -184,24 +188,28 @@ def _seats(
         cell = table.cells[share][model]
         batch = int(options.batch[row, at])
         where = int(np.searchsorted(cell.batches, batch))
-        susceptibility = float(cell.susceptibility[where])
-        factor = max(1.0, susceptibility + felt) * inflation if beside else 1.0
+        factor = 1.0
+        if table.interference and beside:
+            factor = max(1.0, float(cell.susceptibility[where]) + felt) * inflation
         factors.append(factor)
         latencies.append(
             tuple(math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us[: where + 1])
         )
-        pressure = float(cell.pressure[where])
-        seats.append(
-            SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
-        )
+        if alone is not None:
+            susceptibility, pressure = alone[slot][at]
+            seats.append(
+                SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
+            )
     duty = sum(max(latency) for latency in latencies)
-    interference = PoolInterference(
-        pressure=float(options.pressure[row]), felt=felt, inflation=inflation, seats=tuple(seats)
-    )
+    interference = None
+    if alone is not None:
+        interference = PoolInterference(
+            pressure=pressures[slot], felt=felt, inflation=inflation, seats=tuple(seats)
+        )
     cut = PlannedCut(
         share=share,
         placement=_runs(pool[1], slot),
-        interference=interference if table.interference else None,
+        interference=interference,
     )
     return [
         PlannedPipeline(
@@ -223,6 +231,39 @@ def _seats(
         )
         for at, model in enumerate(models)
     ]
+
+
+def _alone(
+    master: Master, inputs: Inputs, pattern: Pattern
+) -> list[list[tuple[float, float]]] | None:
+    """Susceptibility and pressure of every seat of every part; None where they are not known.
+
+    They are stated in plans that reckon with no interference too: a simulation shows what that comes to.
+    """
+    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    known = inputs.interference.get(own.table.name)
+    found: list[list[tuple[float, float]]] = []
+    for share, row in pattern.parts if known is not None else ():
+        options = own.options[share]
+        used = [
+            inputs.profiles[master.tables.models[model]].utilisation(own.table.name, share)
+            for model in options.model[row]
+            if model >= 0
+        ]
+        batches = [int(batch) - 1 for batch in options.batch[row]]
+        if known is None or any(both is None for both in used):
+            return None
+        found.append(
+            [
+                (float(known.susceptibility(*at)), float(known.pressure(*at)))
+                for at in (
+                    (both[0][batch], both[1][batch])
+                    for both, batch in zip(used, batches, strict=False)
+                    if both is not None
+                )
+            ]
+        )
+    return found or None
 
 
 def _runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:

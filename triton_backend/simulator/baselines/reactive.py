@@ -38,7 +38,7 @@ from triton_backend.simulator.results import (
     utilisation,
 )
 from triton_backend.simulator.scenario import SimOptions
-from triton_backend.simulator.workers import NOISE_ONE
+from triton_backend.simulator.workers import ONE
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
 
 VGPU = np.dtype(
@@ -90,7 +90,7 @@ class Pools(NamedTuple):
         place: [request] the vGPU that holds its tensors.
         busy_us: [resource] time in use so far.
         uses: [stage run] `world.USE_RECORD`, by end.
-        factors: what table latencies are multiplied with, in turn, in 1 / `NOISE_ONE`.
+        factors: what table latencies are multiplied with, in turn, in 1 / `ONE`.
         state: [1] all that there is one of.
     """
 
@@ -165,7 +165,7 @@ def simulate_reactive(
         plan: what serves.
         options: what is offered and how.
         requests: `world.REQUEST_RECORD` rows by arrival; their outcomes are filled in.
-        factors: what table latencies are multiplied with, in turn, in 1 / `NOISE_ONE`.
+        factors: what table latencies are multiplied with, in turn, in 1 / `ONE`.
         clock_ns: where the wall time is wanted.
 
     Raises:
@@ -352,7 +352,7 @@ def _start_stage(pools: Pools, vgpu: int) -> None:
     row["size"] = row["next_size"]
     row["number"] = row["next_number"]
     row["start_us"] = max(state["now_us"], row["next_ready_us"])
-    row["end_us"] = row["start_us"] + max(1, latency * factor // NOISE_ONE)
+    row["end_us"] = row["start_us"] + max(1, latency * factor // ONE)
     row["next_first"] = NONE
     event = pools.heap[state["events"]]
     event["at_us"] = row["end_us"]

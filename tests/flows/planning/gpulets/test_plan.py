@@ -127,7 +127,12 @@ def test_interference_costs_throughput_and_is_stated() -> None:
     unknown = planned(asked, None)
     assert unknown.objective.value == without.objective.value
     assert unknown.certificate["notes"][-1].startswith("G: no interference model")
-    assert all(pool.interference is None for pool in without.pools)
+    assert all(pool.interference is None for pool in unknown.pools)
+    stated = [pool.interference for pool in without.pools if pool.interference is not None]
+    assert len(stated) == len(without.pools)  # what a simulation of overlap needs
+    assert {seat.factor for each in stated for seat in each.seats} == {1.0}
+    assert any(each.felt > 0 for each in stated)
+    assert verify_plan(without, asked.profiles) == []
     careful = replace(MODEL, residuals=(0.0, 0.02, 0.05, 0.1, 0.2, 0.3))
     assert planned(asked, careful).objective.value < with_it.objective.value
     asked_median = planned(asked, careful, interference_quantile=0.5)
