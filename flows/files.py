@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
@@ -115,6 +116,17 @@ class ClusterForm(FileForm):
     nodes: list[NodeGroupForm] = Field(min_length=1)
 
 
+class EntryForm(FileForm):
+    """One entry of a model's `entries`."""
+
+    name: str
+    block: NonNegativeInt
+    budget_ms: PositiveFloat
+    rate_rps: PositiveFloat
+    clients: PositiveInt | None = None
+    dtype: str | None = None
+
+
 class ModelDemandForm(FileForm):
     """One entry of `models`."""
 
@@ -123,6 +135,7 @@ class ModelDemandForm(FileForm):
     weight: PositiveFloat | None = None
     rate_rps: PositiveFloat | None = None
     batch_building_rate_rps: PositiveFloat | None = None
+    entries: list[EntryForm] | None = Field(default=None, min_length=1)
 
 
 class WorkloadForm(FileForm):

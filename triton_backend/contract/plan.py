@@ -299,6 +299,8 @@ class Stage:
         memory: what it takes of its GPU, where known.
         duty_cycle_us: how often its turn comes on a vGPU shared in turns.
         artifact: what the runtime loads, relative to the artifact folder; None when emulated.
+        boards: it joins batches with the model's other pipelines on its pool; the batch planned here is
+            how many samples one batch takes in all.
     """
 
     blocks: tuple[int, int]
@@ -312,6 +314,7 @@ class Stage:
     memory: StageMemory | None = None
     duty_cycle_us: int | None = None
     artifact: str | None = None
+    boards: bool = False
 
     def __post_init__(self) -> None:
         where = f"stage {list(self.blocks)} on pool {self.pool!r}"
@@ -351,6 +354,8 @@ class Stage:
             out["memory_bytes"] = {"static": self.memory.static, "dynamic": self.memory.dynamic}
         if self.artifact is not None:
             out["artifact"] = self.artifact
+        if self.boards:
+            out["boards"] = True
         return out
 
     @classmethod
@@ -377,6 +382,7 @@ class Stage:
             boundary=tuple(tensors) if fields.has("boundary") else None,
             memory=memory,
             artifact=fields.text("artifact") if fields.has("artifact") else None,
+            boards=fields.has("boards") and fields.flag("boards"),
             **integers,
         )
 
@@ -640,6 +646,7 @@ class Plan:
                     raise InputError(where, f"{module.model!r} is none of {', '.join(names)}")
         object.__setattr__(self, "pools", self._pools_as_mentioned())
         _check_sizes(self.cluster, self.pools)
+        _check_boards(self)
         _check_gpus(self)
         _check_sharing(self)
 
@@ -994,12 +1001,27 @@ def _memory_gib(plan: Plan, number: int) -> float:
     """
     pool = plan.pools[number]
     gpu_class = plan.cluster.gpu_class(pool.gpu_class)
-    needed = worker_memory_gib(gpu_class, [stage.memory for stage in plan.stages_of(number)])
+    held = {(s.blocks, s.memory): s.memory for s in plan.stages_of(number) if s.boards}
+    alone = [stage.memory for stage in plan.stages_of(number) if not stage.boards]
+    needed = worker_memory_gib(gpu_class, [*held.values(), *alone])
     divisor = divisor_of(pool.share) if gpu_class.vgpu_divisors else None
     if divisor and gpu_class.memory_gib is not None and needed > gpu_class.memory_gib / divisor:
         reason = f"{needed:.3f} GiB needed, 1/{divisor} of {gpu_class.memory_gib:g} GiB is there"
         raise InputError(f"pool {pool.name!r}, memory", reason)
     return needed
+
+
+def _check_boards(plan: Plan) -> None:
+    """Stages that board on a pool are one stage: of one model, its blocks and its batch."""
+    first: dict[int, tuple[int, tuple[int, int], int]] = {}
+    for row in plan.stage_rows():
+        pipeline = plan.models[row.model].pipelines[row.pipeline]
+        stage = pipeline.stages[row.stage]
+        if stage.boards:
+            mine = (row.model, stage.blocks, stage.batch or pipeline.batch)
+            if first.setdefault(row.pool, mine) != mine:
+                where = f"pool {plan.pools[row.pool].name!r}, boards"
+                raise InputError(where, "its stages differ in model, blocks or batch")
 
 
 def _check_sharing(plan: Plan) -> None:

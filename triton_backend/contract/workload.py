@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any, Self
 
 from triton_backend.contract.applications import Application, check_names
+from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.units import ms_to_us, us_to_ms
@@ -25,6 +27,8 @@ class ModelDemand:
         weight: share in "maximise the lowest throughput / weight"; used as given.
         rate_rps: required rate (requests/s) for the cost and power objectives.
         batch_building_rate_rps: rate at which batches are assumed to fill while planning.
+        entries: where its requests come in; none: block 0 with the SLO as budget. Where some are
+            listed, their rates are all that is asked of the model.
     """
 
     name: str
@@ -32,9 +36,15 @@ class ModelDemand:
     weight: float | None = None
     rate_rps: float | None = None
     batch_building_rate_rps: float | None = None
+    entries: tuple[Entry, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"workload model {self.name!r}"
+        check_entries(self.name, self.entries)
+        for entry in self.entries:
+            if not LEAST_RPS <= entry.rate_rps <= MOST_RPS:
+                reason = f"{entry.rate_rps:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
+                raise InputError(f"{where}, entry {entry.name}, rate_rps", reason)
         if self.slo_us < 1:
             raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
         for field in OPTIONAL:
@@ -51,8 +61,11 @@ class ModelDemand:
         """Requests/s per unit of the objective.
 
         The weight where throughput is maximised, the rate asked for where cost or power is
-        minimised; each stands in for the other where only one is given, 1 where none is.
+        minimised; each stands in for the other where only one is given, 1 where none is. What a model's
+        entries ask for, where it lists some.
         """
+        if self.entries:
+            return fsum(entry.rate_rps for entry in self.entries)
         first, second = self.weight, self.rate_rps
         if objective != "throughput":
             first, second = second, first
@@ -79,6 +92,10 @@ class Workload:
         if len(set(names)) < len(names):
             raise InputError("workload", f"a model is listed twice in {names}")
         check_names(self.applications, names)
+        listed = [m.name for m in self.models if m.entries]
+        if listed and self.applications:
+            where = f"workload model {listed[0]!r}, entries"
+            raise InputError(where, "a workload has entries or applications, not both")
         for application in self.applications:
             for field in ("weight", "rate_rps"):
                 value = getattr(application, field)
@@ -93,11 +110,17 @@ class Workload:
                 reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
                 raise InputError(f"workload, {field}", reason)
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether some model lists where its requests come in."""
+        return any(model.entries for model in self.models)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""
         models = [
             {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
             | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
+            | ({"entries": [entry.to_workload() for entry in m.entries]} if m.entries else {})
             for m in self.models
         ]
         if not self.applications:
@@ -124,11 +147,11 @@ class Workload:
 
 
 def _read_demand(fields: Fields) -> ModelDemand:
-    return ModelDemand(
-        name=fields.text("name"),
-        slo_us=ms_to_us(fields.number("slo_ms")),
-        **{name: fields.number(name) for name in OPTIONAL if fields.has(name)},
-    )
+    known: dict[str, Any] = {name: fields.number(name) for name in OPTIONAL if fields.has(name)}
+    if fields.has("entries"):
+        known["entries"] = tuple(map(Entry.read, fields.items("entries")))
+    slo_us = ms_to_us(fields.number("slo_ms"))
+    return ModelDemand(name=fields.text("name"), slo_us=slo_us, **known)
 
 
 def lines_of(workload: Workload, objective: str = "throughput") -> tuple[ModelDemand, ...]:
@@ -167,5 +190,7 @@ def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
     return ModelDemand(
         name=one.name,
         slo_us=min(one.slo_us, other.slo_us),
-        **{field: total(field) for field in OPTIONAL},
+        weight=total("weight"),
+        rate_rps=total("rate_rps"),
+        batch_building_rate_rps=total("batch_building_rate_rps"),
     )

@@ -1,7 +1,10 @@
 """Workloads."""
 
+from typing import Any
+
 import pytest
 
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -37,11 +40,43 @@ def test_bad_demands_are_named() -> None:
         Workload(models=(DEMAND, DEMAND))
 
 
+def demand(name: str, **known: Any) -> ModelDemand:
+    return ModelDemand(name=name, slo_us=1, **known)
+
+
 @pytest.mark.parametrize("field", ["weight", "rate_rps"])
 def test_numbers_that_a_solver_would_lose_are_named(field: str) -> None:
     for value in (1e-12, 1e12):
         with pytest.raises(InputError, match=f"model 'm', {field}: 1e.12 is not within 1e-06 and"):
-            ModelDemand(name="m", slo_us=1, **{field: value})
-    apart = [ModelDemand(name=n, slo_us=1, **{field: v}) for n, v in (("m", 1e-3), ("n", 1e4))]
+            demand("m", **{field: value})
+    apart = [demand(n, **{field: v}) for n, v in (("m", 1e-3), ("n", 1e4))]
     with pytest.raises(InputError, match=f"workload, {field}: from 0.001 to 10000, more than 1e"):
         Workload(models=tuple(apart))
+
+
+ENTRIES = (
+    Entry(name="all", block=0, budget_us=20_500, rate_rps=30.0, clients=3),
+    Entry(name="tail", block=2, budget_us=9_000, rate_rps=0.1, dtype="fp16"),
+)
+
+
+def test_a_model_with_entries_needs_no_rate_and_is_asked_for_all_of_theirs() -> None:
+    workload = Workload(models=(demand("m", entries=ENTRIES),))
+    data = workload.to_dict()
+    assert data["models"][0]["entries"][0] == {
+        "name": "all",
+        "block": 0,
+        "budget_ms": 20.5,
+        "rate_rps": 30.0,
+        "clients": 3,
+    }
+    assert Workload.from_dict(data) == workload
+    assert workload.has_entries
+    assert workload.models[0].normaliser("share") == workload.models[0].normaliser() == 30.1
+
+
+def test_entries_of_rate_0_and_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match="model 'm', entry all, rate_rps: 0 is not within"):
+        demand("m", entries=(Entry(name="all", block=0, budget_us=1, rate_rps=0.0),))
+    with pytest.raises(InputError, match="a name is listed twice"):
+        demand("m", entries=(ENTRIES[0], ENTRIES[0]))
