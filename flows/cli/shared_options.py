@@ -30,7 +30,7 @@ WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="
 Planner = Annotated[
     str, typer.Option(metavar="NAME", help="Who plans; `poolpipe planners` lists them.")
 ]
-Objective = Annotated[str, typer.Option(metavar="throughput|cost|power|gpus")]
+Objective = Annotated[str, typer.Option(metavar="throughput|cost|power|gpus|share")]
 MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stages of a pipeline.")]
 Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
 TimeLimit = Annotated[

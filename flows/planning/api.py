@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import fsum
 
 from flows.planning.certificate import decode
+from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.registry import Inputs, PlanOptions, planner_named, planners
 from flows.planning.watch import Watch
@@ -55,6 +56,13 @@ def make_plan(
             f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
         )
         raise InputError("option planner", reason)
+    if workload.has_entries:
+        if "entries" not in planner.demands:
+            known = [p.name for p in planners().values() if "entries" in p.demands]
+            reason = f"{planner.name} plans whole models; entries are planned by {', '.join(known)}"
+            raise InputError("option planner", reason)
+        if not options.margin_given:
+            options = replace(options, slo_margin=MARGIN)
     watch = watch or Watch(limit_s=options.time_limit_s)
     workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
     inputs = Inputs(
@@ -93,6 +101,8 @@ def with_rates(
         )
         return application_rates(inputs, options)
     sources = planner_named(options.planner).rates_from
+    if workload.has_entries:  # no time for gathering is counted
+        return workload, "given"
     if all(m.batch_building_rate_rps is not None for m in workload.models) or not sources:
         return workload, "given"
     free = replace(options, objective="throughput", previous=None, pinned_models=())

@@ -30,8 +30,9 @@ from triton_backend.contract.plan import (
     Stage,
     next_pool_name,
 )
+from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import share_of_divisor
-from triton_backend.contract.tensors import total_bytes_per_sample
+from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.contract.transition import transition
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -86,7 +87,9 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         plan_id="",
         planner=options.planner,
         options={**options.to_dict(), **outcome.settled, "batch_building_rates": rates_from},
-        objective=replace(outcome.objective, space=planner_named(options.planner).space),
+        objective=replace(
+            outcome.objective, space=outcome.space or planner_named(options.planner).space
+        ),
         solver=trace.solver,
         solve_seconds=seconds,
         cluster=inputs.cluster,
@@ -220,6 +223,9 @@ def _model(
 ) -> ModelPlan:
     demand, promised_rps = asked
     profile = inputs.profiles[demand.name]
+    planned: dict[str | None, float] = {}
+    for pipeline in pipelines:
+        planned[pipeline.entry] = planned.get(pipeline.entry, 0.0) + pipeline.throughput_rps
     return ModelPlan(
         name=demand.name,
         slo_us=demand.slo_us,
@@ -228,9 +234,22 @@ def _model(
         else float(promised_rps),
         pipelines=tuple(pipelines),
         policy=policy,
+        entries=tuple(
+            replace(
+                entry,
+                rate_rps=planned.get(entry.name, entry.rate_rps),
+                inputs=profile.inputs if entry.block == 0 else _crossing(profile, entry.block),
+            )
+            for entry in demand.entries
+        ),
         inputs=profile.inputs,
         outputs=profile.outputs,
     )
+
+
+def _crossing(profile: ModelProfile, block: int) -> tuple[TensorSpec, ...]:
+    """The tensors before a block, where they are known."""
+    return profile.boundaries[block - 1] if profile.boundaries else ()
 
 
 def _pipeline(
@@ -246,6 +265,7 @@ def _pipeline(
         throughput_rps=planned.rate_rps,
         latency_us=sum(s.latency_us + s.transfer_us for s in stages),
         stages=stages,
+        entry=planned.entry,
         occupied_vgpus=planned.occupied_vgpus,
     )
 
@@ -260,6 +280,7 @@ def _stage(
 ) -> Stage:
     stage, following = neighbours
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
+    batch = stage.batch or batch
     latency = stage.latency_us_by_batch
     if latency is None:
         share = share_of_divisor(stage.divisor) if stage.cut is None else stage.cut.share
@@ -285,6 +306,8 @@ def _stage(
         latency_us_by_batch=latency,
         boundary_bytes_per_sample=leaving,
         boundary=boundary,
-        memory=whole_memory(profile) if stage.shared is not None else None,
+        batch=stage.batch,
+        memory=stage.memory or (whole_memory(profile) if stage.shared is not None else None),
         duty_cycle_us=stage.duty_cycle_us,
+        boards=stage.boards,
     )

@@ -27,11 +27,12 @@ from triton_backend.contract.plan import (
     PlacementRun,
     Plan,
     PoolInterference,
+    StageMemory,
 )
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import MOST_RPS, ModelDemand, Workload
 
-OBJECTIVES = ("throughput", "cost", "power", "gpus")
+OBJECTIVES = ("throughput", "cost", "power", "gpus", "share")
 DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
 SOLVERS = ("highs", "gurobi")
 COMMON_OPTIONS = (
@@ -92,9 +93,9 @@ class PlanOptions:
 
     Attributes:
         planner: a name of the registry.
-        objective: `throughput` maximises the lowest throughput / weight; `cost`, `power` and `gpus`
-            minimise the hourly cost, the watts or the number of the GPUs used at the rates of the
-            workload.
+        objective: `throughput` maximises the lowest throughput / weight; `cost`, `power`, `gpus` and `share`
+            minimise the hourly cost, the watts or the number of the GPUs used, or the percents of GPUs
+            held, at the rates of the workload.
         max_partitions: most stages of a pipeline.
         slo_margin: share of every SLO kept free for waiting that the plan does not see; not given
             (NaN), what the planner keeps by default.
@@ -108,6 +109,7 @@ class PlanOptions:
         previous: the plan in force; among plans as good, the one that moves fewer GPUs is taken.
         pinned_models: models that keep their pipelines and pools as in `previous`.
         own: options that the planner itself declares, by name; all of them once this is built.
+        margin_given: whether `slo_margin` is the caller's, not the planner's default.
 
     Raises:
         InputError: a value is out of range, or the planner does not take it.
@@ -131,10 +133,12 @@ class PlanOptions:
     previous: Plan | None = None
     pinned_models: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    margin_given: bool = True
 
     def __post_init__(self) -> None:
         planner = planner_named(self.planner)
         if isnan(self.slo_margin):
+            object.__setattr__(self, "margin_given", False)
             object.__setattr__(self, "slo_margin", planner.slo_margin)
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
             value = getattr(self, name)
@@ -253,6 +257,9 @@ class PlannedStage:
         duty_cycle_us: how often its turn comes on a vGPU that is shared in turns.
         cut: what its pool is where the planner cuts and places GPUs itself; `divisor` then says nothing.
         latency_us_by_batch: where neighbours slow it down; None: as profiled.
+        batch: planned here, where it differs from the pipeline's.
+        boards: it joins batches with the other pipelines on its pool.
+        memory: what it takes of its GPU; None: nothing of it is stated, or the whole model's on a shared pool.
     """
 
     blocks: tuple[int, int]
@@ -264,6 +271,9 @@ class PlannedStage:
     duty_cycle_us: int | None = None
     cut: PlannedCut | None = None
     latency_us_by_batch: tuple[int, ...] | None = None
+    batch: int | None = None
+    boards: bool = False
+    memory: StageMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +281,7 @@ class PlannedPipeline:
     """Stages in order, for a model by its number in the workload, with the rate it promises.
 
     A pipeline of rate 0 promises nothing: it helps where the others are busy. `occupied_vgpus` says which
-    part of its vGPUs is paid for, where billing is by occupancy.
+    part of its vGPUs is paid for, where billing is by occupancy; `entry` whose requests it takes.
     """
 
     model: int
@@ -279,6 +289,7 @@ class PlannedPipeline:
     rate_rps: float
     stages: tuple[PlannedStage, ...]
     occupied_vgpus: float | None = None
+    entry: str | None = None
 
 
 @dataclass(slots=True)
@@ -306,6 +317,7 @@ class Outcome:
         lines: models that pipelines speak of, where applications make them other than the workload's.
         applications: as planned.
         settled: options that the planner chose by itself, as the plan states them.
+        space: what the bound covers, where it is not what the planner's always does.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
@@ -317,6 +329,7 @@ class Outcome:
     lines: tuple[ModelDemand, ...] | None = None
     applications: tuple[ApplicationPlan, ...] = ()
     settled: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    space: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +340,7 @@ class Planner:
         plan: from inputs and options to what was decided.
         space: the plans that its bound covers; a bound of one space says nothing of another.
         objectives: the objectives it is defined for.
-        demands: what a workload may ask of it: `models`, `applications`; later `entries`.
+        demands: what a workload may ask of it: `models`, `entries`, `applications`.
         options: options of its own.
         most_stages: most stages of a pipeline, where the planner itself sets a limit.
         pins: whether it can leave pinned models as they are.

@@ -20,7 +20,7 @@ _RELATIVE = 1e-9
 _BITS = 8
 _MICROSECONDS = 1e6
 _GIB = 1 << 30
-_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": ""}
+_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": "", "share": ""}
 
 
 def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) -> list[str]:
@@ -40,7 +40,10 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
             found += [f"{where}: {text}" for text in _pipeline(plan, model, pipeline, profile)]
         total = math.fsum(p.throughput_rps for p in model.pipelines)
         found += _compare(f"{model.name}: throughput_rps", model.throughput_rps, total)
-    found += _application_rates(plan) if _by_rank(plan) else _rates(plan)
+    if _by_entry(plan):
+        found += _entries(plan)
+    else:
+        found += _application_rates(plan) if _by_rank(plan) else _rates(plan)
     found += _applications(plan)
     found += _shared_pools(plan)
     found += _turns(plan)
@@ -214,7 +217,7 @@ def _pipeline(
         for text in _stage(plan, pipeline, (stage, following)):
             yield f"stage {number}: {text}"
         if profile is not None:
-            for text in _against_profile(plan, stage, pipeline.batch, profile):
+            for text in _against_profile(plan, stage, stage.batch or pipeline.batch, profile):
                 yield f"stage {number}: {text}"
     if profile is not None and stages[-1].blocks[1] != profile.blocks:
         yield f"covers {stages[-1].blocks[1]} blocks of {profile.blocks}"
@@ -293,7 +296,7 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
             plan.cluster.nic_gbps(pool.gpu_class),
             plan.cluster.nic_gbps(plan.pool_of(following).gpu_class),
         )
-        bits = pipeline.batch * stage.boundary_bytes_per_sample * _BITS
+        bits = batch * stage.boundary_bytes_per_sample * _BITS
         moved = math.ceil(bits / (slower * 1e3) - 1e-6)
     if stage.transfer_us != moved:
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
@@ -411,6 +414,41 @@ def _rates(plan: Plan) -> Iterator[str]:
             what = f"{model.name}, pipeline {number}: throughput_rps"
             rate = delivered[model.name][number] * (promised / total if total else 1.0)
             yield from _compare(what, pipeline.throughput_rps, rate)
+
+
+def _by_entry(plan: Plan) -> bool:
+    """Whether rates are promised entry by entry."""
+    return plan.workload.has_entries or plan.options.get("billing") == "share"
+
+
+def _entries(plan: Plan) -> Iterator[str]:
+    """Entries are those asked for, and each is promised what is asked of it, times the objective's level.
+
+    A pipeline promises no more than its pools deliver to it alone; that all fit together is `_shared_pools`.
+    """
+    level = plan.objective.value if plan.objective.name == "throughput" else 1.0
+    for model, demand in zip(plan.models, plan.workload.models, strict=True):
+        asked = {e.name: (e.block, e.budget_us, e.rate_rps * level) for e in demand.entries}
+        planned = {e.name: (e.block, e.budget_us) for e in model.entries}
+        if planned != {name: given[:2] for name, given in asked.items()}:
+            yield f"{model.name}: entries {planned} are not those of the workload"
+            continue
+        rates: dict[str | None, float] = {e.name: e.rate_rps for e in model.entries}
+        wanted: dict[str | None, float] = {name: given[2] for name, given in asked.items()}
+        if not demand.entries:
+            rates = {None: model.throughput_rps}
+            wanted = {None: demand.normaliser(plan.objective.name) * level}
+        for name, rate in rates.items():
+            where = f"{model.name}, entry {name}: rate_rps"
+            promised = math.fsum(p.throughput_rps for p in model.pipelines if p.entry == name)
+            yield from _compare(where, rate, promised)
+            if rate < wanted[name] * (1 - 1e-6):
+                yield f"{where} is {rate!r}, {wanted[name]!r} asked"
+        for number, pipeline in enumerate(model.pipelines):
+            alone = _delivered(plan, pipeline)
+            if pipeline.throughput_rps > alone * (1 + 1e-6):
+                where = f"{model.name}, pipeline {number}: throughput_rps"
+                yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
 
 
 def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
@@ -538,7 +576,14 @@ def _needed(plan: Plan) -> dict[str, float]:
 
 
 def _paid(plan: Plan, objective: str) -> float:
-    """Price of the GPUs in use, or of the occupied part of vGPUs."""
+    """Price of the GPUs in use, of the shares held, or of the occupied part of vGPUs; percents held."""
+    if objective == "share":
+        return math.fsum(pool.share / WHOLE_GPU * 100 * pool.vgpus for pool in plan.pools)
+    if objective != "gpus" and plan.options.get("billing") == "share":
+        return math.fsum(
+            _price(plan, pool.gpu_class, objective) * pool.share / WHOLE_GPU * pool.vgpus
+            for pool in plan.pools
+        )
     if plan.options.get("billing", "gpu") == "occupancy":
         return math.fsum(
             (pipeline.occupied_vgpus or 0.0)
@@ -617,7 +662,11 @@ def _memory_bytes(plan: Plan, pool: Pool) -> float:
     """Bytes of one vGPU's process: every stage's weights, the largest workspace, its own."""
     process_gib = plan.cluster.gpu_class(pool.gpu_class).process_memory_gib or 0.0
     stages = [s for m in plan.models for p in m.pipelines for s in p.stages if s.pool == pool.name]
-    known = [stage.memory for stage in stages if stage.memory is not None]
+    joint = {
+        (s.blocks, s.memory): s.memory for s in stages if s.boards
+    }  # one stage of many pipelines
+    held = [*joint.values(), *(s.memory for s in stages if not s.boards)]
+    known = [memory for memory in held if memory is not None]
     dynamic = max((memory.dynamic for memory in known), default=0)
     return process_gib * _GIB + sum(memory.static for memory in known) + dynamic
 

@@ -1,6 +1,7 @@
 """Options of planners that take applications."""
 
 from flows.planning.registry import Option, PlanOptions
+from triton_backend.contract.errors import InputError
 
 AUTO = "auto"
 ACCOUNTINGS = ("fixed", "tc-tail", "tc-even", "tc-padded")
@@ -22,16 +23,17 @@ OPTIONS = (
     Option(
         name="billing",
         kind=str,
-        default="gpu",
-        choices=("gpu", "occupancy"),
-        help="Pay whole GPUs, or the part of each that is in use.",
+        default=AUTO,
+        choices=(AUTO, "gpu", "share", "occupancy"),
+        help="Pay whole GPUs, the share of each that is held, or the part in use; auto: share where a"
+        " model lists entries, else gpu.",
     ),
 )
 
 
 def plain(options: PlanOptions) -> bool:
     """Whether a workload of models alone is planned as ever: gathering by size, whole GPUs paid."""
-    return options.own["gathering"] in (AUTO, "fixed") and options.own["billing"] == "gpu"
+    return options.own["gathering"] in (AUTO, "fixed") and billing_of(options) == "gpu"
 
 
 def gathering_of(options: PlanOptions) -> str:
@@ -41,4 +43,16 @@ def gathering_of(options: PlanOptions) -> str:
         return asked
     if options.objective != "cost":
         return "fixed"
-    return "tc-padded" if options.own["billing"] == "gpu" else "tc-tail"
+    return "tc-padded" if billing_of(options) == "gpu" else "tc-tail"
+
+
+def billing_of(options: PlanOptions) -> str:
+    """What is paid of a GPU.
+
+    Raises:
+        InputError: shares are asked for where no model lists entries.
+    """
+    asked = str(options.own["billing"])
+    if asked == "share":
+        raise InputError("option billing", "share is for models that list entries")
+    return "gpu" if asked == AUTO else asked

@@ -1,22 +1,31 @@
 """The pool planner: pipelines over pools of vGPUs of several classes, with a proven bound (PPipe).
 
 Workloads with applications, and models whose gathering or billing is counted as applications' are, go
-to `applications`.
+to `applications`; models that list entries are planned exactly by `flows.planning.entries`.
 """
 
 from flows.planning.applications.options import OPTIONS, plain
+from flows.planning.entries import INSTANCES
+from flows.planning.entries.plan import exactly
+from flows.planning.entries.plan import plan as plan_entries
 from flows.planning.pool.applications.exact import plan_exactly
 from flows.planning.pool.plan import plan as plan_models
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
+from triton_backend.contract.errors import InputError
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
-    """Plan models, or applications.
+    """Plan models, entries or applications.
 
     Raises:
         InputError: the inputs or the options do not fit together.
         InfeasibleError: an SLO or a rate is out of reach.
     """
+    if inputs.workload.has_entries:
+        return plan_entries(exactly, inputs, options)
+    if options.objective in ("share", "gpus"):
+        reason = f"pool is defined for {options.objective} where models list entries"
+        raise InputError("option objective", reason)
     if inputs.workload.applications or not plain(options):
         return plan_exactly(inputs, options)
     return plan_models(inputs, options)
@@ -27,8 +36,8 @@ PLANNERS = (
         name="pool",
         plan=plan,
         space="pool",
-        objectives=("throughput", "cost", "power"),
-        demands=("models", "applications"),
+        objectives=("throughput", "cost", "power", "gpus", "share"),
+        demands=("models", "entries", "applications"),
         options=(
             Option(
                 name="overflow",
@@ -37,6 +46,7 @@ PLANNERS = (
                 help="Let free GPUs run whole models beside the plan, within part of the margin.",
             ),
             *OPTIONS,
+            INSTANCES,
         ),
         pins=True,
         rates_from=("no-partitioning", "pool"),

@@ -19,7 +19,7 @@ from flows.planning.applications.division import MOST_BOXES, Division, Separate,
 from flows.planning.applications.heuristics import PICCOLO, solve
 from flows.planning.applications.lines import Lines, require_rates
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
-from flows.planning.applications.options import gathering_of
+from flows.planning.applications.options import billing_of, gathering_of
 from flows.planning.applications.outcome import (
     Decided,
     answer,
@@ -56,7 +56,7 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
         InfeasibleError: an application cannot keep its SLO, or the cluster is too small.
     """
     gathering = gathering_of(options)
-    billing = options.own["billing"]
+    billing = billing_of(options)
     _check(options, gathering, billing)
     lines = demanded(inputs.workload, options)
     if options.objective != "throughput":

@@ -66,7 +66,10 @@ def test_sub_clusters_are_planned_verified_and_simulated(profiled: Path, poolpip
         poolpipe(*PLAN, *planner, "--objective", "gpus"),
         "'net', rate_rps: needed for the objective",
     )
-    assert_refused(poolpipe(*PLAN, *planner, "--objective", "share"), "'share' is none of")
+    assert_refused(
+        poolpipe(*PLAN, *planner, "--objective", "share"),
+        "subclusters is defined for throughput and cost",
+    )
 
 
 @pytest.mark.slow

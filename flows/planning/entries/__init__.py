@@ -1,0 +1,88 @@
+"""Entries: requests that come in at any block of a model, and share stages with others (Graft)."""
+
+from functools import partial
+
+from flows.planning.entries.plan import (
+    Rule,
+    graft,
+    graft_optimal,
+    gslice,
+    gslice_plus,
+    plan,
+)
+from flows.planning.registry import Option, Planner
+
+MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
+OBJECTIVES = ("share", "cost", "power", "gpus", "throughput")
+INSTANCES = Option(
+    name="max_instances",
+    kind=int,
+    default=0,
+    help="Most vGPUs of a stage of entries; 0: any number.",
+    least=0,
+)
+OPTIONS = (
+    INSTANCES,
+    Option(
+        name="merge_threshold",
+        kind=float,
+        default=0.2,
+        help="Uniform entries are merged while the spare rate is above this part of what is asked.",
+    ),
+    Option(name="group_size", kind=int, default=5, help="Fragments of a group.", least=1),
+    Option(
+        name="factor_weights",
+        kind=str,
+        default="1,1,1",
+        help="Weights of start, budget and rate in the distance of fragments.",
+    ),
+    Option(
+        name="edges",
+        kind=str,
+        default="similarity",
+        choices=("similarity", "distance"),
+        help="Edges of the graph that groups are cut from; distance is the paper's formula as printed.",
+    ),
+    Option(
+        name="budget_rule",
+        kind=str,
+        default="own",
+        choices=("own", "group"),
+        help="Every entry keeps its own budget, or all of a group the least.",
+    ),
+    Option(
+        name="seed", kind=int, default=0, help="Of the fragments that groups begin with.", least=0
+    ),
+    Option(
+        name="billing",
+        kind=str,
+        default="share",
+        choices=("gpu", "share"),
+        help="Pay whole GPUs, or the share of each that is held.",
+        stated=True,
+    ),
+)
+
+
+def _planner(name: str, rule: Rule, most_stages: int | None = None) -> Planner:
+    return Planner(
+        name=name,
+        plan=partial(plan, rule),
+        space="its own rule",
+        objectives=OBJECTIVES,
+        demands=("models", "entries"),
+        options=OPTIONS,
+        most_stages=most_stages,
+        rates_from=(),
+        slo_margin=MARGIN,
+    )
+
+
+PLANNERS = (
+    _planner("graft", graft),
+    _planner("gslice", gslice, 1),
+    _planner("gslice-plus", gslice_plus, 1),
+    _planner("static", gslice, 1),
+    _planner("static-plus", gslice_plus, 1),
+    _planner("graft-optimal", graft_optimal),
+)

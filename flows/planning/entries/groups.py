@@ -1,0 +1,394 @@
+"""The best plan of a group of entries that meet at one junction (Graft, section 4.3, repaired).
+
+A group has a junction J, a shared stage [J, M) and its option (class, share, batch). Entries that start at J board
+it directly; every other one has an alignment stage [p, J) of its own, the cheapest that leaves the shared stage
+its time. Each entry keeps its own budget (or all the least one, `--budget-rule group`):
+
+    cost(G) = min over J >= max p, options s of [J, M):
+        price_s n_s(sum of rates) + sum over e with p_e < J of C(p_e, J, q_e)(limit_e - T_s)
+        where T_s <= limit_e for e with p_e = J;    C(i, j, q)(t): least cost of blocks [i, j) at rate q within t
+
+No grid of budgets is needed: only options where a curve falls matter. An entry alone has no alignment stage
+unless two stages are cheaper than one.
+
+Here: curves as flat arrays and the kernels over them. Not here: which entries form groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flows.planning.entries.tables import SLACK, Floats, Ints, ModelTable, Options
+from triton_backend.scheduler.compiled import entry as kernel_entry
+from triton_backend.scheduler.compiled import kernel
+
+FAR = 1e300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Entries of one start and one budget that are planned as one.
+
+    Attributes:
+        members: their numbers in the model.
+    """
+
+    block: int
+    limit_us: float
+    rate_rps: float
+    members: tuple[int, ...]
+
+
+def items_of(table: ModelTable) -> list[Item]:
+    """Every entry by itself."""
+    return [
+        Item(block=e.block, limit_us=float(limit), rate_rps=e.rate_rps, members=(number,))
+        for number, (e, limit) in enumerate(zip(table.entries, table.limits_us, strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Items that meet, and how.
+
+    Attributes:
+        items: their numbers.
+        root: option of the shared stage, by its number among all (`Field`).
+        aligned: by item the option of its alignment stage, by its number in `Field.align`; -1: none.
+    """
+
+    items: tuple[int, ...]
+    root: int
+    aligned: tuple[int, ...]
+    cost: float
+
+
+class Arrays(NamedTuple):
+    """Arrays of a `Field`, for kernels; most vGPUs of a stage; whether a group has its least limit."""
+
+    block: Any
+    limit: Any
+    rate: Any
+    curve: Any
+    root_start: Any
+    root_time: Any
+    root_price: Any
+    root_work: Any
+    root_kind: Any
+    curve_start: Any
+    curve_time: Any
+    curve_cost: Any
+    most: int
+    common: bool
+
+
+class Field:
+    """Items of one model, options of shared stages and curves of alignment stages, as arrays.
+
+    Shared stages ("roots"), by junction and rising time; R of them:
+        root_junction, root_time, root_price, root_work, root_kind    [R]
+        root_start    [blocks + 1] the first root of each junction
+    Curves, of every start and rate (item_curve [items]) x junction x kind of receiver:
+        curve_start   [curves, blocks, kinds + 1] where each begins; the next is its end
+        curve_time, curve_cost, curve_option    rising time, falling cost, option in `align`
+    """
+
+    def __init__(
+        self, table: ModelTable, items: Sequence[Item], *, group_budget: bool = False
+    ) -> None:
+        """Read the options of every range that these items can use."""
+        self.table = table
+        self.items = list(items)
+        self.group_budget = group_budget
+        self.block = np.array([item.block for item in items], dtype=np.int64)
+        self.limit = np.array([item.limit_us for item in items])
+        self.rate = np.array([item.rate_rps for item in items])
+        self._read_roots()
+        self._read_curves()
+
+    def _read_roots(self) -> None:
+        table = self.table
+        kinds = {kind: number for number, kind in enumerate(table.kinds())}
+        kind_of = np.array([kinds[s.nic_gbps, s.link_rps] for s in table.sizes], dtype=np.int64)
+        first = int(self.block.min()) if len(self.block) else 0
+        self.root_options: list[Options] = []
+        starts = [0]
+        for junction in range(table.blocks):
+            wanted = junction >= first and (table.chains or junction in self.block)
+            options = table.options(junction, table.blocks) if wanted else _NONE
+            self.root_options.append(options)
+            starts.append(starts[-1] + len(options))
+        self.root_start = np.array(starts, dtype=np.int64)
+        self.root_junction = np.repeat(np.arange(table.blocks), np.diff(self.root_start))
+        self.root_time = np.concatenate([o.time_us for o in self.root_options])
+        self.root_price = np.concatenate([o.price for o in self.root_options])
+        self.root_work = np.concatenate([o.work for o in self.root_options])
+        self.root_kind = kind_of[np.concatenate([o.size for o in self.root_options])]
+
+    def _read_curves(self) -> None:
+        table, blocks, kinds = self.table, self.table.blocks, len(self.table.kinds())
+        keys: dict[tuple[int, float], int] = {}
+        self.curve = np.array(
+            [keys.setdefault((i.block, i.rate_rps), len(keys)) for i in self.items], dtype=np.int64
+        )
+        self.align: list[tuple[int, int, int, int]] = []  # first, last, kind, row of its options
+        times: list[Floats] = []
+        costs: list[Floats] = []
+        starts = np.zeros((len(keys), blocks, kinds + 1), dtype=np.int64)
+        at = 0
+        for (first, rate), number in keys.items():
+            for junction in range(blocks):
+                starts[number, junction, 0] = at
+                for kind in range(kinds):
+                    if junction > first and table.chains:
+                        options = table.options(first, junction, kind)
+                        link = table.kinds()[kind][1][junction]
+                        cost = options.cost(rate, table.most)
+                        lowest = np.minimum.accumulate(cost) if len(cost) else cost
+                        falls = np.flatnonzero(lowest < np.concatenate([[np.inf], lowest[:-1]]))
+                        falls = falls[np.isfinite(cost[falls])] if rate <= link else falls[:0]
+                        times.append(options.time_us[falls])
+                        costs.append(cost[falls])
+                        self.align += [(first, junction, kind, int(row)) for row in falls]
+                        at += len(falls)
+                    starts[number, junction, kind + 1] = at
+        self.curve_start = starts
+        self.curve_time = np.concatenate(times) if times else np.zeros(0)
+        self.curve_cost = np.concatenate(costs) if costs else np.zeros(0)
+
+    @property
+    def arrays(self) -> Arrays:
+        """What kernels take."""
+        return Arrays(
+            block=self.block,
+            limit=self.limit,
+            rate=self.rate,
+            curve=self.curve,
+            root_start=self.root_start,
+            root_time=self.root_time,
+            root_price=self.root_price,
+            root_work=self.root_work,
+            root_kind=self.root_kind,
+            curve_start=self.curve_start,
+            curve_time=self.curve_time,
+            curve_cost=self.curve_cost,
+            most=self.table.most,
+            common=self.group_budget,
+        )
+
+    def best(self, members: Sequence[int]) -> Group:
+        """The best plan of a group; its cost is `FAR` where there is none."""
+        return self.group(members, *best_of(np.array(members, dtype=np.int64), self.arrays))
+
+    def at(self, members: Sequence[int], junction: int) -> Group:
+        """The best plan that meets at a given block."""
+        found = best_at(junction, np.array(members, dtype=np.int64), self.arrays)
+        return self.group(members, *found)
+
+    def group(self, members: Sequence[int], cost: float, root: int) -> Group:
+        """A group with the alignment stages that its root leaves time for."""
+        if root < 0:
+            return Group(items=tuple(members), root=-1, aligned=(), cost=FAR)
+        return Group(
+            items=tuple(members), root=root, aligned=self.alignments(members, root), cost=cost
+        )
+
+    def alignments(self, members: Sequence[int], root: int) -> tuple[int, ...]:
+        """Numbers of the cheapest alignment stages beside a root; -1 where none is needed."""
+        found: list[int] = []
+        junction = int(self.root_junction[root])
+        least = float(self.limit[list(members)].min())
+        for item in members:
+            if self.block[item] == junction:
+                found.append(-1)
+                continue
+            limit = least if self.group_budget else float(self.limit[item])
+            start, end = self.curve_start[self.curve[item], junction, self.root_kind[root] :][:2]
+            left = limit - self.root_time[root]
+            found.append(
+                int(start + np.searchsorted(self.curve_time[start:end], left, "right") - 1)
+            )
+        return tuple(found)
+
+    def costs_beside(self) -> Floats:
+        """[R, items] what an item costs beside its part of the root; infinite where it cannot join.
+
+        0 where it boards directly. With `group_budget` budgets are each item's own here.
+        """
+        out = np.full((len(self.root_time), len(self.items)), np.inf)
+        beside_roots(self.root_junction, out, self.arrays)
+        return out
+
+    def least_time(self, item: int) -> float:
+        """The least time in which an entry can be served (µs), whatever it costs."""
+        block, table = int(self.block[item]), self.table
+        direct = self.root_options[block].time_us
+        least = float(direct.min()) if len(direct) else np.inf
+        for junction in range(block + 1, table.blocks) if table.chains else ():
+            roots = self.root_options[junction]
+            for kind in range(len(table.kinds())):
+                options = table.options(block, junction, kind)
+                mine = roots.time_us[
+                    self.root_kind[self.root_start[junction] : self.root_start[junction + 1]]
+                    == kind
+                ]
+                if len(options) and len(mine):
+                    least = min(least, float(options.time_us.min() + mine.min()))
+        return least
+
+
+_NONE = Options(
+    time_us=np.zeros(0),
+    price=np.zeros(0),
+    work=np.zeros(0),
+    size=np.zeros(0, dtype=np.int64),
+    batch=np.zeros(0, dtype=np.int64),
+)
+
+
+@kernel
+def _beside(curve: int, junction: int, kind: int, left: float, arrays: Arrays) -> float:
+    """The least cost of an alignment stage within a time; `FAR` where there is none."""
+    curve_start, curve_time = arrays.curve_start, arrays.curve_time
+    low, high = curve_start[curve, junction, kind], curve_start[curve, junction, kind + 1]
+    first = low
+    while low < high:
+        middle = (low + high) // 2
+        if curve_time[middle] <= left:
+            low = middle + 1
+        else:
+            high = middle
+    return arrays.curve_cost[low - 1] if low > first else FAR
+
+
+@kernel
+def _direct(junction: int, members: Ints, count: int, least: float, arrays: Arrays) -> float:
+    """The least limit of those that board at a junction; `FAR` where nobody does."""
+    direct = FAR
+    for m in range(count):
+        if arrays.block[members[m]] == junction:
+            direct = min(direct, arrays.limit[members[m]], least)
+    return direct
+
+
+@kernel
+def _alignments(
+    root: int, junction: int, members: Ints, count: int, least: float, most: float, arrays: Arrays
+) -> float:
+    """What alignment stages beside a root cost; at least `most` where that is exceeded."""
+    cost, kind = 0.0, arrays.root_kind[root]
+    for m in range(count):
+        e = members[m]
+        if cost >= most:
+            break
+        if arrays.block[e] < junction:
+            left = min(arrays.limit[e], least) - arrays.root_time[root]
+            cost += _beside(arrays.curve[e], junction, kind, left, arrays)
+    return cost
+
+
+@kernel
+def _at(
+    junction: int, members: Ints, count: int, below: float, arrays: Arrays
+) -> tuple[float, int]:
+    """Cost and root of the best plan that meets at a block, where it is less than `below`."""
+    total, least = 0.0, FAR
+    for m in range(count):
+        total += arrays.rate[members[m]]
+        if arrays.common:
+            least = min(least, arrays.limit[members[m]])
+    direct = _direct(junction, members, count, least, arrays)
+    best, chosen = below, -1
+    for kind in range(arrays.curve_start.shape[2] - 1):
+        cheapest = FAR
+        for root in range(arrays.root_start[junction], arrays.root_start[junction + 1]):
+            if arrays.root_kind[root] != kind:
+                continue
+            if arrays.root_time[root] > direct:
+                break
+            vgpus = max(1.0, np.ceil(total * arrays.root_work[root] * (1 - SLACK)))
+            cost = arrays.root_price[root] * vgpus
+            if vgpus > arrays.most or cost >= cheapest:  # as cheap and faster ones came before
+                continue
+            cheapest = cost
+            cost += _alignments(root, junction, members, count, least, best - cost, arrays)
+            if cost < best:
+                best, chosen = cost, root
+    return best, chosen
+
+
+@kernel_entry
+def best_at(junction: int, members: Ints, arrays: Arrays) -> tuple[float, int]:
+    """Cost and root of the best plan that meets at a block; `FAR` and -1 where there is none."""
+    return _at(junction, members, len(members), FAR, arrays)
+
+
+@kernel
+def _best(members: Ints, count: int, arrays: Arrays) -> tuple[float, int]:
+    """Cost and root of the best plan of a group, whatever the junction."""
+    last = 0
+    for m in range(count):
+        last = max(last, arrays.block[members[m]])
+    best, chosen = FAR, -1
+    for junction in range(last, len(arrays.root_start) - 1):
+        cost, root = _at(junction, members, count, best, arrays)
+        if root >= 0:
+            best, chosen = cost, root
+    return best, chosen
+
+
+@kernel_entry
+def best_of(members: Ints, arrays: Arrays) -> tuple[float, int]:
+    """Cost and root of the best plan of a group; `FAR` and -1 where there is none."""
+    return _best(members, len(members), arrays)
+
+
+@kernel_entry
+def best_of_subsets(members: Ints, cost: Floats, root: Ints, arrays: Arrays) -> None:
+    """Fill in cost and root of every subset of the items, by its bits; `members` is room for them."""
+    for subset in range(1, len(cost)):
+        count = 0
+        for item in range(len(members)):
+            if subset >> item & 1:
+                members[count] = item
+                count += 1
+        cost[subset], root[subset] = _best(members, count, arrays)
+
+
+@kernel_entry
+def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
+    """Fill in the least total of every subset cut into groups, and the group that holds its first item."""
+    total[0] = 0.0
+    for subset in range(1, len(cost)):
+        first = subset & -subset
+        rest = subset ^ first
+        total[subset], last[subset] = FAR, subset
+        part = rest
+        while True:  # every subset of the rest beside the first item
+            group = part | first
+            if cost[group] < FAR:
+                value = cost[group] + total[subset ^ group]
+                if value < total[subset]:
+                    total[subset], last[subset] = value, group
+            if part == 0:
+                break
+            part = (part - 1) & rest
+
+
+@kernel_entry
+def beside_roots(junction_of: Ints, out: Floats, arrays: Arrays) -> None:
+    """Fill in `Field.costs_beside`."""
+    for root in range(out.shape[0]):
+        junction = junction_of[root]
+        for e in range(out.shape[1]):
+            left = arrays.limit[e] - arrays.root_time[root]
+            if left < 0 or arrays.block[e] > junction:
+                continue
+            if arrays.block[e] == junction:
+                out[root, e] = 0.0
+                continue
+            cost = _beside(arrays.curve[e], junction, arrays.root_kind[root], left, arrays)
+            if cost < FAR:
+                out[root, e] = cost

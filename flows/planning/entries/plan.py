@@ -1,0 +1,493 @@
+"""Entries planned: a rule or the exact way for every model, the objective, pools on GPUs, pipelines.
+
+Here: which rule, rates under throughput, what is paid, where pools lie. Not here: groups (`groups`, `partition`,
+`similar`), pools of groups (`pooling`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flows.clock import Stopwatch
+from flows.planning.certificate import objective_of
+from flows.planning.entries.groups import Field, Group, items_of
+from flows.planning.entries.partition import MOST_SUBSETS, bound_of_pools, by_subsets, exact, raised
+from flows.planning.entries.pooling import Pooled, best_joined, joined_by_subsets, pooled
+from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
+from flows.planning.entries.tables import (
+    ModelTable,
+    gpu_price,
+    read_tables,
+    stage_memory,
+    vgpu_memory_gib,
+)
+from flows.planning.placement import PoolToPlace, ShareToPlace, place, place_shares
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedCut,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+    Trace,
+)
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import PlacementRun
+from triton_backend.contract.shares import WHOLE_GPU, divisor_of
+from triton_backend.contract.units import us_to_ms
+
+GROUPS, POOLS = "groups", "pools"
+_TINY = 1e-9
+_WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
+_STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
+
+Runs = tuple[PlacementRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """One model: its pools, what they cost, and a bound over a space of plans (None: by rule)."""
+
+    table: ModelTable
+    pooled: Pooled
+    bound: float | None
+    space: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Every model, with the runs of its pools and the whole GPUs of each class."""
+
+    models: list[Solved]
+    runs: list[list[Runs]]
+    gpus: Mapping[str, int]
+
+
+Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
+
+
+# Rules
+
+
+def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """The cheapest partition into groups, or pools where alignment stages are better shared."""
+    field = Field(table, items_of(table))
+    require_reachable(field)
+    whole = options.objective == "share" and all(s.share % 3 == 0 for s in table.sizes)
+    found = exact(field, inputs.watch, gap=options.gap, whole=whole)
+    proven, space = found.bound, GROUPS
+    tried = [pooled(field, found.groups)]
+    if table.chains and len(set(field.block.tolist())) < len(field.items):
+        few = 1 << len(field.items) <= MOST_SUBSETS
+        joined = joined_by_subsets(field) if few else None
+        if joined is not None:
+            proven = math.fsum(group.cost for group in joined)
+            space = POOLS if proven < found.value - _TINY * found.value else GROUPS
+            tried.append(pooled(field, joined, joined=True))
+        elif any(a >= 0 for g in found.groups for a in g.aligned):
+            tried.append(best_joined(field, found.groups))
+    for threshold in (0.2, -math.inf):
+        uniform = Field(table, merged(table, threshold))
+        tried.append(pooled(uniform, _similar(uniform, _PAPER)))
+        tried.append(pooled(uniform, alone(uniform)))
+    best = min(tried, key=lambda p: p.cost)
+    if best.cost < max(proven, found.value if space == GROUPS else 0.0) * (1 - _TINY):
+        space = POOLS
+        proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
+        proven = raised(proven, whole=whole)
+    note = f"{table.name}: {len(field.items)} entries, {found.columns} groups looked at"
+    return Solved(
+        table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=(note,)
+    )
+
+
+_PAPER = Grouping(size=5, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
+
+
+def _similar(field: Field, grouping: Grouping) -> list[Group]:
+    groups = similar_groups(field.items, grouping)
+    return [plan for group in groups for plan in realigned(field, group)]
+
+
+def _by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
+    note = f"{table.name}: {len(table.entries)} entries in {len(field.items)} fragments"
+    return Solved(
+        table=table,
+        pooled=pooled(field, groups, apart=True),
+        bound=None,
+        space="its own rule",
+        notes=(note,),
+    )
+
+
+def graft(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """Merged, grouped by similarity, re-aligned (sections 4.1 to 4.3)."""
+    del inputs
+    field = _fragments(table, options, options.own["merge_threshold"])
+    grouping = Grouping(
+        size=options.own["group_size"],
+        weights=_weights(options.own["factor_weights"]),
+        distance=options.own["edges"] == "distance",
+        seed=options.own["seed"],
+    )
+    return _by_rule(table, field, _similar(field, grouping))
+
+
+def graft_optimal(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """Merged; then every grouping is looked at (the paper's Optimal)."""
+    del inputs
+    field = _fragments(table, options, options.own["merge_threshold"])
+    if 1 << len(field.items) > MOST_SUBSETS:
+        most = int(math.log2(MOST_SUBSETS))
+        reason = (
+            f"{len(field.items)} fragments after merging; every grouping is looked at up to {most}"
+        )
+        raise InputError(f"workload model {table.name!r}", reason)
+    groups = by_subsets(field).groups if field.items else []
+    return _by_rule(table, field, groups)
+
+
+def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """Every entry alone on the cheapest share and batch."""
+    del inputs
+    field = Field(table, items_of(table), group_budget=options.own["budget_rule"] == "group")
+    require_reachable(field, chains=False)
+    return _by_rule(table, field, alone(field))
+
+
+def gslice_plus(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """All uniform entries merged, each class alone."""
+    del inputs
+    field = _fragments(table, options, -math.inf, chains=False)
+    return _by_rule(table, field, alone(field))
+
+
+def _fragments(
+    table: ModelTable, options: PlanOptions, threshold: float, *, chains: bool = True
+) -> Field:
+    require_reachable(Field(table, items_of(table)), chains=chains)
+    common = options.own["budget_rule"] == "group"
+    return Field(table, merged(table, threshold), group_budget=common)
+
+
+def _weights(text: str) -> tuple[float, float, float]:
+    try:
+        start, budget, rate = (float(part) for part in text.split(","))
+    except ValueError as error:
+        reason = f"{text!r} is not three numbers: of start, budget and rate"
+        raise InputError("option factor_weights", reason) from error
+    if min(start, budget, rate) < 0:
+        raise InputError("option factor_weights", f"{text!r}: one is negative")
+    return (start, budget, rate)
+
+
+def require_reachable(field: Field, *, chains: bool = True) -> None:
+    """Whether every entry can be served by itself.
+
+    Raises:
+        InfeasibleError: one cannot; with its budget and its least latency.
+    """
+    for number, item in enumerate(field.items):
+        block = int(field.block[number])
+        group = field.best([number]) if chains else field.at([number], block)
+        if group.root >= 0:
+            continue
+        table, entry = field.table, field.table.entries[item.members[0]]
+        where = f"workload model {table.name!r}"
+        where += f", entry {entry.name}" if table.listed else ""
+        least = field.least_time(number)
+        limit = table.limits_us[item.members[0]]
+        if math.isinf(least):
+            raise InfeasibleError(where, f"blocks from {block} on fit no vGPU's memory")
+        if least > limit:
+            reason = (
+                f"budget less margin allows {us_to_ms(limit):.3f} ms of"
+                f" {us_to_ms(entry.budget_us):.3f} ms, its least latency is {us_to_ms(round(least)):.3f} ms"
+            )
+        else:
+            reason = (
+                f"{entry.rate_rps:g} requests/s need more than {table.most} vGPUs within"
+                f" {us_to_ms(limit):.3f} ms (max_instances)"
+            )
+        raise InfeasibleError(where, reason)
+
+
+# All models
+
+
+def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
+    """Every model by a rule, placed.
+
+    Raises:
+        InputError: the inputs or the options do not fit together.
+        InfeasibleError: an entry cannot keep its budget, or the cluster is too small.
+    """
+    watch = Stopwatch()
+    if options.pinned_models or options.minimum_rps:
+        raise InputError("options", "entries are planned anew as a whole, at the rates they list")
+    level, most = 1.0, math.inf
+    if options.objective == "throughput":
+        level, most, placed = _highest(rule, inputs, options)
+        value, bound = level, -most
+    else:
+        placed, bound = _within(rule, inputs, options, 1.0)
+        value = _paid(inputs, options, placed)
+    trace = Trace(status="optimal" if rule is exactly else "heuristic")
+    trace.notes = [note for solved in placed.models for note in solved.notes]
+    spaces = sorted({solved.space for solved in placed.models})
+    trace.details["space"] = spaces[-1]
+    trace.configurations["pools"] = sum(len(solved.pooled.pools) for solved in placed.models)
+    trace.seconds["solve"] = watch.seconds()
+    score = value if options.objective == "throughput" else -value
+    limit = most if options.objective == "throughput" else -min(bound, value)
+    objective = objective_of(options.objective, score, limit)
+    if rule is exactly and objective.gap > options.gap:
+        trace.status = "feasible"
+    return Outcome(
+        pipelines=tuple(_pipelines(placed)),
+        promised_rps=tuple(
+            math.fsum(entry.rate_rps for entry in solved.table.entries) for solved in placed.models
+        ),
+        objective=objective,
+        trace=trace,
+        space=spaces[-1],
+        settled={"billing": billing_of(options)},
+    )
+
+
+def billing_of(options: PlanOptions) -> str:
+    """What of a GPU is paid.
+
+    Raises:
+        InputError: entries cannot be billed so.
+    """
+    asked = str(options.own["billing"])
+    if asked == "occupancy":
+        raise InputError(
+            "option billing", "occupancy is for models and applications without entries"
+        )
+    return "share" if asked == "auto" else asked
+
+
+def _whole_gpus(options: PlanOptions) -> bool:
+    return options.objective == "gpus" or (
+        options.objective in ("cost", "power") and billing_of(options) == "gpu"
+    )
+
+
+def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> tuple[Placed, float]:
+    """A plan on the cluster's GPUs, and what any plan costs at least.
+
+    Classes that have too few GPUs are made dearer until the plan fits; the bound is that without.
+    """
+    weights: dict[str, float] = {}
+    bound = 0.0
+    for attempt in range(_WEIGHTINGS):
+        tables = read_tables(inputs, options, level, weights)
+        models = [rule(table, inputs, options) for table in tables]
+        if attempt == 0:
+            bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
+            if _whole_gpus(options) and options.objective == "gpus":
+                bound = float(math.ceil(bound - 1e-6))
+        try:
+            placed = _placed(inputs, models)
+        except _TooFewError as error:
+            used = {s.gpu_class for t in tables for s in t.sizes}
+            if len(used) == 1 or attempt == _WEIGHTINGS - 1:
+                raise InfeasibleError(f"gpu_classes.{error.gpu_class}", error.reason) from error
+            weights[error.gpu_class] = weights.get(error.gpu_class, 1.0) * _DEARER
+            continue
+        if any(model.bound is None for model in models):
+            bound = _paid(inputs, options, placed)
+        return placed, bound
+    raise AssertionError  # pragma: no cover - the last attempt raises
+
+
+def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, float, Placed]:
+    """The largest multiple of all rates that is found to fit, one that none exceeds, and the plan."""
+    gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
+    needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
+    above = most = gpus / needed
+    low, best, level = 0.0, None, above
+    for _ in range(_STEPS):
+        try:
+            placed, bound = _within(rule, inputs, options, level)
+        except InfeasibleError as error:
+            if "entry" in error.where and low == 0.0 and level < above * _CLOSE:
+                raise
+            above = level
+        else:
+            if bound > gpus * (1 + _TINY):  # pragma: no cover - then it cannot be placed
+                most = min(most, level)
+            low, best = level, placed
+        if (above - low) <= _CLOSE * above or inputs.watch.over():
+            break
+        level = (low + above) / 2
+    if best is None:
+        raise InfeasibleError("cluster", "its GPUs serve not all entries at once, at any rate")
+    return low, max(most, low), best
+
+
+def _least_work(table: ModelTable) -> float:
+    """GPUs that the rates of a model keep busy at least, whatever the plan."""
+    field = Field(table, items_of(table))
+    require_reachable(field)
+    total = 0.0
+    for item in field.items:
+        best = math.inf
+        for junction in range(item.block, table.blocks if table.chains else item.block + 1):
+            roots = field.root_options[junction]
+            root = (roots.price * roots.work)[roots.time_us <= item.limit_us]
+            if not len(root):
+                continue
+            first = 0.0
+            if junction > item.block:
+                alignments = [
+                    float((o.price * o.work).min())
+                    for kind in range(len(table.kinds()))
+                    if len(o := table.options(item.block, junction, kind))
+                ]
+                first = min(alignments, default=math.inf)
+            best = min(best, first + float(root.min()))
+        total += item.rate_rps * best
+    return total
+
+
+def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
+    """The objective's value."""
+    if _whole_gpus(options):
+        return math.fsum(
+            gpu_price(inputs.cluster.gpu_class(name), options.objective) * count
+            for name, count in placed.gpus.items()
+        )
+    return math.fsum(
+        gpu_price(inputs.cluster.gpu_class(size.gpu_class), options.objective)
+        * size.share
+        / WHOLE_GPU
+        * vgpus
+        for solved in placed.models
+        for (_, _, number, _), vgpus in solved.pooled.pools
+        for size in (solved.table.sizes[number],)
+    )
+
+
+# Places and pipelines
+
+
+class _TooFewError(Exception):
+    def __init__(self, gpu_class: str, reason: str) -> None:
+        super().__init__(reason)
+        self.gpu_class, self.reason = gpu_class, reason
+
+
+def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
+    """Runs of every pool: parts of percents wherever they fit, equal parts of one model by divisors."""
+    cluster = inputs.cluster
+    shares: list[ShareToPlace] = []
+    parts: list[PoolToPlace] = []
+    where: list[tuple[bool, int]] = []
+    for solved in models:
+        for (first, last, number, _), vgpus in solved.pooled.pools:
+            size = solved.table.sizes[number]
+            gpu_class = cluster.gpu_class(size.gpu_class)
+            divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
+            if divisor is None:
+                where.append((True, len(shares)))
+                memory = vgpu_memory_gib(gpu_class, solved.table.profile, (first, last))
+                shares.append(
+                    ShareToPlace(
+                        gpu_class=size.gpu_class, share=size.share, vgpus=vgpus, memory_gib=memory
+                    )
+                )
+                continue
+            where.append((False, len(parts)))
+            parts.append(
+                PoolToPlace(
+                    model=solved.table.number,
+                    name=solved.table.name,
+                    blocks=(first, last),
+                    gpu_class=size.gpu_class,
+                    divisor=divisor,
+                    vgpus=vgpus,
+                    traffic=0.0,
+                )
+            )
+    gpus = dict.fromkeys((c.name for c in cluster.gpu_classes), 0)
+    held: dict[tuple[str, int, int], int] = {}
+    for part in parts:
+        key = (part.gpu_class, part.model, part.divisor)
+        held[key] = held.get(key, 0) + part.vgpus
+    for (name, _, divisor), vgpus in held.items():
+        gpus[name] += -(-vgpus // divisor)
+        if gpus[name] > cluster.gpus(name):
+            reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
+            raise _TooFewError(name, reason)
+    for name in {share.gpu_class for share in shares}:
+        try:
+            found = place_shares(cluster, [s for s in shares if s.gpu_class == name])
+        except InputError as error:
+            raise _TooFewError(name, error.reason) from error
+        gpus[name] += found.gpus[name]
+    by_share = place_shares(cluster, shares).runs if shares else ()
+    by_part = place(cluster, parts) if parts else []
+    placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
+    runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]
+    return Placed(models=models, runs=runs, gpus=gpus)
+
+
+def _pipelines(placed: Placed) -> list[PlannedPipeline]:
+    found: list[PlannedPipeline] = []
+    first = 0
+    for solved, runs in zip(placed.models, placed.runs, strict=True):
+        table, pools = solved.table, solved.pooled.pools
+        boarding = np.bincount(
+            [p for c, way in zip(solved.pooled.chains, solved.pooled.passes, strict=True)
+             for p in way for _ in c.item.members],
+            minlength=len(pools),
+        )  # fmt: skip
+        for chain, passes in zip(solved.pooled.chains, solved.pooled.passes, strict=True):
+            batch = pools[passes[0]][0][3]
+            stages = tuple(
+                _stage(table, pools[p], runs[p], (first + p, batch), joint=boarding[p] > 1)
+                for p in passes
+            )
+            found += [
+                PlannedPipeline(
+                    model=table.number,
+                    entry=table.entries[member].name if table.listed else None,
+                    batch=batch,
+                    rate_rps=table.entries[member].rate_rps,
+                    stages=stages,
+                )
+                for member in chain.item.members
+            ]
+        first += len(pools)
+    return found
+
+
+def _stage(
+    table: ModelTable,
+    pool: tuple[tuple[int, int, int, int], int],
+    runs: Runs,
+    named: tuple[int, int],
+    *,
+    joint: bool,
+) -> PlannedStage:
+    (first, last, number, batch), vgpus = pool
+    size = table.sizes[number]
+    latency = size.stage_latency_us((first, last))[:batch]
+    return PlannedStage(
+        blocks=(first, last),
+        gpu_class=size.gpu_class,
+        divisor=1,
+        vgpus=vgpus,
+        shared=named[0],
+        cut=PlannedCut(share=size.share, placement=runs),
+        latency_us_by_batch=tuple(int(v) for v in latency),
+        batch=batch if batch != named[1] else None,
+        boards=joint,
+        memory=stage_memory(table.profile, (first, last)),
+    )

@@ -1,0 +1,308 @@
+"""Groups to pools of vGPUs: equal stages become one pool, alignment stages of one start join where that costs less.
+
+Pools that run the same blocks on the same share with the same batch carry their rates together: never dearer. Beside
+the shared stage of a group, entries of one start may share alignment stages (space `pools`): sorted by the time that
+is left, neighbours share one whose batch fits the tightest of them, cut where the sum is least.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from flows.planning.entries.groups import FAR, Field, Group, Item
+from flows.planning.entries.partition import cheapest_cut
+from flows.planning.entries.tables import SLACK, Floats, Ints, Options, vgpus_for
+
+MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
+MOST_JOINED = 40  # groups, of which pairs are tried
+
+Key = tuple[int, int, int, int]  # first block, last block, size, batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A stage that an item passes.
+
+    Attributes:
+        key: what it is.
+        part: number of those that must share a pool at least: a shared stage, a joined alignment stage.
+        price, work: of a vGPU; vGPUs per sample/s.
+    """
+
+    key: Key
+    part: int
+    price: float
+    work: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """How an item is served: its alignment stage, where it has one, and its shared stage."""
+
+    item: Item
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """Every item of a model with the pools that it passes.
+
+    Attributes:
+        pools: blocks, size and batch of each, with its vGPUs.
+        passes: by chain the numbers of its pools.
+    """
+
+    chains: tuple[Chain, ...]
+    pools: tuple[tuple[Key, int], ...]
+    passes: tuple[tuple[int, ...], ...]
+    cost: float
+
+
+def pooled(
+    field: Field, groups: Sequence[Group], *, joined: bool = False, apart: bool = False
+) -> Pooled:
+    """Pools of groups as they are, with joined alignment stages, or each stage apart from its equals."""
+    chains: list[Chain] = []
+    parts = count()
+    for group in groups:
+        root = _root(field, group.root, next(parts))
+        aligned = (_joined if joined else _single)(field, group, parts)
+        for item in group.items:
+            first = (aligned[item],) if item in aligned else ()
+            chains.append(Chain(item=field.items[item], steps=(*first, root)))
+    return _pools(chains, 0 if apart else field.table.most)
+
+
+def _pools(chains: Sequence[Chain], most: int) -> Pooled:
+    """Equal stages in one pool, unless that has too many vGPUs: then one for each part."""
+    loads: dict[Step, list[float]] = {}
+    for chain in chains:
+        for step in chain.steps:
+            loads.setdefault(step, []).append(chain.item.rate_rps)
+    whole: dict[Key, list[float]] = {}
+    for step, rates in loads.items():
+        whole.setdefault(step.key, []).extend(rates)
+    numbers: dict[tuple[Key, int], int] = {}
+    pools: list[tuple[Key, int]] = []
+    cost = 0.0
+    for step, rates in loads.items():
+        vgpus = _vgpus(whole[step.key], step)
+        place = (step.key, -1)
+        if vgpus > most:
+            vgpus, place = _vgpus(rates, step), (step.key, step.part)
+        if place not in numbers:
+            numbers[place] = len(pools)
+            pools.append((step.key, vgpus))
+            cost += step.price * vgpus
+        numbers[step.key, step.part] = numbers[place]
+    passes = tuple(tuple(numbers[s.key, s.part] for s in chain.steps) for chain in chains)
+    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost)
+
+
+def _vgpus(rates: Sequence[float], step: Step) -> int:
+    return int(vgpus_for(math.fsum(rates), np.array([step.work]))[0])
+
+
+def _root(field: Field, root: int, part: int) -> Step:
+    junction = int(field.root_junction[root])
+    row = root - int(field.root_start[junction])
+    return _step(field.root_options[junction], (junction, field.table.blocks), row, part)
+
+
+def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
+    return Step(
+        key=(*blocks, int(options.size[row]), int(options.batch[row])),
+        part=part,
+        price=float(options.price[row]),
+        work=float(options.work[row]),
+    )
+
+
+def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
+    found: dict[int, Step] = {}
+    for item, number in zip(group.items, group.aligned, strict=True):
+        if number >= 0:
+            first, junction, kind, row = field.align[number]
+            options = field.table.options(first, junction, kind)
+            found[item] = _step(options, (first, junction), row, next(parts))
+    return found
+
+
+def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
+    """Alignment stages of a group, neighbours by the time left put together where that costs less."""
+    found: dict[int, Step] = {}
+    junction = int(field.root_junction[group.root])
+    kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
+    starts: dict[int, list[int]] = {}
+    for item, number in zip(group.items, group.aligned, strict=True):
+        if number >= 0:
+            starts.setdefault(int(field.block[item]), []).append(item)
+    for first, items in starts.items():
+        items.sort(key=lambda i: float(field.limit[i]))
+        options = field.table.options(first, junction, kind)
+        left = field.limit[items] - time
+        if field.group_budget:
+            left = np.full(len(items), field.limit[list(group.items)].min() - time)
+        for members, row in _cuts(options, left, field.rate[items], field.table.most):
+            step = _step(options, (first, junction), row, next(parts))
+            found |= dict.fromkeys((items[m] for m in members), step)
+    return found
+
+
+def _cuts(
+    options: Options, left: Floats, rates: Floats, most: int
+) -> list[tuple[Sequence[int], int]]:
+    """Items that share a stage, and its option, at the least cost; times left rise.
+
+    Exact for few items, and for equal rates: then neighbours share.
+    """
+    if len(rates) > MOST_BUNDLED:
+        return _neighbours(options, left, rates, most)
+    size = 1 << len(rates)
+    cost, row = np.full(size, np.inf), np.zeros(size, dtype=np.int64)
+    for subset in range(1, size):
+        members = [i for i in range(len(rates)) if subset >> i & 1]
+        fits = int(np.searchsorted(options.time_us, left[members[0]], "right"))
+        own = options.cost(float(rates[members].sum()), most)[:fits]
+        row[subset] = own.argmin()
+        cost[subset] = own[row[subset]]
+    found = cheapest_cut(np.where(np.isfinite(cost), cost, FAR))
+    return [([i for i in range(len(rates)) if s >> i & 1], int(row[s])) for s in found]
+
+
+def _neighbours(
+    options: Options, left: Floats, rates: Floats, most: int
+) -> list[tuple[Sequence[int], int]]:
+    total = np.concatenate([[0.0], np.cumsum(rates)])
+    best = [0.0] + [math.inf] * len(rates)
+    before = [(0, 0)] * (len(rates) + 1)
+    for a in range(len(rates)):
+        fits = int(np.searchsorted(options.time_us, left[a], "right"))
+        for b in range(a + 1, len(rates) + 1):
+            cost = options.cost(float(total[b] - total[a]), most)[:fits]
+            row = int(cost.argmin())
+            if best[a] + cost[row] < best[b]:
+                best[b], before[b] = best[a] + float(cost[row]), (a, row)
+    found: list[tuple[Sequence[int], int]] = []
+    at = len(rates)
+    while at:
+        first, row = before[at]
+        found.append((range(first, at), row))
+        at = first
+    return found
+
+
+def joined_by_subsets(field: Field) -> list[Group] | None:
+    """The cheapest groups when entries of one start may share alignment stages; None: too many of a start.
+
+    cost[G, s] of every subset G on every shared stage s: its own vGPUs, and for every start the cheapest way
+    to share alignment stages, over all ways.
+    """
+    starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
+    if max(map(len, starts.values())) > MOST_BUNDLED:
+        return None
+    subsets = np.arange(1 << len(field.items))
+    rate = np.zeros(len(subsets))
+    for item, own in enumerate(field.rate):
+        rate += own * (subsets >> item & 1)
+    best, root = np.full(len(subsets), FAR), np.full(len(subsets), -1)
+    for junction in range(field.table.blocks):
+        roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
+        if not len(roots):
+            continue
+        vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - SLACK))
+        cost = field.root_price[roots] * np.maximum(1.0, vgpus)
+        cost[vgpus > field.table.most] = np.inf
+        for start, items in starts.items():
+            mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(items))
+            cost += _shared(field, start, items, roots)[mask]
+        chosen = cost.argmin(axis=1)
+        lowest = cost[subsets, chosen]
+        better = lowest < best
+        best[better], root[better] = lowest[better], roots[chosen[better]]
+    groups: list[Group] = []
+    for subset in cheapest_cut(best):
+        members = [i for i in range(len(field.items)) if subset >> i & 1]
+        groups.append(field.group(members, float(best[subset]), int(root[subset])))
+    return groups
+
+
+def _shared(field: Field, start: int, items: Ints, roots: Ints) -> Floats:
+    """[subsets of the items, roots] the least cost of alignment stages of entries of one start."""
+    junction = int(field.root_junction[roots[0]])
+    size = 1 << len(items)
+    cost = np.zeros((size, len(roots)))
+    for subset in range(1, size):
+        members = [int(items[i]) for i in range(len(items)) if subset >> i & 1]
+        left = field.limit[members].min() - field.root_time[roots]
+        if start > junction:
+            cost[subset] = np.inf
+        elif start == junction:
+            cost[subset] = np.where(left >= 0, 0.0, np.inf)
+        else:
+            together = _one_stage(
+                field, (start, junction), float(field.rate[members].sum()), left, roots
+            )
+            first = subset & -subset
+            part = (subset ^ first) - 1 & (subset ^ first) if subset != first else 0
+            while subset != first:  # the first item with every smaller subset of the rest
+                group = part | first
+                np.minimum(together, cost[group] + cost[subset ^ group], out=together)
+                if part == 0:
+                    break
+                part = (part - 1) & (subset ^ first)
+            cost[subset] = together
+    return cost
+
+
+def _one_stage(
+    field: Field, blocks: tuple[int, int], rate: float, left: Floats, roots: Ints
+) -> Floats:
+    """[roots] the cheapest alignment stage within the time that each root leaves."""
+    found = np.full(len(roots), np.inf)
+    for kind in range(len(field.table.kinds())):
+        options = field.table.options(*blocks, kind)
+        mine = field.root_kind[roots] == kind
+        if len(options):
+            lowest = np.minimum.accumulate(options.cost(rate, field.table.most))
+            row = np.searchsorted(options.time_us, left, "right") - 1
+            found = np.where(mine & (row >= 0), lowest[np.maximum(row, 0)], found)
+    return found
+
+
+def best_joined(field: Field, groups: Sequence[Group]) -> Pooled:
+    """Groups with joined alignment stages, moved to other junctions and joined while that pays."""
+    chosen = list(groups)
+    chosen = [_moved(field, group) for group in chosen]
+    again = True
+    while again and len(chosen) <= MOST_JOINED:
+        again = False
+        for a in range(len(chosen)):
+            for b in range(a + 1, len(chosen)):
+                both = field.best((*chosen[a].items, *chosen[b].items))
+                if both.root < 0:
+                    continue
+                both = _moved(field, both)
+                apart = _value(field, [chosen[a]]) + _value(field, [chosen[b]])
+                if _value(field, [both]) < apart - 1e-9:
+                    chosen = [g for n, g in enumerate(chosen) if n not in {a, b}] + [both]
+                    again = True
+                    break
+            if again:
+                break
+    return pooled(field, chosen, joined=True)
+
+
+def _value(field: Field, groups: Sequence[Group]) -> float:
+    return pooled(field, groups, joined=True).cost
+
+
+def _moved(field: Field, group: Group) -> Group:
+    """The group at the junction where it costs least with joined alignment stages."""
+    last = max(int(field.block[i]) for i in group.items)
+    tried = [field.at(group.items, junction) for junction in range(last, field.table.blocks)]
+    able = [group, *(g for g in tried if g.root >= 0)]
+    return min(able, key=lambda g: _value(field, [g]))

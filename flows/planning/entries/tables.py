@@ -1,0 +1,335 @@
+"""What planners of entries read: ranges of blocks on every share and batch, budgets, prices.
+
+    time of a stage    T = L(blocks, class, share, batch) + Y(batch)    Y: the move to the next stage, 0 at the end
+    vGPUs for a rate   n = ceil(rate L / batch)                         cost = price of its share of a GPU times n
+    limit of an entry  floor((1 - margin) budget)                       half a budget pays for waiting (Graft, section 4.3)
+
+An option of a range is a class, a share and a batch. One that is no faster, no cheaper per vGPU and carries no
+more than another is left out, whatever the rate: it is never needed.
+
+Here: profiles, cluster and workload to arrays, and their checks. Not here: which entries meet (`groups`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.registry import Inputs, PlanOptions
+from triton_backend.contract.cluster import GpuClass
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import StageMemory, worker_memory_gib
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
+from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
+from triton_backend.contract.workload import ModelDemand
+from triton_backend.scheduler.compiled import entry as kernel_entry
+
+US = 1e6
+SLACK = 1e-9  # of a rate: sums of rates are floats
+PRICES = {"cost": "hourly_cost", "power": "power_w"}
+ANY_NUMBER = 1 << 30  # of vGPUs
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A share of a GPU of a class, with the model's latencies on it.
+
+    Attributes:
+        price: of one vGPU in the objective.
+        link_rps: samples/s that its part of the NIC carries, by boundary (before block i); infinite for
+            percents, where the sum over a node counts.
+        room_gib: for the stages of one vGPU beside its process; infinite where not stated.
+        latency_us: [blocks, largest batch].
+        batches: those measured.
+    """
+
+    gpu_class: str
+    share: int
+    price: float
+    nic_gbps: float
+    link_rps: tuple[float, ...]
+    room_gib: float
+    latency_us: Floats
+    batches: tuple[int, ...]
+
+    def stage_latency_us(self, blocks: tuple[int, int]) -> Ints:
+        """[batches] latency of blocks [first, last), whole µs rounded up."""
+        first, last = blocks
+        return np.ceil(self.latency_us[first:last].sum(axis=0) - 1e-6).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a range of blocks may run on, by rising time, then price, then work.
+
+    Attributes:
+        time_us: [n] of a batch, with its move.
+        price: [n] of one vGPU.
+        work: [n] vGPUs per sample/s.
+        size, batch: [n] which.
+    """
+
+    time_us: Floats
+    price: Floats
+    work: Floats
+    size: Ints
+    batch: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+    def cost(self, rate_rps: float, most: int = ANY_NUMBER) -> Floats:
+        """[n] what it costs to carry a rate; infinite with more than `most` vGPUs."""
+        vgpus = vgpus_for(rate_rps, self.work)
+        return np.where(vgpus > most, np.inf, self.price * vgpus)
+
+
+def vgpus_for(rate_rps: float, work: Floats) -> Floats:
+    """Whole vGPUs that carry a rate, at least one."""
+    return np.maximum(1.0, np.ceil(rate_rps * work * (1 - SLACK)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTable:
+    """One model.
+
+    Attributes:
+        number: of the model in the workload.
+        entries: with their planned rates (`listed`: as the workload lists them, or the model as a whole).
+        limits_us: by entry.
+        most: vGPUs that a stage may have.
+        chains: whether a pipeline may have two stages.
+    """
+
+    number: int
+    profile: ModelProfile
+    entries: tuple[Entry, ...]
+    listed: bool
+    limits_us: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    most: int
+    chains: bool
+    _known: dict[tuple[int, int, int], Options] = field(
+        default_factory=dict[tuple[int, int, int], Options]
+    )
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.profile.name
+
+    @property
+    def blocks(self) -> int:
+        """Of the model."""
+        return self.profile.blocks
+
+    def kinds(self) -> tuple[tuple[float, tuple[float, ...]], ...]:
+        """What a sender has to know of whoever receives: the NIC's rate, one vGPU's part of it."""
+        return tuple(dict.fromkeys((size.nic_gbps, size.link_rps) for size in self.sizes))
+
+    def options(self, first: int, last: int, kind: int = 0) -> Options:
+        """Of blocks [first, last), whose results go to a vGPU of a kind where the model does not end."""
+        key = (first, last, kind if last < self.blocks else 0)
+        if key not in self._known:
+            self._known[key] = _options(self, *key)
+        return self._known[key]
+
+
+def read_tables(
+    inputs: Inputs,
+    options: PlanOptions,
+    level: float = 1.0,
+    weights: Mapping[str, float] | None = None,
+) -> list[ModelTable]:
+    """Every model of the workload, rates times `level`, prices of classes times their weights.
+
+    Raises:
+        InputError: a model has no profile, is measured nowhere or has no rate, or a price is missing.
+    """
+    return [
+        _model_table(inputs, options, (number, demand), level, weights or {})
+        for number, demand in enumerate(inputs.workload.models)
+    ]
+
+
+def _model_table(
+    inputs: Inputs,
+    options: PlanOptions,
+    asked: tuple[int, ModelDemand],
+    level: float,
+    weights: Mapping[str, float],
+) -> ModelTable:
+    number, demand = asked
+    where = f"workload model {demand.name!r}"
+    profile = inputs.profiles.get(demand.name)
+    if profile is None:
+        known = ", ".join(sorted(inputs.profiles)) or "none"
+        raise InputError(where, f"no profile; known: {known}")
+    if not demand.entries and demand.rate_rps is None and options.objective != "throughput":
+        raise InputError(f"{where}, rate_rps", f"needed for the objective {options.objective!r}")
+    for entry in demand.entries:
+        if entry.block >= profile.blocks:
+            reason = f"{entry.block}, but the model has blocks 0 to {profile.blocks - 1}"
+            raise InputError(f"{where}, entry {entry.name}, block", reason)
+    sizes = tuple(_sizes(inputs, options, profile, weights))
+    if not sizes:
+        raise InputError(where, "not measured on any share of a GPU that it may use")
+    kept = 1 - options.margin(demand.name)
+    entries = tuple(
+        Entry(
+            name=entry.name,
+            block=entry.block,
+            budget_us=entry.budget_us,
+            rate_rps=entry.rate_rps * level,
+            dtype=entry.dtype,
+        )
+        for entry in demand.entries
+        or (
+            Entry(
+                name=demand.name,
+                block=0,
+                budget_us=demand.slo_us,
+                rate_rps=demand.normaliser(options.objective),
+            ),
+        )
+    )
+    return ModelTable(
+        number=number,
+        profile=profile,
+        entries=entries,
+        listed=bool(demand.entries),
+        limits_us=tuple(math.floor(kept * entry.budget_us + 1e-6) for entry in entries),
+        sizes=sizes,
+        most=options.own.get("max_instances") or ANY_NUMBER,
+        chains=options.max_partitions > 1,
+    )
+
+
+def _sizes(
+    inputs: Inputs, options: PlanOptions, profile: ModelProfile, weights: Mapping[str, float]
+) -> Iterator[Size]:
+    cluster = inputs.cluster
+    bits = np.array([0, *profile.boundary_bytes], dtype=np.float64) * BITS_PER_BYTE
+    for gpu_class in cluster.gpu_classes:
+        name = gpu_class.name
+        if not cluster.gpus(name) or not options.class_allowed(profile.name, name):
+            continue
+        nic = cluster.nic_gbps(name)
+        price = gpu_price(gpu_class, options.objective) * weights.get(name, 1.0)
+        for share in sorted(gpu_class.shares):
+            measured = profile.table(name, share, gpu_class.basis)
+            if measured is None:
+                continue
+            link = np.full(len(bits), np.inf)
+            room = np.inf if gpu_class.memory_gib is None else gpu_class.memory_gib
+            divisor = divisor_of(share) if gpu_class.vgpu_divisors else None
+            if divisor:
+                room /= divisor
+                part = nic * 1e9 / (cluster.max_gpus_per_node(name) * divisor)
+                np.divide(part, bits, out=link, where=bits > 0)
+            yield Size(
+                gpu_class=name,
+                share=share,
+                price=price * share / WHOLE_GPU,
+                nic_gbps=nic,
+                link_rps=tuple(link.tolist()),
+                room_gib=room - (gpu_class.process_memory_gib or 0.0),
+                latency_us=measured.latency_us,
+                batches=measured.batches,
+            )
+
+
+def gpu_price(gpu_class: GpuClass, objective: str) -> float:
+    """Of a whole GPU: percents for `share`, GPUs where they are counted."""
+    if objective == "share":
+        return WHOLE_GPU / PER_PERCENT
+    if objective not in PRICES:
+        return 1.0
+    stated = getattr(gpu_class, PRICES[objective])
+    if stated is None:
+        where = f"gpu_classes.{gpu_class.name}.{PRICES[objective]}"
+        raise InputError(where, f"is missing, objective {objective} needs it")
+    return float(stated)
+
+
+def stage_memory(profile: ModelProfile, blocks: tuple[int, int]) -> StageMemory | None:
+    """What a stage takes of its GPU; None where that is not known."""
+    if not profile.block_memory_bytes and not profile.block_workspace_bytes:
+        return None
+    first, last = blocks
+    return StageMemory(
+        static=sum(profile.block_memory_bytes[first:last]),
+        dynamic=max(profile.block_workspace_bytes[first:last], default=0),
+    )
+
+
+def vgpu_memory_gib(gpu_class: GpuClass, profile: ModelProfile, blocks: tuple[int, int]) -> float:
+    """What the process of one vGPU takes that holds a stage."""
+    return worker_memory_gib(gpu_class, [stage_memory(profile, blocks)])
+
+
+def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
+    nic_gbps = table.kinds()[kind][0]
+    leaving = table.profile.boundary_bytes[last - 1] if last < table.blocks else 0
+    rows: list[Floats] = []
+    held_gib = table.profile.stage_memory_bytes((first, last)) / (1 << 30)
+    for number, size in enumerate(table.sizes):
+        if held_gib > size.room_gib * (1 + SLACK):
+            continue
+        batches = np.array(size.batches)
+        latency = size.stage_latency_us((first, last))[batches - 1].astype(np.float64)
+        rate = min(nic_gbps, size.nic_gbps)
+        moves = [transfer_us(leaving * int(b), rate) if leaving else 0 for b in batches]
+        link = size.link_rps[last] if leaving else np.inf
+        rows.append(
+            np.stack(
+                [
+                    latency + np.array(moves),
+                    np.full(len(batches), size.price),
+                    np.maximum(latency / (batches * US), 1 / link),
+                    np.full(len(batches), number),
+                    batches,
+                ]
+            )
+        )
+    found = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
+    time, price, work, number, batch = found[:, _needed(found)]
+    return Options(
+        time_us=time,
+        price=price,
+        work=work,
+        size=number.astype(np.int64),
+        batch=batch.astype(np.int64),
+    )
+
+
+def _needed(found: Floats) -> Ints:
+    """Rows that no other one beats in time, price and work; in order, one of equal ones."""
+    time, price, work, number, batch = found
+    order = np.lexsort((number, batch, work, price, time))
+    kept = np.empty(len(order), dtype=np.int64)
+    count = _front(price[order], work[order], kept)
+    return order[kept[:count]]
+
+
+@kernel_entry
+def _front(price: Floats, work: Floats, kept: Ints) -> int:
+    """Fill in the rows that none before them beats; how many they are."""
+    count = 0
+    for row in range(len(price)):
+        beaten = False
+        for k in range(count):
+            if price[kept[k]] <= price[row] and work[kept[k]] <= work[row]:
+                beaten = True
+                break
+        if not beaten:
+            kept[count] = row
+            count += 1
+    return count

@@ -1,0 +1,75 @@
+"""Partitions by generated groups: never below their bound, never above what is simple, the bound never too high."""
+
+import numpy as np
+import pytest
+
+from flows.planning import PlanOptions
+from flows.planning.entries.groups import FAR, Field, items_of
+from flows.planning.entries.partition import (
+    bound_of_pools,
+    by_columns,
+    by_subsets,
+    cheapest_cut,
+    classes_of,
+    fill,
+)
+from flows.planning.entries.pooling import joined_by_subsets
+from flows.planning.entries.tables import read_tables
+from flows.planning.registry import Inputs
+from flows.planning.watch import Watch
+from tests.flows.planning.entries.entry_cases import Case, case
+
+
+def field_of(problem: Case) -> Field:
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    options = PlanOptions(objective="share", slo_margin=0.5)
+    table = read_tables(inputs, options)[0]
+    return Field(table, items_of(table))
+
+
+@pytest.mark.parametrize("rates", [(30,), (5, 12.5, 30, 0.1), (7.3, 11.1, 29.9)])
+@pytest.mark.parametrize("seed", range(4))
+def test_generated_groups_bound_the_least_partition(seed: int, rates: tuple[float, ...]) -> None:
+    field = field_of(case(seed, 10, blocks=4, rates=rates, classes=("G", "H")))
+    least = by_subsets(field).value
+    found = by_columns(field, Watch(), gap=1e-4, whole=True)
+    assert found.bound <= least + 1e-6
+    assert least <= found.value + 1e-6
+    assert sorted(i for g in found.groups for i in g.items) == list(range(10))
+    assert found.value <= 1.1 * least
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_of_pools_is_below_groups_that_share_alignment_stages(seed: int) -> None:
+    field = field_of(case(seed, 8, rates=(5, 30)))
+    joined = joined_by_subsets(field)
+    assert joined is not None
+    least = sum(group.cost for group in joined)
+    assert bound_of_pools(field, Watch()) <= least + 1e-6
+    assert least <= by_subsets(field).value + 1e-6
+
+
+def test_many_items_are_put_in_classes_that_bound_and_serve_all() -> None:
+    field = field_of(case(5, 300, blocks=4, rates=(30,)))
+    classes = classes_of(field)
+    assert len(classes) <= 130
+    assert sorted(i for c in classes for i in c.items) == list(range(300))
+    found = by_columns(field, Watch(), gap=1e-4, whole=True)
+    assert sorted(i for g in found.groups for i in g.items) == list(range(300))
+    assert 0.9 * found.value <= found.bound <= found.value
+
+
+def test_the_cheapest_cut_takes_no_group_that_cannot_be() -> None:
+    cost = np.array([0.0, 3.0, 3.0, 4.0, 3.0, FAR, 7.0, FAR])
+    assert sorted(cheapest_cut(cost)) == [3, 4]
+
+
+def test_filling_an_option_finds_the_least_reduced_cost() -> None:
+    gain, units = np.array([5.0, 4.0, 3.0, -1.0]), np.array([3, 2, 2, 1])
+    room = np.zeros(9), np.zeros((4, 9), dtype=np.int8)
+    chosen = np.zeros(4, dtype=np.int64)
+    # a vGPU of price 4 carries 4 units: the middle two fill one of them
+    assert fill(gain, units, 4.0, 0.25, 1.0, *room, chosen) == 4.0 - 7.0
+    assert chosen.tolist() == [0, 1, 1, 0]
+    # two of them carry all three
+    assert fill(gain, units, 4.0, 0.25, 9.0, *room, chosen) == 8.0 - 12.0

@@ -1,0 +1,299 @@
+"""Plans of entries: the least by brute force, no planner below it, limits kept, complaints with names."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.registry import planners
+from flows.planning.verify import verify_plan
+from tests.flows.planning.entries.entry_cases import (
+    Case,
+    brute_force,
+    case,
+    cluster,
+    entry,
+    made,
+    profile,
+)
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import ModelDemand, Workload
+
+RULES = ("graft", "gslice", "gslice-plus", "static", "static-plus", "graft-optimal")
+GIB = 1 << 30
+
+
+def planned(problem: Case, planner: str = "pool", objective: str = "share", **more: Any) -> Plan:
+    """A plan that is verified, from its own file too."""
+    own = more.pop("own", {})
+    options = PlanOptions(planner=planner, objective=objective, own=own, **more)
+    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    assert verify_plan(plan, problem.profiles) == []
+    assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
+    return plan
+
+
+def one(*entries: Entry, **more: Any) -> Case:
+    """Entries of the model that all examples here use."""
+    return made(profile(7, **more), entries)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("classes", [("G",), ("G", "H")])
+def test_few_entries_cost_what_brute_force_finds(seed: int, classes: tuple[str, ...]) -> None:
+    problem = case(seed, 5, classes=classes)
+    least = brute_force(problem)
+    plan = planned(problem)
+    assert plan.objective.value == pytest.approx(least)
+    assert plan.objective.gap == 0
+    apart = brute_force(problem, shared=False)
+    assert plan.objective.space == ("groups" if apart == least else "pools")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_six_entries_on_four_blocks_cost_what_brute_force_finds(seed: int) -> None:
+    problem = case(100 + seed, 6, blocks=4, loose=8)
+    assert planned(problem).objective.value == pytest.approx(brute_force(problem))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [9, 25])
+def test_no_planner_is_below_the_exact_one(seed: int, count: int) -> None:
+    problem = case(seed, count, blocks=4, rates=(5, 30))
+    exact = planned(problem)
+    assert exact.objective.upper_bound <= exact.objective.value
+    values = [
+        planned(problem, name).objective.value
+        for name in RULES
+        if count <= 9 or name != "graft-optimal"
+    ]
+    assert min(values) >= exact.objective.value - 1e-9
+    assert values[0] <= values[1]  # graft, gslice
+
+
+@pytest.mark.parametrize("objective", ["cost", "gpus", "throughput"])
+@pytest.mark.parametrize("planner", ["pool", "graft", "gslice-plus"])
+def test_other_objectives_are_verified_too(planner: str, objective: str) -> None:
+    plan = planned(case(1, 8), planner, objective)
+    assert plan.objective.value > 0
+    assert plan.options["billing"] == "share"
+
+
+def test_throughput_is_the_largest_multiple_of_all_rates() -> None:
+    problem = made(profile(7), [entry("a", 0, 30, 30), entry("b", 1, 30, 10)], gpus=1)
+    plan = planned(problem, objective="throughput")
+    rates = {e.name: e.rate_rps for e in plan.models[0].entries}
+    assert rates["a"] == pytest.approx(30 * plan.objective.value)
+    assert rates["b"] == pytest.approx(10 * plan.objective.value)
+    assert plan.objective.value <= plan.objective.upper_bound
+
+
+def test_billing_by_gpus_pays_whole_ones() -> None:
+    problem = case(2, 6)
+    plan = planned(problem, objective="cost", own={"billing": "gpu"})
+    assert plan.objective.value == 2.0 * plan.gpus_used["G"]
+
+
+def test_an_entry_that_aligns_boards_a_batch_of_the_entry_at_the_junction() -> None:
+    problem = made(profile(2), [entry("whole", 0, 60, 5), entry("tail", 2, 60, 400)])
+    plan = planned(problem)
+    stages = {p.entry: p.stages for p in plan.models[0].pipelines}
+    assert [s.blocks for s in stages["whole"]] == [(0, 2), (2, 3)]
+    assert stages["whole"][-1].pool == stages["tail"][-1].pool
+    assert stages["whole"][-1].boards
+    assert stages["whole"][-1].batch == 2  # of the batch that both fill; its own brings one sample
+    assert stages["tail"][-1].boards
+    assert not stages["whole"][0].boards
+    assert {e.name: e.block for e in plan.models[0].entries} == {"whole": 0, "tail": 2}
+
+
+def test_one_client() -> None:
+    plan = planned(one(entry("only", 1, 40, 30)))
+    assert [p.entry for p in plan.models[0].pipelines] == ["only"]
+
+
+def test_all_equal_entries_share_one_pool() -> None:
+    plan = planned(one(*(entry(f"c{n}", 1, 40, 30) for n in range(7))))
+    assert len(plan.pools) == 1
+    assert plan.pools[0].vgpus >= 1
+
+
+def test_an_entry_at_the_last_block() -> None:
+    plan = planned(one(entry("last", 2, 40, 30)))
+    assert plan.models[0].pipelines[0].stages[0].blocks == (2, 3)
+
+
+def test_a_rate_of_a_tenth() -> None:
+    assert planned(one(entry("slow", 0, 40, 0.1))).objective.value >= 5
+
+
+def test_a_model_without_entries_is_planned_beside_others_as_one_entry() -> None:
+    first = one(entry("a", 1, 40, 30))
+    whole = replace(profile(8), name="whole")
+    demands = (*first.workload.models, ModelDemand(name="whole", slo_us=60_000, rate_rps=40.0))
+    plan = make_plan(
+        {**first.profiles, "whole": whole},
+        first.cluster,
+        Workload(models=demands),
+        PlanOptions(objective="share"),
+    )
+    assert verify_plan(plan, {**first.profiles, "whole": whole}) == []
+    assert plan.model("whole").entries == ()
+    assert plan.model("whole").throughput_rps == 40
+
+
+@pytest.mark.parametrize("planner", ["pool", *RULES])
+def test_a_budget_below_the_least_latency_names_entry_and_numbers(planner: str) -> None:
+    problem = one(entry("fine", 1, 40, 30), entry("hasty", 0, 1.5, 30))
+    least = min(math.ceil(t.latency_us[:, 0].sum() - 1e-6) for t in problem.profile.tables.values())
+    said = rf"entry hasty: .*0\.750 ms of 1\.500 ms, its least latency is {least / 1e3:.3f} ms"
+    with pytest.raises(InfeasibleError, match=said):
+        planned(problem, planner)
+
+
+def test_budgets_of_one_ms_but_not_one_microsecond_are_uniform_for_the_paper_alone() -> None:
+    problem = one(entry("a", 0, 20.2, 30), entry("b", 0, 20.9, 30))
+    assert len(planned(problem, "gslice").pools) == 2
+    merged = planned(problem, "gslice-plus")
+    assert len(merged.pools) == 1
+    for pipeline in merged.models[0].pipelines:
+        assert pipeline.latency_us <= 10_100
+
+
+def test_a_shared_stage_that_fits_no_memory_is_not_planned() -> None:
+    weights = (0, 0, 3 * GIB)
+    net = profile(7, block_memory_bytes=weights)
+    entries = [entry("a", 0, 60, 5), entry("b", 1, 60, 5)]
+    roomy = made(net, entries, memory_gib=4)
+    assert planned(roomy).pools
+    tight = made(net, entries, memory_gib=2)
+    with pytest.raises(InfeasibleError, match="entry a: blocks from 0 on fit no vGPU's memory"):
+        planned(tight)
+
+
+@pytest.mark.parametrize("planner", ["pool", "graft", "gslice"])
+def test_no_stage_has_more_instances_than_allowed(planner: str) -> None:
+    problem = one(*(entry(f"c{n}", n % 3, 45, 120) for n in range(6)))
+    plan = planned(problem, planner, own={"max_instances": 1})
+    assert max(pool.vgpus for pool in plan.pools) == 1
+    with pytest.raises(InfeasibleError, match="need more than 1 vGPUs"):
+        planned(one(entry("much", 0, 60, 1e5)), planner, own={"max_instances": 1})
+
+
+def test_a_boundary_of_0_bytes_costs_no_time() -> None:
+    net = replace(profile(7), boundary_bytes=(0, 0))
+    plan = planned(made(net, [entry("whole", 0, 60, 5), entry("tail", 2, 60, 400)]))
+    assert all(s.transfer_us == 0 for p in plan.models[0].pipelines for s in p.stages)
+
+
+def test_one_stage_a_pipeline_where_that_is_asked() -> None:
+    plan = planned(one(entry("whole", 0, 60, 5), entry("tail", 2, 60, 400)), max_partitions=1)
+    assert {len(p.stages) for p in plan.models[0].pipelines} == {1}
+
+
+def test_gpus_that_are_too_few_are_named() -> None:
+    problem = made(profile(7), [entry("much", 0, 20, 3_000)], gpus=1)
+    with pytest.raises(InfeasibleError, match=r"gpu_classes\.G: needs .* the cluster has 4"):
+        planned(problem)
+
+
+def test_a_class_that_has_too_few_gpus_leaves_the_rest_to_others() -> None:
+    problem = case(3, 12, classes=("G", "H"), rates=(200,))
+    many = planned(problem)
+    few = replace(
+        problem,
+        cluster=replace(
+            problem.cluster,
+            nodes=(
+                NodeGroup(count=1, gpu_class="G", gpus=1, nic_gbps=40),
+                NodeGroup(count=40, gpu_class="H", gpus=4, nic_gbps=20),
+            ),
+        ),
+    )
+    plan = planned(few)
+    assert plan.gpus_used["G"] <= 1
+    assert plan.objective.value >= many.objective.value
+    assert plan.objective.upper_bound == many.objective.upper_bound
+
+
+def test_divisors_stay_apart_by_size_and_model() -> None:
+    net = profile(7)
+    whole = {k._replace(basis="loaded"): t for k, t in net.tables.items() if k.share == 300}
+    halves = {
+        k._replace(share=150): replace(t, latency_us=1.8 * t.latency_us) for k, t in whole.items()
+    }
+    problem = Case(
+        profile=replace(net, tables={**whole, **halves}),
+        cluster=Cluster(
+            name="cut",
+            gpu_classes=(GpuClass(name="G", vgpu_divisors=(1, 2)),),
+            nodes=(NodeGroup(count=4, gpu_class="G", gpus=2, nic_gbps=10),),
+        ),
+        workload=Workload(
+            models=(
+                ModelDemand(
+                    name="net",
+                    slo_us=1,
+                    entries=(entry("a", 0, 30, 100), entry("b", 1, 60, 30), entry("c", 2, 20, 300)),
+                ),
+            )
+        ),
+    )
+    for planner in ("pool", "gslice"):
+        plan = planned(problem, planner)
+        held: dict[tuple[int, int], set[int]] = {}
+        for pool in plan.pools:
+            for slot in pool.slots():
+                held.setdefault((slot.node, slot.gpu), set()).add(pool.share)
+        assert all(len(shares) == 1 for shares in held.values())
+
+
+def test_a_planner_of_whole_models_refuses_entries() -> None:
+    with pytest.raises(
+        InputError, match="gpulets plans whole models; entries are planned by graft"
+    ):
+        planned(one(entry("a", 0, 40, 1)), "gpulets", "gpus")
+
+
+def test_shares_are_counted_where_models_list_entries_alone() -> None:
+    problem = one(entry("a", 0, 40, 1))
+    bare = Workload(models=(ModelDemand(name="net", slo_us=40_000, rate_rps=1.0),))
+    with pytest.raises(InputError, match="pool is defined for share where models list entries"):
+        make_plan(problem.profiles, cluster(), bare, PlanOptions(objective="share"))
+    with pytest.raises(InputError, match="entry a, block: 5, but the model has blocks 0 to 2"):
+        planned(one(entry("a", 5, 40, 1)))
+
+
+def test_half_of_every_budget_pays_for_waiting_unless_a_margin_is_given() -> None:
+    problem = one(entry("a", 0, 40, 1))
+    assert planned(problem).options["slo_margin"] == 0.5
+    assert planned(problem, slo_margin=0.1).options["slo_margin"] == 0.1
+    assert {planners()[name].slo_margin for name in RULES} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rate_rps": 1.0}, "entry a: rate_rps"),
+        ({"budget_us": 1_000_000}, "entries .* are not those of the workload"),
+    ],
+)
+def test_verify_sees_an_entry_that_is_not_what_was_asked(change: dict[str, Any], said: str) -> None:
+    plan = planned(one(entry("a", 0, 40, 30)))
+    model = plan.models[0]
+    wrong = replace(model, entries=(replace(model.entries[0], **change),))
+    found = " ".join(verify_plan(replace(plan, models=(wrong,))))
+    assert re.search(said, found)
+
+
+def test_verify_sees_shares_that_are_not_those_paid() -> None:
+    plan = planned(one(entry("a", 0, 40, 30)))
+    wrong = replace(plan, objective=replace(plan.objective, value=1.0, upper_bound=1.0))
+    assert any("objective value" in text for text in verify_plan(wrong))

@@ -1,0 +1,55 @@
+"""Pools of groups: equal stages together, alignment stages shared where that costs less."""
+
+import numpy as np
+import pytest
+
+from flows.planning import PlanOptions
+from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.partition import by_columns
+from flows.planning.entries.pooling import best_joined, joined_by_subsets, pooled
+from flows.planning.entries.tables import read_tables
+from flows.planning.registry import Inputs
+from flows.planning.watch import Watch
+from tests.flows.planning.entries.entry_cases import case, entry, made, profile
+
+
+def field_of(count: int, seed: int = 0) -> Field:
+    problem = case(seed, count, rates=(5, 30))
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    table = read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+    return Field(table, items_of(table))
+
+
+def test_equal_stages_are_one_pool_unless_they_stay_apart() -> None:
+    problem = made(profile(7), [entry(f"c{n}", 1, 40, 3) for n in range(4)])
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    table = read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+    field = Field(table, items_of(table))
+    alone = [field.best([item]) for item in range(4)]
+    assert len(pooled(field, alone).pools) == 1
+    assert len(pooled(field, alone, apart=True).pools) == 4
+    assert pooled(field, alone, apart=True).cost == sum(group.cost for group in alone)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
+    field = field_of(14, seed)
+    groups = by_columns(field, Watch(), gap=1e-4, whole=True).groups
+    plain, shared = pooled(field, groups), pooled(field, groups, joined=True)
+    assert shared.cost <= sum(group.cost for group in groups) + 1e-9
+    assert plain.cost <= sum(group.cost for group in groups) + 1e-9
+    assert best_joined(field, groups).cost <= shared.cost + 1e-9
+
+
+def test_rates_and_times_of_pools_are_kept() -> None:
+    field = field_of(10)
+    groups = joined_by_subsets(field)
+    assert groups is not None
+    found = pooled(field, groups, joined=True)
+    load = np.zeros(len(found.pools))
+    for chain, passes in zip(found.chains, found.passes, strict=True):
+        assert [s.key for s in chain.steps] == [found.pools[p][0] for p in passes]
+        assert chain.steps[0].key[0] == chain.item.block
+        for step, number in zip(chain.steps, passes, strict=True):
+            load[number] += chain.item.rate_rps * step.work
+    assert all(load <= np.array([vgpus for _, vgpus in found.pools]) * (1 + 1e-9))

@@ -1,0 +1,79 @@
+"""The paper's heuristics: merging, grouping by similarity, re-alignment."""
+
+import math
+
+import pytest
+
+from flows.planning import PlanOptions
+from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.similar import Grouping, merged, realigned, similar_groups
+from flows.planning.entries.tables import ModelTable, read_tables
+from flows.planning.registry import Inputs
+from tests.flows.planning.entries.entry_cases import case, entry, made, profile
+from triton_backend.contract.entries import Entry
+
+GROUPING = Grouping(size=3, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
+
+
+def table_of(*entries: Entry) -> ModelTable:
+    problem = made(profile(7), entries)
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    return read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+
+
+def test_no_entries_make_no_groups() -> None:
+    assert similar_groups([], GROUPING) == []
+
+
+def test_uniform_entries_merge_until_little_rate_is_spare() -> None:
+    table = table_of(*(entry(f"c{n}", 1, 40.2 + n / 10, 2 + n) for n in range(6)))
+    assert [item.members for item in merged(table, -math.inf)] == [(5, 4, 3, 2, 1, 0)]
+    assert len(merged(table, math.inf)) == 6
+    some = merged(table, 0.2)
+    assert 1 <= len(some) <= 6
+    assert sorted(m for item in some for m in item.members) == list(range(6))
+
+
+def test_another_start_another_ms_or_another_type_is_not_uniform() -> None:
+    plain = entry("a", 1, 40, 5)
+    half = Entry(name="d", block=1, budget_us=40_000, rate_rps=5, dtype="fp16")
+    table = table_of(plain, entry("b", 2, 40, 5), entry("c", 1, 41, 5), half)
+    assert len(merged(table, -math.inf)) == 4
+
+
+def test_similar_entries_meet_and_dissimilar_ones_by_the_formula_as_printed() -> None:
+    table = table_of(*(entry(f"c{n}", 2 * (n % 2), 30 + 40 * (n % 2), 5) for n in range(6)))
+    items = items_of(table)
+
+    def pure(distance: bool) -> float:
+        grouped = [
+            group
+            for seed in range(20)
+            for group in similar_groups(
+                items, Grouping(size=3, weights=(1, 1, 1), distance=distance, seed=seed)
+            )
+        ]
+        assert {len(group) for group in grouped} == {3}
+        return sum(len({n % 2 for n in group}) == 1 for group in grouped) / len(grouped)
+
+    assert pure(distance=False) > pure(distance=True)
+
+
+def test_groups_of_equal_size_hold_everybody_once() -> None:
+    table = table_of(*(entry(f"c{n}", n % 3, 30 + n, 5) for n in range(8)))
+    groups = similar_groups(items_of(table), GROUPING)
+    assert sorted(map(len, groups)) == [2, 3, 3]
+    assert sorted(n for group in groups for n in group) == list(range(8))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_re_alignment_is_between_everyone_alone_and_the_best_of_all_groups(seed: int) -> None:
+    problem = case(seed, 5)
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    table = read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+    field = Field(table, items_of(table))
+    groups = realigned(field, range(5))
+    assert sorted(i for g in groups for i in g.items) == list(range(5))
+    value = sum(group.cost for group in groups)
+    assert value <= sum(field.best([i]).cost for i in range(5))
+    assert value <= field.best(range(5)).cost
