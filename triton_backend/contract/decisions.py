@@ -38,6 +38,7 @@ class DropReason(IntEnum):
     MODEL_REMOVED = 4  # the plan being served does not have the model
     OVERLOAD = 5  # refused at admission: the work before it already fills its time
     QUEUE_FULL = 6  # the front keeps as many requests as it may
+    ROWS_DIFFER = 7  # two modules gave a third, which pairs their rows, unlike numbers of rows
 
     @property
     def text(self) -> str:
@@ -76,7 +77,10 @@ class Hop(NamedTuple):
 
 @message
 class Dispatch:
-    """Run these requests as one batch along this path; resources execute in reserved order."""
+    """Run these requests as one batch along this path; resources execute in reserved order.
+
+    A request is the shell's own (`Arrival`) or a task (`TaskReady`); one batch may hold both.
+    """
 
     batch_id: int
     model: int
@@ -112,4 +116,76 @@ class SetTimer:
     at_us: int
 
 
-Decision = Dispatch | Drop | Abort | SetTimer
+# Of jobs. What a shell keeps for how long is in scheduler/README.md, "The life of a job".
+
+FIRST_TASK = 1 << 62
+"""Request ids from here on are tasks', numbered by the scheduler; ids of `Arrival` stay below."""
+
+
+@message
+class TaskReady:
+    """From now on `request_id` is a task: these rows of a module of a job. No `Dispatch` names it before.
+
+    A module becomes ready as a whole: its tasks follow each other in one answer and cut its rows
+    [0, all) into pieces. Row i is the i-th of what the module's parents gave it, in the order of their
+    own rows; where every request has as many rows, row i of each.
+
+    Attributes:
+        module: its place among the modules of the job's application.
+        first_row, rows: the piece.
+        of_rows: rows that the module runs for this job in all.
+    """
+
+    request_id: int
+    job_id: int
+    module: int
+    first_row: int
+    rows: int
+    of_rows: int
+
+
+@message
+class ModuleSkipped:
+    """A module of a job does not run; what it would have given is empty tensors.
+
+    Attributes:
+        reason: None: it has no rows. Else it is optional, and it or one before it was dropped for that
+            reason: its tasks so far leave or end unused, as those of a dropped job do.
+        best_finish_us, queue_position: as in `Drop`, of the task that was dropped.
+    """
+
+    job_id: int
+    module: int
+    reason: DropReason | None = None
+    best_finish_us: int | None = None
+    queue_position: int = 0
+
+
+@message
+class JobDone:
+    """Every module of a job has ended or was skipped: answer it."""
+
+    job_id: int
+
+
+@message
+class JobDropped:
+    """Answer this job at once that it will not be served, and forget it.
+
+    Its tasks that wait are gone with this decision. Those in a batch end with it; nobody wants what they
+    give, and no decision names them again.
+
+    Attributes:
+        module: whose task was dropped; None: the job as a whole.
+        best_finish_us, queue_position: as in `Drop`, of that task.
+    """
+
+    job_id: int
+    reason: DropReason
+    deadline_us: int
+    module: int | None = None
+    best_finish_us: int | None = None
+    queue_position: int = 0
+
+
+Decision = Dispatch | Drop | Abort | SetTimer | TaskReady | ModuleSkipped | JobDone | JobDropped

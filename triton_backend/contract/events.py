@@ -29,6 +29,48 @@ class Cancel:
 
 
 @message
+class JobArrival:
+    """A client request of application number `application` of the plan, of `samples` samples.
+
+    Its modules run as tasks, which the scheduler numbers (`decisions.TaskReady`). `job_id` is the shell's:
+    no other job in hand may have it.
+    """
+
+    now_us: int
+    job_id: int
+    application: int
+    deadline_us: int
+    samples: int = 1
+
+
+@message
+class Emitted:
+    """How many rows a task gives each module that comes after its own.
+
+    Comes right before the `StageDone` that ends the task's last stage, and only where it is needed: a
+    task without it gives every such module as many rows as it ran itself. Modules that run the same
+    number of rows for every request (`max_rows` = `rows_per_request`) run that number, whatever comes.
+
+    Attributes:
+        request_id: the task.
+        rows: one number, 0 or more, for each module that names the task's own in `after`, in the order
+            of the application's modules. Of more than `max_rows` x samples in all only so many run.
+    """
+
+    now_us: int
+    request_id: int
+    rows: tuple[int, ...]
+
+
+@message
+class JobCancel:
+    """The client gave up; tasks that are not dispatched leave their queues, others end unused."""
+
+    now_us: int
+    job_id: int
+
+
+@message
 class StageDone:
     """A batch left a stage, which really ran from `start_us` to `end_us`."""
 
@@ -136,9 +178,10 @@ class PlanChanged:
 
     Queued requests are kept by the names of model and entry. Batches in flight end as reserved, whatever
     they run on; they keep their numbers. vGPUs that go on keep their reservations under new numbers.
-    All paces are as planned again.
+    All paces are as planned again. Jobs go on where the new plan has their application with the very same
+    modules; others are dropped (`MODEL_REMOVED`): a job never sees two applications.
 
-    Numbers in other events: models, entries, pipelines, nodes and vGPUs are those of the plan in force
+    Numbers in other events: models, applications, entries, pipelines, nodes and vGPUs are those of the plan in force
     (but see `WorkerLost`), batches count through. In decisions they are those of the plan in force
     when the decision was made; in the `Drop` of a request whose model has gone, of the last that had it.
 
@@ -158,6 +201,9 @@ class PlanChanged:
 Event = (
     Arrival
     | Cancel
+    | JobArrival
+    | Emitted
+    | JobCancel
     | StageDone
     | TransferDone
     | WorkerLost

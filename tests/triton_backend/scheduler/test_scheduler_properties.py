@@ -81,6 +81,8 @@ class Shell:
             case SetTimer():
                 assert decision.at_us > self.now_us
                 self.timer_us = decision.at_us
+            case _:
+                raise AssertionError(decision)
 
     def arrive(self, model: int, samples: int, slack_us: int) -> None:
         self.open.add(self.came)

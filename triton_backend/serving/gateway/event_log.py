@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract import decisions, events
-from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
+from triton_backend.contract.decisions import Decision, Dispatch, DropReason, Hop
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
@@ -119,8 +119,8 @@ def to_line(item: Event | Decision | Refused) -> str:
     if isinstance(item, Dispatch):
         return _dispatch_line(item)
     data = dataclasses.asdict(item)
-    if isinstance(item, Drop):
-        data["reason"] = item.reason.text
+    if data.get("reason") is not None:
+        data["reason"] = DropReason(data["reason"]).text
     return json.dumps({"t": kind.__name__, **data}, separators=(",", ":"))
 
 
@@ -174,6 +174,8 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
         if kind == "Dispatch":
             data["hops"] = tuple(Hop(**hop) for hop in data["hops"])
             data["request_ids"] = tuple(data["request_ids"])
-        if kind == "Drop":
+        if data.get("reason") is not None:
             data["reason"] = DropReason.parse(data["reason"])
+        if kind == "Emitted":
+            data["rows"] = tuple(data["rows"])
         yield _KINDS[kind](**data)

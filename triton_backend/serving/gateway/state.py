@@ -21,9 +21,13 @@ from triton_backend.contract.decisions import (
     Drop,
     DropReason,
     Hop,
+    JobDone,
+    JobDropped,
+    ModuleSkipped,
     SetTimer,
+    TaskReady,
 )
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -901,6 +905,8 @@ class Gateway:
                     self._drop(decision)
                 case Abort():
                     self._abort(decision.batch_id)
+                case TaskReady() | ModuleSkipped() | JobDone() | JobDropped():
+                    raise InvariantError(f"{decision}: no plan with applications is served")
         if self._may_send:
             self._send_waiting()
 

@@ -5,10 +5,25 @@ from pathlib import Path
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
-from triton_backend.contract.decisions import Abort, Dispatch, Drop, DropReason, Hop, SetTimer
+from triton_backend.contract.decisions import (
+    FIRST_TASK,
+    Abort,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    JobDone,
+    JobDropped,
+    ModuleSkipped,
+    SetTimer,
+    TaskReady,
+)
 from triton_backend.contract.events import (
     Arrival,
     Cancel,
+    Emitted,
+    JobArrival,
+    JobCancel,
     LinkPaceChanged,
     PaceChanged,
     Pause,
@@ -40,6 +55,15 @@ ITEMS = (
     Drop(request_id=2, model=0, reason=DropReason.DEADLINE, deadline_us=3, best_finish_us=9),
     Abort(batch_id=1),
     SetTimer(at_us=77),
+    JobArrival(now_us=1, job_id=3, application=0, deadline_us=9),
+    Emitted(now_us=2, request_id=FIRST_TASK, rows=(0, 3)),
+    JobCancel(now_us=3, job_id=3),
+    TaskReady(request_id=FIRST_TASK, job_id=3, module=1, first_row=0, rows=2, of_rows=5),
+    ModuleSkipped(job_id=3, module=2),
+    ModuleSkipped(job_id=3, module=2, reason=DropReason.DEADLINE, best_finish_us=9),
+    JobDone(job_id=3),
+    JobDropped(job_id=3, reason=DropReason.CANCELLED, deadline_us=9),
+    JobDropped(job_id=3, reason=DropReason.DEADLINE, deadline_us=9, module=1, best_finish_us=10),
 )
 
 
