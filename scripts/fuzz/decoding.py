@@ -76,6 +76,10 @@ BODIES: Mapping[Kind, Callable[[bytes], object]] = {
     Kind.DROP: wire.unpack_drop,
     Kind.BATCH: wire.unpack_batch,
     Kind.ANSWER: wire.unpack_answer,
+    Kind.GATHER: wire.unpack_gather,
+    Kind.JOB_DONE: wire.unpack_job_done,
+    Kind.EMITTED: wire.unpack_rows,
+    Kind.JOB_FAILED: wire.unpack_job_failed,
     Kind.BATCH_FAILED: wire.unpack_failure,
     Kind.STAGE_DONE: wire.unpack_times,
     Kind.RUN_STAGE: wire.unpack_run_stage,
@@ -342,6 +346,7 @@ SHARES = {"frames": 0.2, "body": 0.35, "frame_itself": 0.1, "proof": 0.05, "requ
 def seeds() -> Iterator[tuple[str, bytes]]:
     """One good input of every kind."""
     hops = (Hop(0, 1, 2, 3, 4), Hop(1, 2, 3, 4, 5))
+    piece = wire.Piece(0, 1, 0, 1, 0, 0, 1, 0, 2, 3)
     good = {
         Kind.HELLO: wire.pack_hello(wire.WorkerHello(1, 2)),
         Kind.HEARTBEAT: wire.pack_heartbeat(5),
@@ -352,6 +357,12 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.DROP: wire.pack_drop(wire.DropBody(1, DropReason.DEADLINE, 2, 3, 4)),
         Kind.BATCH: wire.pack_batch(wire.BatchBody(0, 0, 1, 2, 3, 4, 5, 6, hops, (1, 2))),
         Kind.ANSWER: wire.pack_answer(wire.AnswerBody(1, 2, 3)),
+        Kind.GATHER: wire.pack_gather(
+            wire.BatchBody(0, 0, 1, 2, 0, 4, 5, wire.SHELVED, hops, (1, 2)), [piece]
+        ),
+        Kind.JOB_DONE: wire.pack_job_done(wire.JobDoneBody(1, (piece,))),
+        Kind.EMITTED: wire.pack_rows([(1, 2), (0, 3)]),
+        Kind.JOB_FAILED: wire.pack_job_failed(wire.JobFailedBody(1, "x")),
         Kind.BATCH_FAILED: wire.pack_failure(wire.FailureBody("x", 1, 2)),
         Kind.STAGE_DONE: wire.pack_times(wire.TimesBody(1, 2, 3)),
         Kind.RUN_STAGE: wire.pack_run_stage(wire.RunStageBody(0, 0, 0, 1)),

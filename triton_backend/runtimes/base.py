@@ -6,7 +6,7 @@ name, relative to the artifact root.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -14,11 +14,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.tensors import TensorSpec
 
 MANIFEST_NAME = "engine.json"
 CPU, CUDA = "cpu", "cuda"
+ROWS, _ROWS = "rows", "_rows"
 Tensors = Mapping[str, NDArray[np.generic]]
 # BF16 is not here: numpy has no such type.
 NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
@@ -106,6 +107,56 @@ def _device_before(data: Mapping[str, Any]) -> str:
     return str(data["options"].get("device", CPU))
 
 
+def counts_name(output: str) -> str:
+    """The output that says how many rows of another one each sample gives."""
+    return f"{output}{_ROWS}"
+
+
+def counts_of(outputs: Iterable[str]) -> dict[str, str]:
+    """Outputs of a module whose rows vary, and the output that says how many each sample gives.
+
+    That is `NAME_rows`, or `rows` for all that have none of their own (INT64, one number per sample).
+    Rows of one sample follow those of the sample before it.
+    """
+    names = list(outputs)
+    counts = {
+        name for name in names if name == ROWS or name.removesuffix(_ROWS) in {*names} - {name}
+    }
+    found: dict[str, str] = {}
+    for name in names:
+        own = counts_name(name)
+        if name not in counts and (own in counts or ROWS in counts):
+            found[name] = own if own in counts else ROWS
+    return found
+
+
+def put_rows(
+    rows: NDArray[np.generic], counts: NDArray[np.generic], into: NDArray[np.generic]
+) -> NDArray[np.int64]:
+    """Write rows whose number varies by sample, one sample after the other, from the start of `into`.
+
+    Args:
+        rows: [sum of counts, ...]
+        counts: [samples]
+        into: [samples, most, ...]; what a sample has beyond `most` is left out.
+
+    Returns:
+        [samples], how many were written of each.
+
+    Raises:
+        InvariantError: there are not as many rows as the counts say.
+    """
+    given = np.maximum(counts.astype(np.int64), 0)
+    if len(rows) != given.sum():
+        raise InvariantError(f"{len(rows)} rows, but the counts sum up to {given.sum()}")
+    kept = np.minimum(given, into.shape[1])
+    if (kept != given).any():
+        begins = np.repeat(np.cumsum(given) - given, given)
+        rows = rows[np.arange(len(rows)) - begins < np.repeat(kept, given)]
+    into.reshape(-1, *into.shape[2:])[: len(rows)] = rows
+    return kept
+
+
 class Runtime(Protocol):
     """One loaded stage. Not thread-safe: one caller at a time."""
 
@@ -122,7 +173,8 @@ class Runtime(Protocol):
     def run(self, inputs: Tensors, out: Tensors) -> None:
         """Run one batch: every array is [batch, ...]; results are written into `out` in place.
 
-        Inputs may lie in shared memory and are not changed; `out` may lie there too.
+        Inputs may lie in shared memory and are not changed; `out` may lie there too. An output whose rows
+        vary (`counts_of`) is given as [batch, most, ...], and is written by `put_rows`.
         """
         ...
 

@@ -1,21 +1,23 @@
 """A runtime without a model: it waits the profiled latency and passes tensors of the true shape.
 
 Whole clusters run on one machine this way. Every output value of a sample is a small number that
-depends on the sample's input bytes, so a mix-up of samples on the way can be seen.
+depends on the sample's bytes in every input, so a mix-up of samples on the way can be seen.
 """
 
 import math
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.runtimes.base import Artifact, Runtime, Tensors
+from triton_backend.runtimes.base import Artifact, Runtime, Tensors, put_rows
 from triton_backend.runtimes.clock import Clock
 
 LATENCY_OPTION = "latency_us_by_batch"
+ROWS_OPTION = "rows"
 CHECKED_BYTES = 4096
 LARGEST_VALUE = 128  # below it every datatype holds every whole number
 
@@ -26,6 +28,7 @@ class EmulatedRuntime:
     `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
     `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
     `seed`: of the noise.
+    `rows`: by output whose rows vary, the output of their counts and the mean (`drawn_rows`).
     """
 
     def __init__(self, artifact: Artifact, *, clock: Clock) -> None:
@@ -39,6 +42,7 @@ class EmulatedRuntime:
             )
         self._latency_us = [float(value) for value in latencies]
         self._sigma = float(artifact.options.get("noise_sigma", 0.0))
+        self._rows: Mapping[str, tuple[str, float]] = artifact.options.get(ROWS_OPTION, {})
         self._noise = np.random.default_rng(int(artifact.options.get("seed", 0)))
 
     def run(self, inputs: Tensors, out: Tensors) -> None:
@@ -55,11 +59,21 @@ class EmulatedRuntime:
         latency_us = self._latency_us[batch - 1]
         if self._sigma > 0:
             latency_us *= math.exp(self._sigma * self._noise.standard_normal())
-        marks = _marks(first)
+        marks = sample_marks([inputs[spec.name] for spec in self.inputs])
         for spec in self.outputs:
             target = out[spec.name]
-            for i, mark in enumerate(marks):
-                target[i] = mark
+            if target.ndim == len(spec.shape):
+                for i, mark in enumerate(marks):
+                    target[i] = mark
+        for name, (counts, mean) in self._rows.items():
+            target = out[name]
+            most = target.shape[1]
+            drawn = np.array([drawn_rows(mark, mean, most) for mark in marks])
+            values = [row_mark(m, k) for m, n in zip(marks, drawn, strict=True) for k in range(n)]
+            rows = np.empty((len(values), *target.shape[2:]), target.dtype)
+            for row, value in zip(rows, values, strict=True):
+                row[...] = value
+            out[counts][:] = put_rows(rows, drawn, target)
         self._clock.sleep_until_us(start_us + round(latency_us))
 
     def register(self, memory: NDArray[np.uint8]) -> None:
@@ -75,9 +89,32 @@ def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) ->
     return EmulatedRuntime(artifact, clock=clock)
 
 
-def _marks(samples: NDArray[np.generic]) -> list[int]:
-    """A small number for each sample, made from its first bytes."""
-    data = samples.data.cast("B")
-    size = len(data) // len(samples)
-    checked = min(size, CHECKED_BYTES)
-    return [zlib.crc32(data[at : at + checked]) % LARGEST_VALUE for at in range(0, len(data), size)]
+def drawn_rows(mark: int, mean: float, most: int) -> int:
+    """Rows that a sample of this mark gives: Poisson of this mean, at most `most`; that many if it is the mean."""
+    if mean >= most:
+        return most
+    chance = (zlib.crc32(bytes([mark])) + 0.5) / 2**32
+    rows, term = 0, math.exp(-mean)
+    reached = term
+    while reached < chance and rows < most:
+        rows += 1
+        term *= mean / rows
+        reached += term
+    return rows
+
+
+def row_mark(mark: int, row: int) -> int:
+    """The value of a row that a sample of this mark gives."""
+    return (mark + 1 + row) % LARGEST_VALUE
+
+
+def sample_marks(inputs: Sequence[NDArray[np.generic]]) -> list[int]:
+    """A small number for each sample, made from its first bytes in every input."""
+    sums = [0] * len(inputs[0])
+    for samples in inputs:
+        data = samples.data.cast("B")
+        size = len(data) // len(samples)
+        checked = min(size, CHECKED_BYTES)
+        for i, at in enumerate(range(0, len(data), size)):
+            sums[i] = zlib.crc32(data[at : at + checked], sums[i])
+    return [one % LARGEST_VALUE for one in sums]

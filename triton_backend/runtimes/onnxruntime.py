@@ -8,6 +8,7 @@ threads it is the time that passed.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.base import CUDA, NUMPY_DTYPES, Artifact, Runtime, Tensors
+from triton_backend.runtimes.base import (
+    CUDA,
+    NUMPY_DTYPES,
+    Artifact,
+    Runtime,
+    Tensors,
+    counts_of,
+    put_rows,
+)
 from triton_backend.runtimes.clock import Clock
 
 ERRORS_ONLY = 3
@@ -41,6 +50,7 @@ class OnnxRuntime:
         self._given = {spec.name: spec for spec in self.inputs}
         # onnxruntime does not copy an input that is also an output into a bound buffer.
         self._forwarded = tuple(spec for spec in self.outputs if spec.name in self._given)
+        self._counts = counts_of(spec.name for spec in self.outputs)
         self._computed = tuple(spec for spec in self.outputs if spec.name not in self._given)
         self._cores_before = os.sched_getaffinity(0)
         _pin(artifact, folder)
@@ -86,7 +96,12 @@ class OnnxRuntime:
                 spec.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
             )
         later: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        varying: list[str] = []  # onnxruntime makes their memory: nobody knows how many rows come
         for spec in self._computed:
+            if spec.name in self._counts and out[spec.name].ndim > len(spec.shape):
+                binding.bind_output(spec.name, "cpu")
+                varying.append(spec.name)
+                continue
             target = _checked(out, spec, batch)
             array = target
             if not target.flags.c_contiguous:
@@ -100,8 +115,19 @@ class OnnxRuntime:
             self._session.run_with_iobinding(binding)
         for target, array in later:
             np.copyto(target, array)
+        self._put_rows(varying, binding, out)
         for spec in self._forwarded:
             np.copyto(_checked(out, spec, batch), inputs[spec.name])
+
+    def _put_rows(self, varying: Sequence[str], binding: Any, out: Tensors) -> None:
+        """Write the outputs whose rows vary, and how many of each sample there is room for."""
+        if not varying:
+            return
+        bound = [spec.name for spec in self._computed]
+        made = dict(zip(bound, binding.get_outputs(), strict=True))
+        given = {name: out[self._counts[name]].copy() for name in varying}
+        for name in varying:
+            out[self._counts[name]][:] = put_rows(made[name].numpy(), given[name], out[name])
 
 
 def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime:

@@ -2,22 +2,192 @@
 
 A plan made from latency tables alone (no ONNX model behind it) names no tensors. To serve it with
 emulated runtimes it is completed: one UINT8 tensor of the right size for every boundary, a small
-one for the model's input and its output.
+one for the model's input and its output. Models of applications get the tensors that their modules
+name, all of one size, so that any edge fits.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from triton_backend.contract.applications import (
+    REQUEST,
+    Application,
+    ApplicationPlan,
+    Module,
+    check_tensors,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import counts_name
 
 EMULATED_INPUT_BYTES = 4096
 EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
 
 
 def complete_tensors(plan: Plan) -> Plan:
-    """The plan with inputs, outputs and every boundary named; what is named stays as it is."""
-    return replace(plan, models=tuple(map(_complete_model, plan.models)))
+    """The plan with inputs, outputs, every boundary and every edge named; what is named stays as it is.
+
+    Raises:
+        InputError: tensors at the two ends of an edge of an application differ.
+    """
+    graphs = [planned.application for planned in plan.applications]
+    named = [
+        replace(
+            model,
+            inputs=model.inputs or _bytes_tensors(_read_names(model.name, graphs)),
+            outputs=model.outputs or _given_tensors(model.name, graphs),
+        )
+        for model in plan.models
+    ]
+    models = {model.name: _complete_model(model) for model in named}
+    applications = tuple(_complete_application(one, models) for one in plan.applications)
+    return replace(plan, models=tuple(models.values()), applications=applications)
+
+
+def _read_names(model: str, graphs: Iterable[Application]) -> tuple[str, ...]:
+    """Inputs of a model of applications: those that modules name, else one per module before it."""
+    modules = [m for graph in graphs for m in graph.modules if m.model == model]
+    named = tuple(dict.fromkeys(name for module in modules for name in module.inputs))
+    if named or not modules:
+        return named
+    most = max(len(module.parents) for module in modules)
+    return ("input",) if most < 2 else tuple(f"input_{i}" for i in range(most))  # noqa: PLR2004  # a join
+
+
+def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpec, ...]:
+    """Outputs of a model of applications: those that modules or the answer read, else one.
+
+    What a module reads that runs other rows than the one before it comes with their counts (`base.counts_of`).
+    """
+    found: dict[str, bool] = {}
+    used = False
+    for graph in graphs:
+        mine = [module for module in graph.modules if module.model == model]
+        used = used or bool(mine)
+        for module in mine:
+            for after in graph.modules:
+                if module.name in after.parents:
+                    name = _read_of(module, after)
+                    found[name] = found.get(name, False) or rows_vary(module, after)
+            for source in graph.outputs.values():
+                producer, _, name = source.partition(".")
+                if producer == module.name:
+                    found.setdefault(name, False)
+    if used and not found:
+        found["output"] = False
+    counts = {counts_name(name) for name, vary in found.items() if vary}
+    plain = _bytes_tensors(name for name in found if name not in counts)
+    return (*plain, *(TensorSpec(name=name, dtype="INT64", shape=(-1,)) for name in sorted(counts)))
+
+
+def _read_of(module: Module, after: Module) -> str:
+    """The output of a module that another one reads, of a model whose tensors nobody states."""
+    for source in after.inputs.values():
+        producer, _, name = source.partition(".")
+        if producer == module.name:
+            return name
+    return f"for_{after.name}" if rows_vary(module, after) else "output"
+
+
+def rows_vary(module: Module, after: Module) -> bool:
+    """Whether the rows that one module gives another are counted by one of its outputs.
+
+    Not where both run the same rows, nor where the other one joins them: it runs one for each request.
+    """
+    same = (module.rows_per_request, module.max_rows) == (after.rows_per_request, after.max_rows)
+    return not same and after.max_rows != 1
+
+
+def _bytes_tensors(names: Iterable[str]) -> tuple[TensorSpec, ...]:
+    return tuple(_bytes_tensor(name, EMULATED_INPUT_BYTES) for name in names)
+
+
+def _complete_application(
+    planned: ApplicationPlan, models: Mapping[str, ModelPlan]
+) -> ApplicationPlan:
+    """With every edge, the answer and the request's tensors named."""
+    graph = planned.application
+    modules = tuple(
+        module if module.inputs else replace(module, inputs=_bindings(graph, module, models))
+        for module in graph.modules
+    )
+    before = {parent for module in modules for parent in module.parents}
+    last = [module for module in modules if module.name not in before]
+    outputs = graph.outputs or {
+        f"{module.name}.{spec.name}": f"{module.name}.{spec.name}"
+        for module in last
+        for spec in models[module.model].outputs
+    }
+    graph = replace(graph, modules=modules, outputs=outputs)
+    inputs = check_tensors(graph, lambda name: (models[name].inputs, models[name].outputs))
+    return replace(planned, application=graph, inputs=inputs)
+
+
+def _bindings(
+    graph: Application, module: Module, models: Mapping[str, ModelPlan]
+) -> dict[str, str]:
+    """Where a module reads that does not say so: the request, or the modules before it in order."""
+    found: dict[str, str] = {}
+    for number, wanted in enumerate(models[module.model].inputs):
+        if not module.parents:
+            found[wanted.name] = f"{REQUEST}.{wanted.name}"
+            continue
+        parent = module.parents[min(number, len(module.parents) - 1)]
+        before = graph.module(parent)
+        given = [
+            spec.name
+            for spec in models[before.model].outputs
+            if (spec.dtype, spec.shape) == (wanted.dtype, wanted.shape)
+        ]
+        named = _read_of(before, module)
+        given.sort(key=lambda name: name != named)
+        if not given:
+            where = f"application {graph.name!r}, module {module.name!r}.inputs.{wanted.name}"
+            raise InputError(where, f"is missing, and {parent!r} gives nothing of its form")
+        found[wanted.name] = f"{parent}.{wanted.name if wanted.name in given else given[0]}"
+    return found
+
+
+def served_models(plan: Plan) -> tuple[ModelPlan, ...]:
+    """What clients of a completed plan see as models: its models, and its applications as one each.
+
+    A model that only modules of applications name is not seen.
+    """
+    modules = {m.model for one in plan.applications for m in one.application.modules}
+    inner = modules - {demand.name for demand in plan.workload.models}
+    models = tuple(model for model in plan.models if model.name not in inner)
+    return (*models, *(_seen_as_model(plan, one) for one in plan.applications))
+
+
+def served_model(plan: Plan, name: str) -> ModelPlan:
+    """What clients see by a name.
+
+    Raises:
+        InputError: the plan serves nothing of that name.
+    """
+    for model in served_models(plan):
+        if model.name == name:
+            return model
+    names = ", ".join(model.name for model in served_models(plan))
+    raise InputError(f"plan {plan.plan_id}", f"no model {name!r}; it serves {names}")
+
+
+def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
+    graph = planned.application
+    outputs: list[TensorSpec] = []
+    for output, source in graph.outputs.items():
+        producer, _, tensor = source.partition(".")
+        given = plan.model(graph.module(producer).model).outputs
+        outputs += [replace(spec, name=output) for spec in given if spec.name == tensor]
+    return ModelPlan(
+        name=planned.name,
+        slo_us=graph.slo_us,
+        throughput_rps=graph.rate_rps or 0.0,
+        pipelines=(),
+        inputs=planned.inputs,
+        outputs=tuple(outputs),
+    )
 
 
 def _complete_model(model: ModelPlan) -> ModelPlan:

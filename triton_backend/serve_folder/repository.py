@@ -21,7 +21,11 @@ import model_repo_templates
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.transition import inherited_vgpus
-from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
+from triton_backend.runtimes.stage_tensors import (
+    complete_tensors,
+    request_tensors,
+    served_models,
+)
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
@@ -139,14 +143,15 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     Raises:
         InputError: a model's name cannot be a Triton model's.
     """
-    for model in plan.models:
+    plan = complete_tensors(plan)
+    for model in served_models(plan):
         check_name(model.name)
     settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
     names = first_names(plan, settings)
     plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, names=names)
     render_control(folder, FIRST_GENERATION, standby=options.standby)
-    for model in plan.models:
+    for model in served_models(plan):
         render_front(folder, model, FIRST_GENERATION)
     return settings
 
@@ -202,11 +207,8 @@ def render_generation(
         the plan with all tensors named, as it was written.
 
     Raises:
-        InputError: two nodes would have one Triton model, or the plan has applications.
+        InputError: two nodes would have one Triton model, or an application's tensors do not fit.
     """
-    if plan.applications:
-        name = plan.applications[0].application.name
-        raise InputError(f"plan {plan.plan_id}", f"application {name!r}: not served yet")
     _check_node_models(plan)
     plan = complete_tensors(plan)
     place = folder / "generations" / str(generation)
@@ -232,12 +234,18 @@ def front_ports(
             front goes on listening; one that goes still has its own until it is unloaded.
 
     Raises:
-        InputError: there are not as many ports as the plan needs.
+        InputError: there are not as many ports as the plan needs, or modules of its applications would
+            be on several hosts.
     """
+    if settings.hosts and plan.applications:
+        name = plan.applications[0].application.name
+        reason = f"application {name!r}: its modules must run on the gateway's host, no `hosts` beside it"
+        raise InputError(f"plan {plan.plan_id}", reason)
     kept = dict(former or {})
     first = settings.base_port + 1
     free = iter(sorted({*range(first, first + MOST_FRONTS)} - {*kept.values()}))
-    ports = {model.name: kept.get(model.name) or next(free, 0) for model in plan.models}
+    names = [model.name for model in served_models(complete_tensors(plan))]
+    ports = {name: kept.get(name) or next(free, 0) for name in names}
     # Of two plans that live side by side.
     last = settings.base_port + FIRST_WORKER_PORT + 2 * len(plan.vgpus()) - 1
     if 0 in ports.values():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
@@ -27,8 +28,9 @@ from triton_backend.contract.plan import (
     VGpu,
 )
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import MAX_SLOTS, SlotNeeds, slot_needs
-from triton_backend.runtimes.stage_tensors import request_tensors
+from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
+from triton_backend.runtimes.base import counts_of
+from triton_backend.runtimes.stage_tensors import request_tensors, served_model, served_models
 from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.scheduler.topology import QueuePolicy
 from triton_backend.serve_folder.names import short_name
@@ -41,8 +43,11 @@ from triton_backend.serve_folder.repository import (
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
 
+MAX_SHELF_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
+EDGE = 4
+THE_REQUEST = -1  # in place of the module that another one reads from
 EXPRESS_LATENCY_US = 15_000
 
 
@@ -155,11 +160,28 @@ class Deployment:
         return self._largest[self.model_of(row).name][row.pipeline]
 
     def largest_request(self, model: ModelPlan, entry: Entry | None = None) -> int:
-        """Most samples of a request of a model, or of one of its entries."""
+        """Most samples of a request of a model, of one of its entries, or of an application."""
+        if model.name not in self._largest:
+            return self._largest_job(model.name)
         pairs = zip(model.pipelines, self._largest[model.name], strict=True)
         return max(
             (n for p, n in pairs if entry is None or p.entry in {None, entry.name}), default=1
         )
+
+    def _largest_job(self, application: str) -> int:
+        """Most samples of a request of an application: each of its modules takes them at once.
+
+        One where a module reads the request for each of the rows that another one gives it: nobody
+        tells which sample such a row is of.
+        """
+        graph = self.applications[self.application_numbers[application]]
+        for module in graph.modules:
+            reads = any(source.startswith(f"{REQUEST}.") for source in module.inputs.values())
+            if reads and module.parents and module.max_rows != 1:
+                return 1
+        modules = [module for module in graph.modules if module.max_rows == 1]
+        models = [self.plan.model(module.model) for module in modules or graph.modules]
+        return min(map(self.largest_request, models))
 
     def layout_of(self, row: StageRow, vgpu: int) -> SlotLayout:
         """How a batch of a stage lies in a slot of a worker."""
@@ -171,6 +193,184 @@ class Deployment:
 
     def _own_layout(self, row: StageRow) -> SlotLayout:
         return SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
+
+    # What clients see, and what modules hand to each other
+
+    @cached_property
+    def served(self) -> Mapping[str, ModelPlan]:
+        """What clients see as models, by name: applications among them."""
+        return {model.name: model for model in served_models(self.plan)}
+
+    def served_model(self, name: str) -> ModelPlan:
+        """One of them.
+
+        Raises:
+            InputError: the plan has none of that name.
+        """
+        return served_model(self.plan, name)
+
+    @cached_property
+    def shelved(self) -> frozenset[str]:
+        """Models that modules of applications run: their outputs go to shelves, whoever asked."""
+        graphs = (planned.application for planned in self.plan.applications)
+        return frozenset(module.model for graph in graphs for module in graph.modules)
+
+    def answers_from_shelves(self, name: str) -> bool:
+        """Whether a front's answers come from shelves: those of applications and of their models."""
+        return name in self.application_numbers
+
+    @cached_property
+    def applications(self) -> tuple[Application, ...]:
+        """By number: those of the plan, then their models that are served by themselves too.
+
+        Such a model is an application of one module.
+        """
+        graphs = [planned.application for planned in self.plan.applications]
+        alone = (model for model in self.served.values() if model.name in self.shelved)
+        return (*graphs, *map(_alone, alone))
+
+    @cached_property
+    def application_numbers(self) -> Mapping[str, int]:
+        """By name."""
+        return {graph.name: number for number, graph in enumerate(self.applications)}
+
+    @cached_property
+    def _feeds(self) -> dict[tuple[int, int, int, int], tuple[tuple[str, str], ...]]:
+        found: dict[tuple[int, int, int, int], tuple[tuple[str, str], ...]] = {}
+        for number, graph in enumerate(self.applications):
+            names = {module.name: m for m, module in enumerate(graph.modules)}
+            for m, module in enumerate(graph.modules):
+                for tensor, source in module.inputs.items():
+                    producer, _, given = source.partition(".")
+                    key = number, m, THE_REQUEST, 0
+                    if producer != REQUEST:
+                        group = self.group_of(graph.module(producer).model, given)
+                        key = number, m, names[producer], group
+                    found[key] = (*found.get(key, ()), (tensor, given))
+        return found
+
+    def feeds(self, *edge: int) -> tuple[tuple[str, str], ...]:
+        """What a module reads of another one: its input, their tensor.
+
+        Args:
+            edge: application, module, the module that it reads (or `THE_REQUEST`), group of rows there.
+        """
+        return self._feeds.get(edge, ()) if len(edge) == EDGE else ()
+
+    def producers(self, application: int, module: int) -> tuple[tuple[int, int], ...]:
+        """The modules that a module reads from, `THE_REQUEST` among them, with the group of rows."""
+        keys = [key for key in self._feeds if key[:2] == (application, module)]
+        return tuple(key[2:] for key in keys)
+
+    # Rows: outputs of a module that have one per sample are group 0, those of each count another
+
+    @cached_property
+    def _counts(self) -> dict[str, dict[str, str]]:
+        """Of every model of modules: outputs whose rows vary, and their counts."""
+        models = (self.plan.model(name) for name in self.shelved)
+        return {m.name: counts_of(spec.name for spec in m.outputs) for m in models}
+
+    def row_groups(self, model: str) -> tuple[str, ...]:
+        """The counts of a model's groups of rows, those that vary; group 1 is the first of them."""
+        return tuple(dict.fromkeys(self._counts.get(model, {}).values()))
+
+    def group_of(self, model: str, output: str) -> int:
+        """Which group of rows an output belongs to."""
+        counts = self._counts.get(model, {}).get(output)
+        return 0 if counts is None else 1 + self.row_groups(model).index(counts)
+
+    def group_read(self, application: int, module: int, producer: int) -> int:
+        """The group that says how many rows one module has of another one that it comes after."""
+        groups = (key[3] for key in self._feeds if key[:3] == (application, module, producer))
+        return max(groups, default=0)
+
+    @cached_property
+    def _drawn(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """By model and count: most rows of a sample, and their mean, as the modules that read them say."""
+        found: dict[tuple[str, str], tuple[int, float]] = {}
+        for graph in self.applications:
+            for module in graph.modules:
+                for source in module.inputs.values():
+                    before, _, tensor = source.partition(".")
+                    if before == REQUEST:
+                        continue
+                    producer = graph.module(before)
+                    counts = self._counts[producer.model].get(tensor)
+                    if counts is not None:
+                        mean = module.rows_per_request / producer.rows_per_request
+                        most, first = found.get((producer.model, counts), (0, mean))
+                        rows = most if module.max_rows is None else max(most, module.max_rows)
+                        found[producer.model, counts] = rows, first
+        return found
+
+    def drawn_rows(self, model: str) -> dict[str, tuple[str, int, float]]:
+        """Outputs of a model whose rows vary: their counts, most rows of a sample, and the mean.
+
+        Raises:
+            InputError: no module reads them, so nobody says how many there may be.
+        """
+        found: dict[str, tuple[str, int, float]] = {}
+        for output, counts in self._counts.get(model, {}).items():
+            if (model, counts) not in self._drawn:
+                where = f"model {model!r}, output {output!r}"
+                raise InputError(where, "has rows that vary, and no module reads it")
+            found[output] = counts, *self._drawn[model, counts]
+        return found
+
+    def written_by(self, row: StageRow) -> tuple[TensorSpec, ...]:
+        """What a stage is given to write into: where rows vary, [samples, most, ...]."""
+        outputs = self.outputs_of(row)
+        last = row.stage == len(self.pipeline_of(row).stages) - 1
+        return self._with_room(self.model_of(row).name, outputs) if last else outputs
+
+    def _with_room(self, model: str, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        drawn = self.drawn_rows(model)
+        return tuple(
+            replace(spec, shape=(-1, drawn[spec.name][1], *spec.shape[1:]))
+            if spec.name in drawn
+            else spec
+            for spec in outputs
+        )
+
+    def shelf_models(self, vgpu: int) -> tuple[ModelPlan, ...]:
+        """The models whose outputs a vGPU puts on its shelf."""
+        last = (
+            self.model_of(row)
+            for row in self.rows_of(vgpu)
+            if row.stage == len(self.pipeline_of(row).stages) - 1
+        )
+        return tuple({m.name: m for m in last if m.name in self.shelved}.values())
+
+    def shelf_slots(self, vgpu: int) -> int:
+        """Slots of a vGPU's shelf: as many batches of one as end within the longest SLO of a job."""
+        if not self.shelf_models(vgpu):
+            return 0
+        slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
+        rows = self.rows_of(vgpu)
+        least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
+        return min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_SHELF_SLOTS)
+
+    def shelf_layout(self, model: ModelPlan, vgpu: int) -> SlotLayout:
+        """How the outputs of a batch of a model lie in a slot of a vGPU's shelf."""
+        known = self._shelf_layouts.get((model.name, vgpu))
+        if known is None:
+            own = [self._outputs_layout(one) for one in self.shelf_models(vgpu)]
+            least_bytes = max(layout.slot_bytes for layout in own)
+            known = replace(self._outputs_layout(model), least_bytes=least_bytes)
+            self._shelf_layouts[model.name, vgpu] = known
+        return known
+
+    @cached_property
+    def _shelf_layouts(self) -> dict[tuple[str, int], SlotLayout]:
+        return {}
+
+    def _outputs_layout(self, model: ModelPlan) -> SlotLayout:
+        specs = self._with_room(model.name, model.outputs)
+        return SlotLayout(specs=specs, batch=self.largest_request(model))
+
+    def shelf_segment(self, vgpu: int) -> str:
+        """Name of the segment of a vGPU's shelf; it outlives the worker that makes it."""
+        return f"{self.settings.segment_prefix}g{self.generation}-s{vgpu}"
 
     # vGPUs
 
@@ -283,6 +483,10 @@ class Deployment:
         """Name of a front's segment."""
         return f"{self.settings.segment_prefix}g{self.generation}-f{short_name(model)}"
 
+    def request_slots(self, model: ModelPlan) -> int:
+        """Slots of a front whose answers come from shelves: one for the inputs of every request."""
+        return 2 * self.max_waiting(model)
+
     def express_slots(self, model: int) -> range:
         """Slots of a front for express requests and their answers, after its other answer slots."""
         plan, slots = self.plan.models[model], self.front_slots(model)
@@ -292,7 +496,7 @@ class Deployment:
             if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
         }
         small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
-        used = small and not plan.entries
+        used = small and not plan.entries and plan.name not in self.shelved
         used = used and any(v.pool in quick and self.at_gateway(v.index) for v in self.vgpus)
         return range(slots, 2 * slots if used else slots)
 
@@ -321,6 +525,14 @@ class Deployment:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""
         at_rate = 4 * model.throughput_rps * model.slo_us / 1e6
         return math.ceil(at_rate) + 8 * self.largest_request(model)
+
+
+def _alone(model: ModelPlan) -> Application:
+    """A model that is served by itself, as an application of one module."""
+    reads = {spec.name: f"{REQUEST}.{spec.name}" for spec in model.inputs}
+    gives = {spec.name: f"{model.name}.{spec.name}" for spec in model.outputs}
+    module = Module(name=model.name, model=model.name, inputs=reads)
+    return Application(name=model.name, slo_us=model.slo_us, modules=(module,), outputs=gives)
 
 
 def check_complete(plan: Plan, where: str) -> Plan:

@@ -34,7 +34,15 @@ def load(
     load_factor: shared_options.LoadFactor = None,
     rate: shared_options.Rate = None,
     reference_plan: shared_options.ReferencePlan = None,
-    model: shared_options.Models = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "--application",
+            metavar="NAME",
+            help="Load this model or application alone (may be given several times).",
+        ),
+    ] = None,
     duration: shared_options.Duration = 30.0,
     samples: Annotated[
         int, typer.Option(metavar="N", min=1, max=4096, help="Samples in each request.")

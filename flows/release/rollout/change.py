@@ -31,7 +31,11 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.transition import steps
 from triton_backend.contract.units import US_PER_S
-from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
+from triton_backend.runtimes.stage_tensors import (
+    complete_tensors,
+    request_tensors,
+    served_models,
+)
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
     GenerationNames,
@@ -122,14 +126,14 @@ class _Change:
         return self.state.folder
 
     def added(self) -> list[ModelPlan]:
-        """Models the old plan does not have."""
-        known = {model.name for model in self.old.models}
-        return [model for model in self.new.models if model.name not in known]
+        """Models and applications that the old plan does not serve."""
+        known = {model.name for model in served_models(self.old)}
+        return [model for model in served_models(self.new) if model.name not in known]
 
     def removed(self) -> list[str]:
-        """Names of models the new plan no longer has."""
-        kept = {model.name for model in self.new.models}
-        return [model.name for model in self.old.models if model.name not in kept]
+        """Names of models and applications that the new plan no longer serves."""
+        kept = {model.name for model in served_models(self.new)}
+        return [model.name for model in served_models(self.old) if model.name not in kept]
 
     def old_nodes(self) -> list[str]:
         """Node models of the old plan on the gateway's host."""
@@ -219,9 +223,9 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     if is_same_plan(old, plan):
         raise InputError(f"plan {plan.plan_id}", "is being served already")
     new = complete_tensors(plan)
-    for model in new.models:
+    for model in served_models(new):
         check_name(model.name)
-    for model in old.models:
+    for model in served_models(old):
         _check_tensors(model, new)
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
@@ -239,7 +243,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
 
 def _check_tensors(model: ModelPlan, new: Plan) -> None:
     """Clients of a model that stays must not see other tensors."""
-    for other in new.models:
+    for other in served_models(new):
         if other.name == model.name and (
             request_tensors(other) != request_tensors(model) or other.outputs != model.outputs
         ):
@@ -280,7 +284,7 @@ def _prepare(change: _Change, ready_seconds: float) -> None:
 
 
 def _flush(change: _Change) -> None:
-    slowest_us = max(model.slo_us for model in change.old.models)
+    slowest_us = max(model.slo_us for model in served_models(change.old))
     watch = Stopwatch()
     status = change.state.control("flush", plan_id=change.new.plan_id)
     while status["state"] != "flushed":
@@ -296,7 +300,7 @@ def _swap(change: _Change) -> None:
 
 def _settle(change: _Change) -> None:
     render_control(change.folder, change.generation, standby=_has_standby(change.folder))
-    for model in change.new.models:
+    for model in served_models(change.new):
         render_front(change.folder, model, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
     # One that restarted between swap and now has come back under the old plan and needs its nodes.
@@ -314,7 +318,7 @@ def _unload(change: _Change) -> None:
 
 def _drain(change: _Change) -> None:
     """Wait until nothing is in flight under the old plan, or should not be any more."""
-    slowest_us = max(model.slo_us for model in change.old.models)
+    slowest_us = max(model.slo_us for model in served_models(change.old))
     watch = Stopwatch()
     while change.state.control("status")["guests"]:
         if watch.seconds() > FLUSH_SLOS * slowest_us / US_PER_S:
@@ -382,13 +386,13 @@ def finish_or_undo_change(folder: Path) -> Plan:
     generation = int(status["generation"])
     plan = plan_of_generation(folder, generation)
     for entry in sorted((folder / "repository").iterdir()):
-        if _left_over(entry.name, generation, {model.name for model in plan.models}):
+        if _left_over(entry.name, generation, {model.name for model in served_models(plan)}):
             with contextlib.suppress(ServerError):  # it may never have been loaded
                 state.unload(entry.name)
             remove_model(folder, entry.name)
     OtherHosts.of(state).tidy(plan, generation)
     render_control(folder, generation, standby=_has_standby(folder))
-    for model in plan.models:
+    for model in served_models(plan):
         render_front(folder, model, generation)
     note_plan(folder, plan.plan_id, generation)
     return plan

@@ -31,6 +31,7 @@ from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
+from triton_backend.runtimes.stage_tensors import served_models
 from warehouse.db import Warehouse
 from warehouse.observations import (
     Rollout,
@@ -259,7 +260,7 @@ def bake(
             failure = error
             continue
         looks += 1
-        for model in plan.models:
+        for model in served_models(plan):
             seen = after.get(model.name, Outcomes()).since(before.get(model.name, Outcomes()))
             breach = breach_of(model.name, model.slo_us / 1e3, seen, options)
             if breach:

@@ -44,3 +44,45 @@ def write_doubling(folder: Path, *, forwards: str | None = None, **options: obje
     )
     artifact.write(folder)
     return artifact
+
+
+def write_crops(folder: Path, most: int) -> Artifact:
+    """A stage that gives every sample x as many times as x[0] says, 0 to `most`, and these counts."""
+    numbers = helper.make_tensor("numbers", TensorProto.FLOAT, [1, most], list(range(most)))
+    zero = helper.make_tensor("zero", TensorProto.INT64, [1], [0])
+    nodes = [
+        helper.make_node("Constant", [], ["numbers"], value=numbers),
+        helper.make_node("Constant", [], ["zero"], value=zero),
+        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("1", 7, [1], [1])),
+        helper.make_node("Slice", ["x", "zero", "one", "one"], ["wanted"]),  # [batch, 1]
+        helper.make_node("Less", ["numbers", "wanted"], ["kept"]),  # [batch, most]
+        helper.make_node("Cast", ["kept"], ["kept_numbers"], to=TensorProto.INT64),
+        helper.make_node("ReduceSum", ["kept_numbers", "one"], ["crops_rows"], keepdims=0),
+        helper.make_node("NonZero", ["kept"], ["places"]),  # [2, rows]
+        helper.make_node("Gather", ["places", "zero"], ["whose"], axis=0),  # [1, rows]
+        helper.make_node("Squeeze", ["whose", "zero"], ["samples"]),
+        helper.make_node("Gather", ["x", "samples"], ["crops"], axis=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "crops",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDTH])],
+        [
+            helper.make_tensor_value_info("crops", TensorProto.FLOAT, ["rows", WIDTH]),
+            helper.make_tensor_value_info("crops_rows", TensorProto.INT64, ["batch"]),
+        ],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    folder.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "model.onnx")
+    artifact = Artifact(
+        runtime="onnxruntime",
+        gpu_class="cpu",
+        inputs=(spec("x"),),
+        outputs=(spec("crops"), TensorSpec(name="crops_rows", dtype="INT64", shape=(-1,))),
+        max_batch=4,
+        files={"model": "model.onnx"},
+        options={"cores": [0], "threads": 1, "stretch": 1.0},
+    )
+    artifact.write(folder)
+    return artifact

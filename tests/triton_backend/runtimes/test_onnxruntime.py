@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.clock import VirtualClock
-from tests.triton_backend.runtimes.stages import WIDTH, write_doubling
+from tests.triton_backend.runtimes.stages import WIDTH, write_crops, write_doubling
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.runtimes.registry import load_runtime
 
@@ -38,6 +38,23 @@ def test_results_are_written_into_the_arrays_given(tmp_path: Path, batch: int) -
     runtime.close()
     assert np.array_equal(memory[: batch * WIDTH], 2 * samples(batch).ravel())
     assert not memory[batch * WIDTH :].any()
+
+
+def test_rows_that_vary_follow_each_other_and_are_cut_where_there_is_no_room(
+    tmp_path: Path,
+) -> None:
+    write_crops(tmp_path / "a", most=5)
+    runtime = load_runtime(tmp_path / "a", clock=VirtualClock())
+    given = samples(4)
+    given[:, 0] = 2, 0, 5, 1
+    for room, counts in ((5, [2, 0, 5, 1]), (3, [2, 0, 3, 1])):
+        out = {"crops": np.full((4, room, WIDTH), -1, np.float32), "crops_rows": np.zeros(4, int)}
+        runtime.run({"x": given}, out)
+        assert out["crops_rows"].tolist() == counts
+        rows = out["crops"].reshape(-1, WIDTH)
+        assert np.array_equal(rows[: sum(counts)], np.repeat(given, counts, axis=0))
+        assert (rows[sum(counts) :] == -1).all()
+    runtime.close()
 
 
 def test_arrays_need_not_be_contiguous(tmp_path: Path) -> None:

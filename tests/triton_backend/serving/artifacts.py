@@ -16,22 +16,38 @@ OFFSET = 1.0
 
 def write_stage(root: Path, name: str, operator: str, number: float, ends: tuple[str, str]) -> str:
     """An artifact that adds or multiplies a constant: `ends` are its input and output tensor."""
+    given, made = ends
+    constant = numpy_helper.from_array(np.array([number], dtype=np.float32), "number")
+    node = helper.make_node(operator, [given, "number"], [made])
+    return _write(root, name, node, ((given,), made), [constant])
+
+
+def write_join(root: Path, name: str, operator: str, given: tuple[str, str], made: str) -> str:
+    """An artifact that puts two tensors together."""
+    return _write(root, name, helper.make_node(operator, given, [made]), (given, made), [])
+
+
+def _write(
+    root: Path,
+    name: str,
+    node: onnx.NodeProto,
+    ends: tuple[tuple[str, ...], str],
+    constants: list[onnx.TensorProto],
+) -> str:
     folder = root / name
     folder.mkdir(parents=True)
-    given, made = ends
-    graph = helper.make_graph(
-        [helper.make_node(operator, [given, "number"], [made])],
-        name,
-        [helper.make_tensor_value_info(given, TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info(made, TensorProto.FLOAT, ["batch", 3])],
-        [numpy_helper.from_array(np.array([number], dtype=np.float32), "number")],
-    )
+    inputs, made = ends
+
+    def rows(tensor_name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(tensor_name, TensorProto.FLOAT, ["batch", 3])
+
+    graph = helper.make_graph([node], name, list(map(rows, inputs)), [rows(made)], constants)
     opset = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "model.onnx")
     Artifact(
         runtime="onnxruntime",
         gpu_class="CPU",
-        inputs=(tensor(given, 3),),
+        inputs=tuple(tensor(one, 3) for one in inputs),
         outputs=(tensor(made, 3),),
         max_batch=BATCH,
         files={"model": "model.onnx"},

@@ -83,8 +83,8 @@ class LocalSystem:
         self.settings.socket_folder.mkdir(mode=0o700, exist_ok=True)
         self.scheduler = SchedulerService(self.settings, self.deployment, self.clock)
         self.fronts = {
-            m.name: FrontService(self.settings, self.deployment, m.name, self.clock)
-            for m in plan.models
+            name: FrontService(self.settings, self.deployment, name, self.clock)
+            for name in self.deployment.served
         }
         self.workers: dict[int, tuple[StageWorker, threading.Thread]] = {}
         self.scheduler.start()

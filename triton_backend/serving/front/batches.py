@@ -230,17 +230,10 @@ class FrontBatches:
 
     # Generations
 
-    def deployment(self, generation: int) -> Deployment | None:
-        """A generation that is known here."""
-        for known in self._generations.values():
-            if known.deployment.generation == generation:
-                return known.deployment
-        return None
-
     def add(self, deployment: Deployment) -> None:
-        """Make room for the answers of a generation, if it has this model."""
+        """Make room for the answers of a generation, if workers send it this model's."""
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
-        if self._model in models:
+        if self._model in models and not deployment.answers_from_shelves(self._model):
             self._generations[deployment.tag] = Generation(deployment, models[self._model])
 
     def use(self, deployment: Deployment) -> None:

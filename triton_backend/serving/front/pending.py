@@ -343,14 +343,14 @@ class PendingRequests:
         """Answer a request that nobody else has answered in time."""
         self.refuse(request.number, expired(self._model, request, self._clock.now_us()))
 
-    def drop(self, body: DropBody) -> None:
-        """Answer a request as the scheduler decided."""
+    def drop(self, body: DropBody, module: str = "") -> None:
+        """Answer a request as the scheduler decided, of an application for this module's sake."""
         request = self._requests.pop(body.request, None)
         if request is None:
             return
         self.counters.dropped[body.reason.text] += 1
         self._log.note(request, body.reason.text)
-        self._reply(request, Reply(request.reply, dropped(self._model, request, body)))
+        self._reply(request, Reply(request.reply, dropped(self._model, request, body, module)))
 
     def answer_one(
         self,
@@ -409,9 +409,11 @@ def full(model: str, limit: int) -> Refusal:
     )
 
 
-def dropped(model: str, request: Request, body: DropBody) -> Refusal:
+def dropped(model: str, request: Request, body: DropBody, module: str = "") -> Refusal:
     """What the client of a dropped request reads."""
     reason, name = body.reason, f"model {model!r}"
+    if module:
+        name = f"application {model!r}, module {module!r}"
     if reason is DropReason.CANCELLED:
         return Refusal("CANCELLED", f"{name}: the client cancelled the request")
     if reason is DropReason.TOO_LARGE:

@@ -1,4 +1,4 @@
-"""The front of one model: takes requests, has them gathered into batches, answers every client.
+"""The front of one model or application: takes requests, has them gathered into batches, answers every client.
 
 Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
 slot, one frame to the scheduler), a few of which one at a time polls the sockets (dispatches, drops,
@@ -26,12 +26,14 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import DeadlineWatch
+from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.pending import (
     IncomingRequest,
     PendingRequests,
     Request,
     RequestReader,
     arrival_frame,
+    full,
 )
 from triton_backend.serving.front.replies import Refusal, Reply, Result
 from triton_backend.serving.transport.authentication import transport_key
@@ -46,6 +48,8 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     FrontHello,
     Header,
+    JobDoneBody,
+    JobFailedBody,
     Kind,
     PlanBody,
     frame,
@@ -57,6 +61,8 @@ from triton_backend.serving.transport.wire import (
     unpack_dispatch,
     unpack_drop,
     unpack_failure,
+    unpack_job_done,
+    unpack_job_failed,
     unpack_plan,
 )
 
@@ -66,7 +72,17 @@ SENT_AT_ONCE_BYTES = 1 << 16
 POLLERS = 3
 # Longer than tensors for a host that does not take them are waited for (`transport.connection`).
 POLL_PATIENCE_US = 7_000_000
-FROM_SCHEDULER = frozenset({Kind.DISPATCH, Kind.DROP, Kind.ABORT, Kind.PLAN, Kind.HEARTBEAT})
+FROM_SCHEDULER = frozenset(
+    {
+        Kind.DISPATCH,
+        Kind.DROP,
+        Kind.ABORT,
+        Kind.PLAN,
+        Kind.HEARTBEAT,
+        Kind.JOB_DONE,
+        Kind.JOB_FAILED,
+    }
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -79,11 +95,12 @@ class FrontService:
         self.model = model
         self._settings = settings
         self._clock = clock
-        self.plan = deployment.plan.model(model)  # in the last generation served that has it
+        self.plan = deployment.served_model(model)  # in the last generation served that has it
         self._reader = RequestReader(deployment, self.plan)
         self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
+        self._known: dict[int, Deployment] = {}  # by generation
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
@@ -94,8 +111,9 @@ class FrontService:
             self._report,
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
-        self._batches.add(deployment)
-        self._batches.use(deployment)
+        self.jobs = FrontJobs(model, settings, self._pending)
+        self._add(deployment)
+        self._use(deployment)
         self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel)
         self._scheduler: Connection | None = None
         self._life = 0  # of the scheduler, the newest heard of
@@ -109,6 +127,18 @@ class FrontService:
             threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
             for i in range(POLLERS)
         ]
+
+    def _add(self, deployment: Deployment) -> None:
+        self._known[deployment.generation] = deployment
+        self._batches.add(deployment)
+        self.jobs.add(deployment)
+
+    def _use(self, deployment: Deployment) -> None:
+        self._current = deployment
+        for former in [number for number in self._known if number < deployment.generation]:
+            del self._known[former]
+        self._batches.use(deployment)
+        self.jobs.use(deployment)
 
     def start(self) -> None:
         """Listen for answers and connect to the scheduler."""
@@ -135,6 +165,7 @@ class FrontService:
         self._loop.close()
         self._pending.stop()
         self._batches.close()
+        self.jobs.close()
 
     def alive_us(self) -> int:
         """When both its loops last succeeded; the one that polls may wait for a host that is cut off."""
@@ -173,7 +204,13 @@ class FrontService:
     def _announce(self, request: Request, *, express: bool) -> None:
         """Send ARRIVAL, where the scheduler is there."""
         try:
-            ticket = self._batches.write_express(request) if express else None
+            if self.jobs.used:
+                ticket = self.jobs.write(request)
+                if ticket is None:
+                    self._pending.refuse(request.number, full(self.model, self._max_waiting))
+                    return
+            else:
+                ticket = self._batches.write_express(request) if express else None
             scheduler = self._scheduler
             if scheduler is not None:
                 scheduler.send(arrival_frame(request, self._settings, ticket))
@@ -227,6 +264,7 @@ class FrontService:
         if self._scheduler is None:
             self._connect()
         self._batches.look(now_us)
+        self.jobs.look(self._current.generation, now_us)
         self._batches.retire_before(self._current.generation, now_us)
 
     def _connect(self) -> None:
@@ -261,11 +299,16 @@ class FrontService:
             case Kind.ANSWER:
                 self._answer(header, unpack_answer(body))
             case Kind.DROP:
-                self._pending.drop(unpack_drop(body))
+                drop = unpack_drop(body)
+                self._pending.drop(drop, self.jobs.module_name(drop.module))
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
             case Kind.BATCH_FAILED:
                 self._failed(header, unpack_failure(body))
+            case Kind.JOB_DONE:
+                self._job_done(header, unpack_job_done(body))
+            case Kind.JOB_FAILED:
+                self._job_failed(unpack_job_failed(body))
             case Kind.PLAN:
                 self._plan(unpack_plan(body))
             case Kind.HEARTBEAT:
@@ -310,19 +353,18 @@ class FrontService:
     # What becomes of requests
 
     def _plan(self, message: PlanBody) -> None:
-        deployment = self._batches.deployment(message.generation)
+        deployment = self._known.get(message.generation)
         if deployment is None:
             deployment = Deployment.read(self._settings, message.generation)
-            self._batches.add(deployment)
+            self._add(deployment)
         if message.prepared:
             return
-        self._current = deployment
-        self._batches.use(deployment)
-        for model in deployment.plan.models:
-            if model.name == self.model:
-                self.plan = model
-                self._reader = RequestReader(deployment, model)
-                self._max_waiting = deployment.max_waiting(model)
+        self._use(deployment)
+        model = deployment.served.get(self.model)
+        if model is not None:
+            self.plan = model
+            self._reader = RequestReader(deployment, model)
+            self._max_waiting = deployment.max_waiting(model)
 
     def _report(self, kind: Kind, header: Header, reason: str) -> None:
         """Tell the scheduler of a dispatch that is not carried out."""
@@ -342,6 +384,26 @@ class FrontService:
             small = batch.payload_bytes <= SENT_AT_ONCE_BYTES
             take = self._take_reply if small else None
             self._pending.answer_one(batch.requests[0], batch.views(), take, sent)
+
+    def _job_done(self, header: Header, body: JobDoneBody) -> None:
+        """Answer a request from the shelves, and say when they are read."""
+        read = partial(self._job_read, body.request)
+        request = self._pending.get(body.request)
+        if request is None:
+            read()
+            return
+        outputs = self.jobs.answer(header.plan_tag, body)
+        small = sum(output.nbytes for output in outputs.values()) <= SENT_AT_ONCE_BYTES
+        self._pending.answer_one(request, outputs, self._take_reply if small else None, read)
+
+    def _job_read(self, number: int) -> None:
+        """The outputs of a job have left the shelves; from any thread."""
+        if self._scheduler is not None:
+            self._scheduler.send(frame(Kind.JOB_READ, pack_request(number)))
+
+    def _job_failed(self, body: JobFailedBody) -> None:
+        failure = Refusal("INTERNAL", f"application {self.model!r}: {body.reason}")
+        self._pending.refuse(body.request, failure)
 
     def _sent(self, batch: Batch) -> None:
         """All replies from the slot of a batch have left it; from any thread."""

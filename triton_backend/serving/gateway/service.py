@@ -51,6 +51,7 @@ from triton_backend.serving.transport.wire import (
     unpack_failure,
     unpack_hello,
     unpack_request,
+    unpack_rows,
     unpack_times,
 )
 
@@ -340,6 +341,8 @@ class SchedulerService:
             self.gateway.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
         elif header.kind is Kind.CANCEL:
             self.gateway.cancel(front, unpack_request(body), now_us)
+        elif header.kind is Kind.JOB_READ:
+            self.gateway.job_read(front, unpack_request(body))
         elif header.kind is Kind.BATCH_FAILED:
             self.gateway.batch_failed(header.batch_id, 0, now_us)
         elif header.kind is Kind.BATCH_LOST:
@@ -358,7 +361,9 @@ class SchedulerService:
         if not any(gateway.knows(one.generation) for one in own):
             return
         worker = next((one for one in own if one.generation == served), own[-1])
-        if header.kind is Kind.STAGE_DONE:
+        if header.kind is Kind.EMITTED:
+            gateway.emitted(batch, unpack_rows(body))
+        elif header.kind is Kind.STAGE_DONE:
             gateway.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             gateway.transfer_done(batch, stage, unpack_times(body), now_us)
@@ -367,8 +372,9 @@ class SchedulerService:
         elif header.kind is Kind.PACE_RESULT:
             gateway.pace_result(worker, unpack_times(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
-            _LOG.error("batch %d failed: %s", batch, unpack_failure(body).reason)
-            gateway.batch_failed(batch, stage, now_us)
+            reason = unpack_failure(body).reason
+            _LOG.error("batch %d failed: %s", batch, reason)
+            gateway.batch_failed(batch, stage, now_us, reason)
         elif header.kind is Kind.BATCH_LOST:
             _LOG.warning("batch %d is lost: %s", batch, unpack_failure(body).reason)
             gateway.batch_lost(batch, stage)

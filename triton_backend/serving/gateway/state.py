@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from triton_backend.contract.decisions import (
+    FIRST_TASK,
     Abort,
     Decision,
     Dispatch,
@@ -27,12 +28,15 @@ from triton_backend.contract.decisions import (
     SetTimer,
     TaskReady,
 )
-from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
     Cancel,
+    Emitted,
     Event,
+    JobArrival,
+    JobCancel,
     Pause,
     PlanChanged,
     Resume,
@@ -47,6 +51,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
+from triton_backend.serving.gateway.jobs import Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
@@ -65,10 +70,13 @@ from triton_backend.serving.transport.wire import (
     LOCAL_BITS,
     LOCALS,
     NONE,
+    SHELVED,
     AdoptBody,
     ArrivalBody,
     BatchBody,
     DropBody,
+    JobDoneBody,
+    JobFailedBody,
     Kind,
     PlanBody,
     TimesBody,
@@ -77,6 +85,9 @@ from triton_backend.serving.transport.wire import (
     pack_batch,
     pack_dispatch,
     pack_drop,
+    pack_gather,
+    pack_job_done,
+    pack_job_failed,
     pack_plan,
 )
 
@@ -124,6 +135,9 @@ class BatchInFlight:
         heard_us: when it was sent, or last reported of.
         reported: stages that have reported their end.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
+        shelf: where its outputs go, where it is of modules.
+        given: rows that each of its samples gave, for every count of its model.
+        failed: nothing will be on the shelf.
     """
 
     generation: "_Generation"
@@ -132,10 +146,19 @@ class BatchInFlight:
     heard_us: int
     reported: int = 0
     early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
+    shelf: ShelfSlot | None = None
+    given: tuple[tuple[int, ...], ...] = ()
+    failed: bool = False
 
     def place(self, stage: int) -> StagePlace:
         """Which stage of the plan a stage of its path is."""
         return self.dispatch.model, self.dispatch.pipeline, stage
+
+    def complete(self) -> bool:
+        """Whether all that the outputs on its shelf mean is known."""
+        deployment = self.generation.deployment
+        name = deployment.plan.models[self.dispatch.model].name
+        return len(self.given) == len(deployment.row_groups(name))
 
     def expects(self, stage: int) -> bool:
         """Whether a stage exists and has not reported."""
@@ -181,11 +204,15 @@ class WorkerSlots:
         for hop in hops:
             slot = self._pools[hop.vgpu].take()
             if slot is None:
-                for taken, other in zip(hops, slots, strict=False):
-                    self._pools[taken.vgpu].give(other)
+                self.give_all(hops, slots)
                 return None
             slots.append(slot)
         return slots
+
+    def give_all(self, hops: Sequence[Hop], slots: Sequence[int]) -> None:
+        """Slots granted to the first hops of a path are free again."""
+        for hop, slot in zip(hops, slots, strict=False):
+            self._pools[hop.vgpu].give(slot)
 
     def share(self, former: "WorkerSlots", inherited: Sequence[tuple[int, int]]) -> None:
         """Workers that go on have one set of slots in both generations."""
@@ -295,6 +322,9 @@ class _Generation:
         self.admission = Admission(deployment.plan, deployment.settings.policy)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
+        self.shelves = ShelfSlots(deployment)
+        self.by_shelf = frozenset(deployment.application_numbers)
+        self.shelved = [model.name in deployment.shelved for model in models]
         self.supervisor = WorkerSupervisor(deployment, now_us)
         self.uses: dict[StagePlace, StageUse] = {}
         self.timer_lead_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
@@ -348,6 +378,7 @@ class Gateway:
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
+        self._jobs = Jobs()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         for vgpu in deployment.vgpus:
@@ -375,10 +406,22 @@ class Gateway:
 
     @property
     def guests(self) -> int:
-        """Batches of earlier generations among those in flight."""
+        """Batches of earlier generations among those in flight, and generations whose slots jobs need."""
         served = self._served
         sent = sum(batch.generation is not served for batch in self._batches.values())
-        return sent + sum(generation is not served for generation, _ in self._waiting_for_slots)
+        needed = self._jobs.generations() - {served.deployment.generation}
+        waiting = sum(generation is not served for generation, _ in self._waiting_for_slots)
+        return sent + waiting + len(needed)
+
+    @property
+    def shelf_slots(self) -> int:
+        """Slots of shelves that are taken."""
+        return sum(g.shelves.taken for g in (self._served, *self._former.values()))
+
+    @property
+    def jobs(self) -> int:
+        """Jobs in hand."""
+        return len(self._jobs)
 
     def knows(self, generation: int) -> bool:
         """Whether what its workers say matters."""
@@ -400,6 +443,7 @@ class Gateway:
             "queued": dict(self.waiting()),
             "in_flight": self.in_flight,
             "guests": self.guests,
+            "jobs": len(self._jobs),
             "counters": self.counters.to_dict(),
         }
 
@@ -431,7 +475,7 @@ class Gateway:
 
         The core's number of a request is the front's own, with the number of the front above it.
         """
-        for model in self._served.models:
+        for model in self.deployment.served:
             front = FrontAddress(model)
             if front not in self._first_requests:
                 self._first_requests[front] = len(self._fronts) << LOCAL_BITS
@@ -470,6 +514,9 @@ class Gateway:
         number = self._number_of(front, local)
         if self._core.has_request(number):
             return  # announced again after a reconnection
+        if front.model in served.by_shelf:
+            self._job_arrival(front, number, arrival, now_us, plan_tag)
+            return
         self.counters.offered[front.model] += 1
         model = served.models.get(front.model)
         if model is None or entry >= len(served.queues[model]):
@@ -491,6 +538,49 @@ class Gateway:
                 entry=entry,
             )
         )
+
+    def _job_arrival(
+        self, front: FrontAddress, number: int, arrival: ArrivalBody, now_us: int, plan_tag: int
+    ) -> None:
+        """A request of an application, or of a model that applications use too."""
+        if self._jobs.get(number) is not None:
+            return  # announced again
+        served = self._served
+        deployment = served.deployment
+        self.counters.offered[front.model] += 1
+        known = (served, self._prepared, *self._former.values())
+        tags = {one.deployment.tag: one.deployment.generation for one in known if one is not None}
+        generation = tags.get(plan_tag)
+        if generation is None or arrival.express_slot == NONE:
+            # A front that has not heard of this plan yet, or that still gathered itself.
+            self._send(
+                front, _drop_frame(arrival.request, DropReason.MODEL_REMOVED, arrival.deadline_us)
+            )
+            return
+        application = deployment.application_numbers[front.model]
+        graph = deployment.applications[application]
+        place = arrival.samples, generation, arrival.express_slot
+        now_us = self._at(now_us)
+        model = served.models.get(front.model)
+        if model is not None:
+            self._jobs.begin_alone(number, graph, *place)
+            event: Event = Arrival(
+                now_us=now_us,
+                request_id=number,
+                model=model,
+                deadline_us=arrival.deadline_us,
+                samples=arrival.samples,
+            )
+        else:
+            self._jobs.begin(number, graph, *place)
+            event = JobArrival(
+                now_us=now_us,
+                job_id=number,
+                application=application,
+                deadline_us=arrival.deadline_us,
+                samples=arrival.samples,
+            )
+        self._apply(event)
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core does not see what not even an ideal server could answer in time."""
@@ -519,12 +609,29 @@ class Gateway:
         number = self._number_of(front, local)
         if self._core.has_request(number):
             self._apply(Cancel(now_us=self._at(now_us), request_id=number))
+        elif self._jobs.open(number):
+            self._apply(JobCancel(now_us=self._at(now_us), job_id=number))
+
+    def job_read(self, front: FrontAddress, local: int) -> None:
+        """A front has read the outputs of a job.
+
+        Raises:
+            InputError: its number is none that a front counts to.
+        """
+        number = self._number_of(front, local)
+        if not self._jobs.open(number):
+            self._jobs.drop(number)
+            self._may_send = True
+            self._send_waiting()
 
     def front_lost(self, front: FrontAddress, now_us: int) -> None:
         """A front is gone: nobody waits for its requests any more."""
-        for number in self._core.request_ids():
-            if self._front_of(number) == front and self._core.has_request(number):
-                self._apply(Cancel(now_us=self._at(now_us), request_id=number))
+        for number in (*self._core.request_ids(), *self._jobs.numbers()):
+            if number >= FIRST_TASK or self._front_of(number) != front:
+                continue
+            self.cancel(front, number % LOCALS, now_us)
+            if self._jobs.get(number) is not None:  # done, and its front will not read it
+                self.job_read(front, number % LOCALS)
 
     # Workers that come and go
 
@@ -603,10 +710,13 @@ class Gateway:
             batch.keep_early(stage, times, self._at(now_us))
             return
         batch.heard_us = now_us = self._at(now_us)
+        if batch.shelf is not None and stage == len(hops) - 1 and not batch.complete():
+            self.batch_failed(batch_id, stage, now_us, "nobody says how many rows it gave")
+            return
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
         batch.generation.uses[place].ran(times.end_us - times.start_us)
-        if stage == len(hops) - 1:
+        if stage == len(hops) - 1 and batch.shelf is None:  # whose jobs' fronts count what is late
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
@@ -623,6 +733,28 @@ class Gateway:
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
 
+    def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
+        """How many rows each sample of a batch gave, for every count of its model; its last stage has ended.
+
+        Raises:
+            InputError: the model gives no such rows.
+        """
+        batch = self._batches.get(batch_id - self._first_batch)
+        if batch is None or batch.shelf is None:
+            return
+        deployment, dispatch = batch.generation.deployment, batch.dispatch
+        name = deployment.plan.models[dispatch.model].name
+        most = dict.fromkeys(deployment.row_groups(name), 0)
+        for counts, rows_of_sample, _ in deployment.drawn_rows(name).values():
+            most[counts] = rows_of_sample
+        fits = len(rows) == len(most) and all(
+            len(counts) == dispatch.samples and max(counts) <= allowed
+            for counts, allowed in zip(rows, most.values(), strict=False)
+        )
+        if not fits:
+            raise InputError(f"batch {batch_id}", f"gave rows {rows}, at most {most} each")
+        batch.given = rows
+
     def _end_stage(self, number: int, batch: BatchInFlight, start_us: int, end_us: int) -> None:
         """The next stage of a batch is over, and with the last one the batch."""
         stage = batch.reported
@@ -631,6 +763,11 @@ class Gateway:
         self._may_send = True
         if batch.reported == len(batch.slots):
             del self._batches[number]
+            if batch.shelf is not None and not batch.failed:
+                deployment = batch.generation.deployment
+                ended = self._jobs.ended(deployment, batch.dispatch, batch.shelf, batch.given)
+                for task, rows in ended:
+                    self._apply(Emitted(now_us=self._last_us, request_id=task, rows=rows))
         self._apply(
             StageDone(
                 now_us=self._last_us,
@@ -640,6 +777,10 @@ class Gateway:
                 end_us=end_us,
             )
         )
+        if batch.shelf is not None and batch.reported == len(batch.slots) and not batch.failed:
+            for request in batch.dispatch.request_ids:
+                if request < FIRST_TASK:
+                    self._answer_job(request)
 
     def _count_late(self, number: int, batch: BatchInFlight, end_us: int) -> None:
         """Count the requests of a batch that ended beyond what their clients allow."""
@@ -647,6 +788,15 @@ class Gateway:
         model = deployment.plan.models[batch.dispatch.model]
         guard_us = deployment.settings.guard_us(model.slo_us)
         self.counters.bad[model.name] += self._core.late_requests(number, end_us - guard_us)
+
+    def _answer_job(self, number: int) -> None:
+        """Tell the front where the outputs of a job lie."""
+        deployment = self.deployment
+        if self._jobs.get(number) is None:
+            return
+        pieces = tuple(self._jobs.done(number, deployment))
+        body = pack_job_done(JobDoneBody(number % LOCALS, pieces))
+        self._send(self._front_of(number), frame(Kind.JOB_DONE, body, plan_tag=deployment.tag))
 
     def _catch_up(self, batch_id: int, batch: BatchInFlight, now_us: int) -> None:
         """Take in what the next stage reported before its turn."""
@@ -658,7 +808,7 @@ class Gateway:
         else:
             self.stage_done(batch_id, batch.reported, times, now_us)
 
-    def batch_failed(self, batch_id: int, stage: int, now_us: int) -> None:
+    def batch_failed(self, batch_id: int, stage: int, now_us: int, reason: str = "") -> None:
         """A batch could not be run at a stage: its requests are answered by the front as failed."""
         number = batch_id - self._first_batch
         batch = self._batches.get(number)
@@ -669,9 +819,11 @@ class Gateway:
             return
         batch.early.clear()
         self.counters.batches_failed += 1
-        failed = len(batch.dispatch.request_ids)
-        self.counters.bad[self._front_of(batch.dispatch.request_ids[0]).model] += failed
+        model = batch.generation.deployment.plan.models[batch.dispatch.model]
+        self.counters.bad[model.name] += len(batch.dispatch.request_ids)
         now_us = self._at(now_us)
+        if batch.shelf is not None:
+            self._fail_jobs(batch, batch.shelf, reason)
         for later in range(stage, len(batch.slots)):
             # As if every stage that is left had taken no time: all that was reserved is free.
             if later:
@@ -681,6 +833,17 @@ class Gateway:
                     )
                 )
             self._end_stage(number, batch, now_us, now_us)
+
+    def _fail_jobs(self, batch: BatchInFlight, shelf: ShelfSlot, reason: str) -> None:
+        """Have the jobs of a batch answered as failed; the core knows that nobody wants them."""
+        batch.failed = True
+        for number, module in self._jobs.failed(batch.dispatch, shelf):
+            body = JobFailedBody(number % LOCALS, f"module {module!r}: {reason}")
+            self._send(self._front_of(number), frame(Kind.JOB_FAILED, pack_job_failed(body)))
+            in_core = number not in batch.dispatch.request_ids
+            self._jobs.drop(number)
+            if in_core:
+                self._apply(JobCancel(now_us=self._last_us, job_id=number))
 
     def batch_lost(self, batch_id: int, stage: int) -> None:
         """A batch cannot be brought to the worker of a stage: with the next look it runs again.
@@ -754,7 +917,7 @@ class Gateway:
             return
         left: set[int] = {
             generation.deployment.generation for generation, _ in self._waiting_for_slots
-        }
+        } | self._jobs.generations()
         left |= {number for number, former in self._former.items() if former.slots.holds_back}
         for number, batch in list(self._batches.items()):
             deployment = batch.generation.deployment
@@ -883,8 +1046,8 @@ class Gateway:
 
     def _announce(self, deployment: Deployment, *, prepared: bool) -> None:
         data = _plan_frame(deployment, prepared=prepared)
-        for model in deployment.plan.models:
-            self._send(FrontAddress(model.name), data)
+        for model in deployment.served:
+            self._send(FrontAddress(model), data)
 
     # What the core decides
 
@@ -896,6 +1059,8 @@ class Gateway:
         for decision in decisions:
             match decision:
                 case Dispatch():
+                    if served.shelved[decision.model]:
+                        self._jobs.dispatched(decision)
                     self._waiting_for_slots.append((served, decision))
                     self._may_send = True
                 case SetTimer():
@@ -905,10 +1070,28 @@ class Gateway:
                     self._drop(decision)
                 case Abort():
                     self._abort(decision.batch_id)
-                case TaskReady() | ModuleSkipped() | JobDone() | JobDropped():
-                    raise InvariantError(f"{decision}: no plan with applications is served")
+                case _:
+                    self._apply_to_job(decision)
         if self._may_send:
             self._send_waiting()
+
+    def _apply_to_job(self, decision: TaskReady | ModuleSkipped | JobDone | JobDropped) -> None:
+        self._may_send = True  # slots of shelves may be free
+        match decision:
+            case TaskReady():
+                self._jobs.ready(decision)
+                name = self._jobs.module_name(decision.job_id, decision.module)
+                self.counters.module_rows[name] += decision.rows
+                self.counters.offered[self._jobs.model_of(decision.job_id, decision.module)] += 1
+            case ModuleSkipped():
+                if decision.reason is not None:
+                    name = self._jobs.module_name(decision.job_id, decision.module)
+                    self.counters.module_drops[name] += 1
+                self._jobs.skip(decision.job_id, decision.module)
+            case JobDone():
+                self._answer_job(decision.job_id)
+            case JobDropped():
+                self._drop_job(decision)
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.
@@ -926,11 +1109,50 @@ class Gateway:
             places = [(number, hop.vgpu) for hop in dispatch.hops]
             free = not held_up or held_up.isdisjoint(places)
             slots = generation.slots.grant(dispatch.hops) if free else None
+            shelf = None
+            if slots is not None and generation.shelved[dispatch.model]:
+                shelf = generation.shelves.grant(dispatch.hops[-1].vgpu)
+                if shelf is None:
+                    generation.slots.give_all(dispatch.hops, slots)
+                    slots = None
             if slots is None:
                 held_up.update(places)
                 self._waiting_for_slots.append((generation, dispatch))
-            else:
+            elif shelf is None:
                 self._send_batch(generation, dispatch, slots)
+            else:
+                self._send_tasks(generation, dispatch, slots, shelf)
+
+    def _send_tasks(
+        self, served: _Generation, dispatch: Dispatch, slots: list[int], shelf: ShelfSlot
+    ) -> None:
+        """To its first worker, which gathers it from where the rows lie."""
+        number, deployment = dispatch.batch_id, served.deployment
+        batch = BatchInFlight(served, dispatch, slots, self._last_us, shelf=shelf)
+        self._batches[number] = batch
+        model = deployment.plan.models[dispatch.model]
+        self.counters.dispatched(model.name, dispatch.samples)
+        body = BatchBody(
+            dispatch.model,
+            dispatch.pipeline,
+            dispatch.samples,
+            shelf.slot,
+            0,
+            self._last_us,
+            self._last_us,
+            SHELVED,
+            dispatch.hops,
+            tuple(slots),
+        )
+        pieces = self._jobs.pieces(deployment, dispatch)
+        data = frame(
+            Kind.GATHER,
+            pack_gather(body, pieces),
+            batch_id=self._first_batch + number,
+            plan_tag=deployment.tag,
+            payload_bytes=dispatch.samples * deployment.express_layout(model).bytes_per_sample,
+        )
+        self._send(WorkerAddress(deployment.generation, dispatch.hops[0].vgpu), data)
 
     def _send_batch(self, served: _Generation, dispatch: Dispatch, slots: list[int]) -> None:
         """To the front that gathers it, or, an express request, to its first worker."""
@@ -952,6 +1174,8 @@ class Gateway:
     def _drop(self, decision: Drop) -> None:
         number = decision.request_id
         self._served.express.forget(number)
+        if self._jobs:
+            self._jobs.drop(number)
         front = self._front_of(number)
         self.counters.dropped_for(front.model, decision.reason)
         dropped = _drop_frame(
@@ -963,10 +1187,33 @@ class Gateway:
         )
         self._send(front, dropped)
 
+    def _drop_job(self, decision: JobDropped) -> None:
+        job = self._jobs.drop(decision.job_id)
+        if job is None:
+            return  # it failed, and is answered
+        front = self._front_of(decision.job_id)
+        self.counters.dropped_for(front.model, decision.reason)
+        if decision.module is not None:
+            module = job.graph.modules[decision.module]
+            self.counters.module_drops[job.graph.name, module.name] += 1
+            self.counters.bad[module.model] += 1
+        dropped = _drop_frame(
+            decision.job_id % LOCALS,
+            decision.reason,
+            decision.deadline_us,
+            best_finish_us=decision.best_finish_us or 0,
+            queue_position=decision.queue_position,
+            module=NONE if decision.module is None else decision.module,
+        )
+        self._send(front, dropped)
+
     def _abort(self, batch_id: int) -> None:
         """Have front and workers forget a batch; its slots rest until nobody can write there."""
         batch = self._batches.pop(batch_id, None)
         if batch is None:
+            for generation, dispatch in self._waiting_for_slots:
+                if dispatch.batch_id == batch_id and generation.shelved[dispatch.model]:
+                    self._jobs.aborted(dispatch, None)
             kept = [item for item in self._waiting_for_slots if item[1].batch_id != batch_id]
             self._waiting_for_slots = deque(kept)
             self._may_send = True  # those it held up
@@ -975,7 +1222,10 @@ class Gateway:
         hops = dispatch.hops[batch.reported :]
         number = self._first_batch + batch_id
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
-        self._send(self._front_of(dispatch.request_ids[0]), notice)
+        if batch.shelf is None:
+            self._send(self._front_of(dispatch.request_ids[0]), notice)
+        else:
+            self._jobs.aborted(dispatch, batch.shelf)
         for hop in hops:
             self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
         slots = batch.slots[batch.reported :]
@@ -1005,7 +1255,8 @@ def _drop_frame(
     *,
     best_finish_us: int = 0,
     queue_position: int = 0,
+    module: int = NONE,
 ) -> bytes:
     """DROP of a request by its front's number; `best_finish_us` is 0 where nothing was probed."""
-    body = DropBody(request, reason, deadline_us, best_finish_us, queue_position)
+    body = DropBody(request, reason, deadline_us, best_finish_us, queue_position, module)
     return frame(Kind.DROP, pack_drop(body))

@@ -19,6 +19,7 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import ms_to_us, s_to_us
+from triton_backend.runtimes.stage_tensors import served_model, served_models
 from triton_backend.serving.loadgen.client import Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient, Tls
 from triton_backend.serving.loadgen.client_http import HttpClient
@@ -69,7 +70,9 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     client = _client(options)
     try:
         await client.connect()
-        loads = [await _model_load(client, plan.model(name), options) for name in schedule.models]
+        loads = [
+            await _model_load(client, served_model(plan, name), options) for name in schedule.models
+        ]
         drive = Drive(
             client=client,
             schedule=schedule,
@@ -109,7 +112,7 @@ async def _until_stopped(drive: Drive) -> tuple[LoadRun, bool]:
 def _check_files(options: argparse.Namespace, plan: Plan) -> None:
     """What would be found wrong only after the run, or after waiting for the endpoint."""
     for name, path in pairs("--check", options.check).items():
-        plan.model(name)
+        served_model(plan, name)
         if not Path(path).is_file():
             raise InputError(f"--check {name}", f"{path}: no such file")
     records = options.records
@@ -146,7 +149,7 @@ def _offer(options: argparse.Namespace, plan: Plan) -> Offer:
     rates = rates_of(
         reference, options.model, load_factor=options.load_factor, rate_rps=options.rate
     )
-    names = [model.name for model in reference.models]
+    names = [model.name for model in served_models(reference)]
     arrivals = arrivals_of(options)
     return Offer(
         rates_rps=rates,

@@ -37,7 +37,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ca", type=Path, help="gRPC over TLS, trusting this authority (PEM)")
     add("--cert", type=Path, help="our own certificate, for mutual TLS (PEM)")
     add("--key", type=Path, help="its key (PEM)")
-    add("--model", action="append", help="load this model alone (may be given several times)")
+    add(
+        "--model",
+        "--application",
+        action="append",
+        help="load this model or application alone (may be given several times)",
+    )
     add("--duration", type=_positive, default=30.0, help="seconds")
     add("--samples", type=int, default=1, help="samples in each request")
     add("--deadline-ms", type=_positive, help="send this deadline with every request, not the SLO")

@@ -16,6 +16,7 @@ from triton_backend.contract import arrivals
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
+from triton_backend.runtimes.stage_tensors import served_model, served_models
 from triton_backend.serving.loadgen.series import TraceFile, read_series
 
 PROCESSES = ("poisson", "gamma", "deterministic")
@@ -60,12 +61,12 @@ def rates_of(
     load_factor: float | None = None,
     rate_rps: float | None = None,
 ) -> dict[str, float]:
-    """Planned rates of the models named (None = all), times a load factor or scaled to a total.
+    """Planned rates of the models and applications named (None = all), times a load factor or scaled to a total.
 
     Raises:
         InputError: a model is not in the plan, or the rates cannot be offered.
     """
-    chosen = [plan.model(name) for name in models] if models else list(plan.models)
+    chosen = [served_model(plan, name) for name in models] if models else served_models(plan)
     planned = {model.name: model.throughput_rps for model in chosen}
     factor = 1.0 if load_factor is None else load_factor
     if rate_rps is not None:

@@ -40,6 +40,7 @@ from triton_backend.serving.node.remote_files import (
     remove_models,
 )
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
+from triton_backend.serving.transport.shelves import remove_shelves
 from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
 
 WATCH_SECONDS = 0.05
@@ -236,6 +237,7 @@ class Node:
             process.wait()
         for worker in own:
             self._remove_memory(worker)
+        remove_shelves(self._deployment, (worker.vgpu for worker in self._workers))
         for board, _ in self._boards.values():
             if not board.has_inherited():  # a later node looks there for workers that go on
                 board.remove()

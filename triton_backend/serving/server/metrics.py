@@ -69,6 +69,17 @@ METRICS: Mapping[str, tuple[str, str]] = {
         "Batches lost on their way, whose requests ran again",
     ),
     "poolpipe_internal_errors_total": ("counter", "Errors of ours that a loop survived, by loop"),
+    "poolpipe_front_bytes_total": (
+        "counter",
+        "Tensors of an application that its front wrote or read: requests in, answers out",
+    ),
+    "poolpipe_jobs": ("gauge", "Jobs of applications in hand"),
+    "poolpipe_shelf_slots": ("gauge", "Slots of shelves that hold outputs of modules"),
+    "poolpipe_module_rows_total": ("counter", "Rows that modules of applications were to run"),
+    "poolpipe_module_drops_total": (
+        "counter",
+        "Jobs dropped for a module's sake, or gone on without it",
+    ),
     "poolpipe_stage_runs_total": ("counter", "Batches run at a stage"),
     "poolpipe_stage_busy_seconds_total": ("counter", "Time that vGPUs were busy with a stage"),
     "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
@@ -166,8 +177,13 @@ class _Observed:
         return found
 
 
-def front_values(model: str, counters: FrontCounters, held: int) -> Values:
-    """Requests of one front by outcome, their latency, and how many are not answered yet."""
+def front_values(
+    model: str, counters: FrontCounters, held: int, job_bytes: tuple[int, int] = (0, 0)
+) -> Values:
+    """Requests of one front by outcome, their latency, and how many are not answered yet.
+
+    `job_bytes`: of requests and of answers, where these go by shelves.
+    """
     own: Labels = (("model", model),)
     values: Values = {
         ("poolpipe_requests_offered_total", own): counters.offered,
@@ -183,6 +199,9 @@ def front_values(model: str, counters: FrontCounters, held: int) -> Values:
     if any(counters.sizes.counts):
         values["poolpipe_deferred_seconds", own] = Histogram.of(counters.deferred)
         values["poolpipe_batch_size", own] = Histogram.of(counters.sizes)
+    for direction, count in zip(("in", "out"), job_bytes, strict=True):
+        if count:
+            values["poolpipe_front_bytes_total", (*own, ("direction", direction))] = count
     for reason, count in dict(counters.dropped).items():
         values["poolpipe_requests_dropped_total", (*own, ("reason", reason))] = count
     return values
@@ -219,6 +238,13 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
         labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
         values["poolpipe_stage_runs_total", labels] = use.runs
         values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
+    if deployment.plan.applications:
+        values["poolpipe_jobs", ()] = gateway.jobs
+        values["poolpipe_shelf_slots", ()] = gateway.shelf_slots
+    for (application, module), rows in counters.module_rows.items():
+        labels = (("application", application), ("module", module))
+        values["poolpipe_module_rows_total", labels] = rows
+        values["poolpipe_module_drops_total", labels] = counters.module_drops[application, module]
     for advice in gateway.advice(now_us):
         labels = (("pool", advice.pool.name), ("gpu_class", advice.pool.gpu_class))
         values["poolpipe_pool_vgpus", labels] = advice.pool.vgpus

@@ -137,7 +137,9 @@ class FrontModel(_Model):
 
     def values(self) -> Values:
         """Requests by outcome."""
-        return front_values(self.name, self._service.counters, self._service.unanswered)
+        service = self._service
+        job_bytes = service.jobs.bytes_in, service.jobs.bytes_out
+        return front_values(self.name, service.counters, service.unanswered, job_bytes)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later.

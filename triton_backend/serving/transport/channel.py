@@ -127,9 +127,9 @@ class Channels:
         layout = deployment.worker_layout(vgpu)
         return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
 
-    def to_front(self, deployment: Deployment, model: int) -> Channel | None:
-        """The channel back to a model's front; None when it is gone."""
-        plan = deployment.plan.models[model]
+    def to_front(self, deployment: Deployment, model: str) -> Channel | None:
+        """The channel back to the front of a model, or of an application; None when it is gone."""
+        plan = deployment.served[model]
         key = (deployment.generation, plan.name)
         channel = self._open_channels.get(key)
         if channel is not None and not channel.connection.closed:
@@ -138,10 +138,12 @@ class Channels:
         address = self._settings.front_address(plan.name)
         if not shared:
             address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
+        inputs = deployment.express_segment(plan.name), deployment.express_layout(plan)
+        if deployment.answers_from_shelves(model):  # nothing is written to such a front
+            return self._open(key, address, *inputs, shared=shared, express=inputs)
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
-        express = None
-        if shared and deployment.express_slots(model):
-            express = deployment.express_segment(plan.name), deployment.express_layout(plan)
+        number = deployment.plan.models.index(plan)
+        express = inputs if shared and deployment.express_slots(number) else None
         return self._open(key, address, name, layout, shared=shared, express=express)
 
     def _open(

@@ -85,6 +85,20 @@ class Segment:
         return cls(path, layout, slots, memory)
 
     @classmethod
+    def kept(cls, name: str, layout: SlotLayout, slots: int) -> Self:
+        """The segment as somebody before left it, where it is of this size; else made.
+
+        Raises:
+            InputError: shared memory has no room for two slots.
+        """
+        with contextlib.suppress(InputError):
+            left = cls.attach(name, layout)
+            if left.slots == slots:
+                return left
+            left.close()
+        return cls.create(name, layout, slots)
+
+    @classmethod
     def attach(cls, name: str, layout: SlotLayout) -> Self:
         """Map a segment another process made.
 

@@ -26,6 +26,7 @@ MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
 
 NONE = -1  # no such slot, no such request
+SHELVED = -2  # in place of an express request: the outputs go to the last worker's shelf
 
 # A front numbers its requests in so many bits; the core's number has the front's own above them.
 LOCAL_BITS = 40
@@ -68,6 +69,11 @@ class Kind(IntEnum):
         20  # who listens on TCP -> who connected: prove for this nonce that you have the key
     )
     ADOPT = 22  # scheduler -> worker: serve this generation too, under its numbers (JSON)
+    GATHER = 23  # scheduler -> worker: BATCH of modules' rows, to be copied from where they lie
+    JOB_DONE = 24  # scheduler -> front of an application: where the outputs of a job lie
+    JOB_READ = 25  # front -> scheduler: they are read, and their slots are free
+    JOB_FAILED = 26  # scheduler -> front: a module of a job could not be run (JSON)
+    EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
     PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
@@ -195,6 +201,13 @@ class FailureBody(NamedTuple):
     slot: int
 
 
+class JobFailedBody(NamedTuple):
+    """JOB_FAILED: a front's request, and which module failed how."""
+
+    request: int
+    reason: str
+
+
 class RunStageBody(NamedTuple):
     """RUN_STAGE: which stage of which pipeline of which model of the plan, on how many samples."""
 
@@ -264,6 +277,17 @@ def unpack_failure(body: bytes) -> FailureBody:
     return FailureBody(_text(data, "reason"), _integer(data, "express"), _integer(data, "slot"))
 
 
+def pack_job_failed(message: JobFailedBody) -> bytes:
+    """Body of JOB_FAILED."""
+    return _pack_json(message._asdict())
+
+
+def unpack_job_failed(body: bytes) -> JobFailedBody:
+    """Inverse of `pack_job_failed`."""
+    data = _unpack_json(body)
+    return JobFailedBody(_integer(data, "request"), _text(data, "reason"))
+
+
 def pack_run_stage(message: RunStageBody) -> bytes:
     """Body of RUN_STAGE."""
     return _pack_json(message._asdict())
@@ -331,13 +355,17 @@ class ArrivalBody(NamedTuple):
 
 
 class DropBody(NamedTuple):
-    """Why a request is not served; `best_finish_us` is 0 where nothing was probed."""
+    """Why a request is not served; `best_finish_us` is 0 where nothing was probed.
+
+    `module`: of an application, the one that was dropped.
+    """
 
     request: int
     reason: DropReason
     deadline_us: int
     best_finish_us: int
     queue_position: int
+    module: int = NONE
 
 
 class DispatchBody(NamedTuple):
@@ -353,7 +381,8 @@ class DispatchBody(NamedTuple):
 class BatchBody(NamedTuple):
     """A batch on its way: `payload_checksum` 0 means not computed.
 
-    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`.
+    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`; or SHELVED,
+    and `answer_slot` is one of the last worker's shelf.
     """
 
     model: int
@@ -377,6 +406,38 @@ class AnswerBody(NamedTuple):
     express: int = NONE
 
 
+class Piece(NamedTuple):
+    """Rows [at, at + rows) of what is gathered lie in rows [row, row + rows) of a slot of a generation.
+
+    `group`: which of the producer's outputs, those with one row per sample (0) or those of one count.
+
+    They are read by a module of an application, by their numbers in the deployment.
+    The slot is one of the shelf of `vgpu`, which holds outputs of the module `producer`; where that is
+    NONE, it is one of the front's and holds a request. Slot NONE: there are no such rows, zeros do.
+    """
+
+    at: int
+    rows: int
+    application: int
+    module: int
+    producer: int
+    group: int
+    generation: int
+    vgpu: int
+    slot: int
+    row: int
+
+
+class JobDoneBody(NamedTuple):
+    """JOB_DONE: the outputs of a front's request; a module without pieces had no rows.
+
+    Of every piece `module` is NONE, and `at` counts the rows of `producer`.
+    """
+
+    request: int
+    pieces: tuple[Piece, ...]
+
+
 class TimesBody(NamedTuple):
     """When a stage or a transfer on a vGPU really began and ended (µs)."""
 
@@ -387,7 +448,7 @@ class TimesBody(NamedTuple):
 
 _ARRIVAL = struct.Struct("<qqiiiI")
 _REQUEST = struct.Struct("<q")
-_DROP = struct.Struct("<qiqqi")
+_DROP = struct.Struct("<qiqqii")
 _DISPATCH = struct.Struct("<iiHH")
 _BATCH = struct.Struct("<iiiiIqqqH")
 _HOP = struct.Struct("<iqqqq")
@@ -395,6 +456,8 @@ _HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _HOP_AND_SLOT_BYTES = _HOP.size + 4
 _ANSWER = struct.Struct("<iiIq")
 _TIMES = struct.Struct("<iqq")
+_PIECE = struct.Struct("<10i")
+_ROWS = struct.Struct("<HI")
 
 
 def pack_arrival(message: ArrivalBody) -> bytes:
@@ -411,7 +474,7 @@ def unpack_arrival(body: bytes) -> ArrivalBody:
 
 
 def pack_request(request: int) -> bytes:
-    """Body of CANCEL."""
+    """Body of CANCEL and JOB_READ."""
     return _REQUEST.pack(request)
 
 
@@ -479,6 +542,61 @@ def unpack_batch(body: bytes) -> BatchBody:
     *fields, hops = _unpack_start(_BATCH, body)
     _need(body, _BATCH.size + hops * _HOP_AND_SLOT_BYTES)
     return BatchBody._make([*fields, *_path(body, _BATCH.size, hops)])
+
+
+def pack_gather(batch: BatchBody, pieces: Sequence[Piece]) -> bytes:
+    """Body of GATHER."""
+    return pack_batch(batch) + _pack_pieces(pieces)
+
+
+def unpack_gather(body: bytes) -> tuple[BatchBody, tuple[Piece, ...]]:
+    """Inverse of `pack_gather`."""
+    *_, hops = _unpack_start(_BATCH, body)
+    end = _BATCH.size + hops * _HOP_AND_SLOT_BYTES
+    return unpack_batch(body[:end]), _unpack_pieces(body[end:])
+
+
+def pack_rows(groups: Sequence[Sequence[int]]) -> bytes:
+    """Body of EMITTED: for every count of a model, the rows of each sample."""
+    samples = len(groups[0])
+    return _ROWS.pack(len(groups), samples) + struct.pack(
+        f"<{len(groups) * samples}i", *chain.from_iterable(groups)
+    )
+
+
+def unpack_rows(body: bytes) -> tuple[tuple[int, ...], ...]:
+    """Inverse of `pack_rows`."""
+    groups, samples = _unpack_start(_ROWS, body)
+    _need(body, _ROWS.size + 4 * groups * samples)
+    rows = struct.unpack_from(f"<{groups * samples}i", body, _ROWS.size)
+    if any(count < 0 for count in rows):
+        raise FrameError(f"rows {min(rows)}")
+    return tuple(rows[at : at + samples] for at in range(0, len(rows), samples or 1))
+
+
+def pack_job_done(message: JobDoneBody) -> bytes:
+    """Body of JOB_DONE."""
+    return _REQUEST.pack(message.request) + _pack_pieces(message.pieces)
+
+
+def unpack_job_done(body: bytes) -> JobDoneBody:
+    """Inverse of `pack_job_done`."""
+    (request,) = _unpack_start(_REQUEST, body)
+    return JobDoneBody(request, _unpack_pieces(body[_REQUEST.size :]))
+
+
+def _pack_pieces(pieces: Sequence[Piece]) -> bytes:
+    return b"".join(starmap(_PIECE.pack, pieces))
+
+
+def _unpack_pieces(body: bytes) -> tuple[Piece, ...]:
+    if len(body) % _PIECE.size:
+        raise FrameError(f"{len(body)} bytes are no pieces of {_PIECE.size}")
+    pieces = tuple(starmap(Piece, _PIECE.iter_unpack(body)))
+    for piece in pieces:
+        if piece.at < 0 or piece.rows < 1 or piece.row < 0 or piece.slot < NONE:
+            raise FrameError(f"no rows: {piece}")
+    return pieces
 
 
 def pack_answer(message: AnswerBody) -> bytes:

@@ -1,16 +1,19 @@
 """What a worker sends about a batch: to the next worker, back to the front, to the scheduler.
 
-Here: the frames of a batch that ran, an express request copied from its front, and the instants of
-emulated links. Not here: running it.
+Outputs of modules of an application go to nobody: they are written to this vGPU's own shelf, and
+whoever reads them hears from the scheduler.
+
+Here: the frames of a batch that ran, what the first stage copies from fronts and shelves, and the instants
+of emulated links. Not here: running it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from triton_backend.contract.decisions import Hop
-from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_up_to
@@ -18,18 +21,22 @@ from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import EmulatedLinks
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.shelves import Shelves, rows_of
 from triton_backend.serving.transport.wire import (
     NONE,
+    SHELVED,
     AnswerBody,
     BatchBody,
     FailureBody,
     FrameError,
     Kind,
+    Piece,
     TimesBody,
     frame,
     pack_answer,
     pack_batch,
     pack_failure,
+    pack_rows,
 )
 from triton_backend.serving.worker.queue import QueuedBatch
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
@@ -42,10 +49,10 @@ class ReceiverGoneError(PoolPipeError):
 class OutputTarget(NamedTuple):
     """Where a stage's results go: `slot` of the channel to the next worker, or to the front.
 
-    `segment` is the channel's, laid out for who receives them.
+    `segment` is the channel's, laid out for who receives them; without a channel it is the own shelf.
     """
 
-    channel: Channel
+    channel: Channel | None
     segment: Segment
     slot: int
     last: bool
@@ -56,7 +63,8 @@ class OutputTarget(NamedTuple):
 
     def release(self) -> None:
         """Nothing will be sent from it."""
-        self.channel.release(self.slot)
+        if self.channel is not None:
+            self.channel.release(self.slot)
 
 
 class BatchHeader(NamedTuple):
@@ -76,18 +84,27 @@ class OutputSender:
         self._scheduler = scheduler
         # By tag: the generations served, and the vGPU's number there.
         self._served: dict[int, tuple[Deployment, int]] = {}
+        self._shelves = Shelves(deployment.settings)
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         node = deployment.node_name_of(vgpu)
         self._channels = Channels(loop, deployment.settings, node)
         self._links = _links(deployment)
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
-        """Send what batches of a generation come to."""
+        """Send what batches of a generation come to.
+
+        Raises:
+            InputError: shared memory has no room for this vGPU's shelf.
+        """
         self._served[deployment.tag] = deployment, vgpu
+        self._shelves.add(deployment)
+        self._shelves.make(deployment, vgpu)
 
     def forget(self, tag: int) -> None:
         """Nothing will come of a generation any more."""
-        self._served.pop(tag, None)
+        served = self._served.pop(tag, None)
+        if served is not None:
+            self._shelves.forget(served[0].generation)
 
     def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
         """Where the results of a batch go.
@@ -100,10 +117,13 @@ class OutputSender:
             ReceiverGoneError: the process that is to receive them is gone, or takes nothing.
         """
         body, after = batch.body, batch.stage + 1
-        deployment, _ = self._served[batch.tag]
+        deployment, own = self._served[batch.tag]
         last = after == len(body.hops)
+        if last and body.express == SHELVED:
+            shelf = self._shelves.of_model(deployment, own, _name(deployment, body))
+            return OutputTarget(None, shelf, body.answer_slot, last)
         if last:
-            channel = self._channels.to_front(deployment, body.model)
+            channel = self._channels.to_front(deployment, _name(deployment, body))
             slot, receiver = body.answer_slot, "the front"
         else:
             vgpu = body.hops[after].vgpu
@@ -124,12 +144,48 @@ class OutputSender:
         Raises:
             FrameError: the front is gone, or has no such slot.
         """
-        channel = self._channels.to_front(self._served[tag][0], body.model)
+        deployment, _ = self._served[tag]
+        channel = self._channels.to_front(deployment, _name(deployment, body))
         express = None if channel is None else channel.express
         if express is None or not 0 <= body.answer_slot < express.slots:
             raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
         for name, tensor in express.views(body.answer_slot, body.samples).items():
             np.copyto(into[name], tensor)
+
+    def gather(self, tag: int, body: BatchBody, pieces: Sequence[Piece], into: Arrays) -> None:
+        """Copy the rows of a batch of modules from shelves and from fronts.
+
+        Raises:
+            FrameError: a piece is not where it is said to be, or does not fit the batch.
+        """
+        deployment, _ = self._served[tag]
+        for piece in pieces:
+            end = piece.at + piece.rows
+            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            if end > body.samples or not feeds or any(wanted not in into for wanted, _ in feeds):
+                raise FrameError(f"a batch of {body.samples} samples does not read {piece}")
+            if piece.slot == NONE:
+                for wanted, _ in feeds:
+                    into[wanted][piece.at : end] = 0
+                continue
+            given = self._tensors(deployment.applications[piece.application].name, piece)
+            for wanted, name in feeds:
+                np.copyto(into[wanted][piece.at : end], given[name])
+
+    def _tensors(self, application: str, piece: Piece) -> Arrays:
+        """What a piece says, [rows, ...] where it lies."""
+        if piece.producer != NONE:
+            return self._shelves.tensors(application, piece)
+        try:
+            deployment = self._shelves.deployment(piece.generation)
+            channel = self._channels.to_front(deployment, application)
+        except (InputError, KeyError) as error:
+            raise FrameError(f"{piece} is nowhere: {error}") from error
+        requests = None if channel is None else channel.express
+        if requests is None or piece.slot >= requests.slots:
+            raise FrameError(f"the front of {application!r} is gone, or has no {piece}")
+        most = requests.layout.batch
+        return rows_of(requests.views(piece.slot, most), piece, most)
 
     def report_transfer(self, batch: QueuedBatch) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
@@ -142,12 +198,16 @@ class OutputSender:
         self, batch: QueuedBatch, target: OutputTarget, span_us: tuple[int, int]
     ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
-        if target.last:  # the client waits for the answer, nobody for the report
-            self._answer(batch, target)
+        channel = target.channel
+        if channel is None:  # who reads it hears from the scheduler
+            self._report_rows(batch, target)
+            self._report(Kind.STAGE_DONE, batch, span_us)
+        elif target.last:  # the client waits for the answer, nobody for the report
+            self._answer(batch, target, channel)
             self._report(Kind.STAGE_DONE, batch, span_us)
         else:  # reported before the next worker can report its transfer
             self._report(Kind.STAGE_DONE, batch, span_us)
-            self._hand_on(batch, target, span_us[1])
+            self._hand_on(batch, target, channel, span_us[1])
 
     def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""
@@ -161,7 +221,9 @@ class OutputSender:
             plan_tag=tag,
         )
         self._scheduler.send(data)
-        channel = self._channels.to_front(self._served[tag][0], body.model)
+        deployment, _ = self._served[tag]
+        shelved = body.express == SHELVED  # the scheduler knows whom it concerns
+        channel = None if shelved else self._channels.to_front(deployment, _name(deployment, body))
         if channel is not None:
             channel.connection.send(data)
 
@@ -176,7 +238,7 @@ class OutputSender:
         )
         self._scheduler.send(data)
 
-    def _answer(self, batch: QueuedBatch, target: OutputTarget) -> None:
+    def _answer(self, batch: QueuedBatch, target: OutputTarget, channel: Channel) -> None:
         """Send ANSWER: a batch's outputs are in the front's slot."""
         written, slot, samples = target.segment, target.slot, batch.body.samples
         checksum = checksum_up_to(self._checksum_up_to, written, slot, samples)
@@ -189,9 +251,11 @@ class OutputSender:
             plan_tag=batch.tag,
             payload_bytes=written.layout.payload_bytes(samples),
         )
-        target.channel.send(data, written, slot, samples)
+        channel.send(data, written, slot, samples)
 
-    def _hand_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
+    def _hand_on(
+        self, batch: QueuedBatch, target: OutputTarget, channel: Channel, end_us: int
+    ) -> None:
         """Send a batch whose results were written at `end_us` to the next worker."""
         written, samples, stage = target.segment, batch.body.samples, batch.stage + 1
         size = written.layout.payload_bytes(samples)
@@ -209,7 +273,7 @@ class OutputSender:
             plan_tag=batch.tag,
             payload_bytes=size,
         )
-        if not target.channel.send(data, written, target.slot, samples):
+        if not channel.send(data, written, target.slot, samples):
             self.report_lost(batch, "the next worker is gone")
 
     def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
@@ -219,12 +283,23 @@ class OutputSender:
             kind, times, batch_id=batch.batch_id, stage=batch.stage, tag=batch.tag
         )
 
+    def _report_rows(self, batch: QueuedBatch, target: OutputTarget) -> None:
+        """Report how many rows each sample gave, where that varies."""
+        deployment, _ = self._served[batch.tag]
+        views = target.views(batch.body.samples)
+        groups = deployment.row_groups(_name(deployment, batch.body))
+        if groups:
+            rows = pack_rows([views[counts].tolist() for counts in groups])
+            data = frame(Kind.EMITTED, rows, batch_id=batch.batch_id, plan_tag=batch.tag)
+            self._scheduler.send(data)
+
     def closed(self, connection: Connection) -> None:
         """A connection ended."""
         self._channels.closed(connection)
 
     def close(self) -> None:
         """Unmap everything."""
+        self._shelves.close()
         self._channels.close()
         if self._links is not None:
             self._links.close()
@@ -240,6 +315,11 @@ class OutputSender:
         duration_us = round(transfer_us(size, rate) * deployment.settings.time_stretch)
         begin_us = self._links.take(here, there, max(end_us, hop.transfer_start_us), duration_us)
         return begin_us, begin_us + duration_us
+
+
+def _name(deployment: Deployment, body: BatchBody) -> str:
+    """The model of a batch."""
+    return deployment.plan.models[body.model].name
 
 
 def _links(deployment: Deployment) -> EmulatedLinks | None:

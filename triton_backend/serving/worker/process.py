@@ -13,7 +13,7 @@ Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION 
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -40,10 +40,12 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     Header,
     Kind,
+    Piece,
     frame,
     pack_stage_result,
     unpack_adopt,
     unpack_batch,
+    unpack_gather,
     unpack_heartbeat,
     unpack_run_stage,
 )
@@ -213,6 +215,8 @@ class StageWorker:
         match header.kind:
             case Kind.BATCH:
                 self._add(connection, header, unpack_batch(body))
+            case Kind.GATHER:
+                self._add(connection, header, *unpack_gather(body))
             case Kind.RUN_STAGE:
                 deployment, vgpu = self._served[-1]
                 question = unpack_run_stage(body)
@@ -221,7 +225,14 @@ class StageWorker:
             case _:
                 raise FrameError(f"a worker takes no {header.kind.name}")
 
-    def _add(self, connection: Connection, header: Header, batch: BatchBody) -> None:
+    def _add(
+        self,
+        connection: Connection,
+        header: Header,
+        batch: BatchBody,
+        pieces: Sequence[Piece] = (),
+    ) -> None:
+        """Accept a batch; its tensors are in its slot, or are copied there now."""
         if batch.express == NONE or header.stage:
             self._queue.add(header, batch)
             return
@@ -229,8 +240,12 @@ class StageWorker:
             raise FrameError("an express request from somebody who is not the scheduler")
         self._scheduler.check_life(header.batch_id)
         inputs, slot = self._queue.written_by(header, batch)
+        into = inputs.views(slot, batch.samples)
         try:
-            self._outputs.copy_express(header.plan_tag, batch, inputs.views(slot, batch.samples))
+            if pieces:
+                self._outputs.gather(header.plan_tag, batch, pieces, into)
+            else:
+                self._outputs.copy_express(header.plan_tag, batch, into)
             self._queue.add(header, batch)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)

@@ -20,7 +20,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import StageKey, runs, stage_key
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
-from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
+from triton_backend.runtimes.emulated import LATENCY_OPTION, ROWS_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import HealthRow
@@ -75,7 +75,9 @@ def open_runtimes(
                 by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
             runtime = by_artifact[stage.artifact]
             _check(deployment, row, stage.artifact, runtime)
-            inputs, outputs = _zeros_for(runtime, deployment.pipeline_of(row).batch)
+            inputs, outputs = _zeros_for(
+                runtime, deployment.pipeline_of(row).batch, deployment.written_by(row)
+            )
             for _ in range(WARM_UP_RUNS):
                 runtime.run(inputs, outputs)
         found.append(Loaded.of(deployment, row, runtime))
@@ -98,6 +100,8 @@ def _check(deployment: Deployment, row: StageRow, artifact: str, runtime: Runtim
 
 def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
     stage, settings = deployment.stage_of(row), deployment.settings
+    drawn = deployment.drawn_rows(deployment.model_of(row).name)
+    made = {spec.name for spec in deployment.written_by(row)}
     return Artifact(
         runtime="emulated",
         gpu_class=deployment.pool_of(vgpu).gpu_class,
@@ -108,17 +112,24 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
             LATENCY_OPTION: [us * settings.time_stretch for us in stage.latency_us_by_batch],
             "noise_sigma": settings.noise,
             "seed": settings.seed + vgpu,
+            ROWS_OPTION: {
+                output: (counts, mean)
+                for output, (counts, _, mean) in drawn.items()
+                if {output, counts} <= made
+            },
         },
     )
 
 
-def _zeros_for(runtime: Runtime, batch: int) -> tuple[Arrays, Arrays]:
+def _zeros_for(runtime: Runtime, batch: int, room: Specs) -> tuple[Arrays, Arrays]:
     """Zeros for a stage to run on, and room for results that go nowhere."""
+    shapes = {spec.name: spec.shape[1:] for spec in room}
     inputs = {
         s.name: np.zeros((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.inputs
     }
     outputs = {
-        s.name: np.empty((batch, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in runtime.outputs
+        s.name: np.empty((batch, *shapes.get(s.name, s.shape[1:])), NUMPY_DTYPES[s.dtype])
+        for s in runtime.outputs
     }
     return inputs, outputs
 
@@ -156,6 +167,7 @@ class LoadedStage:
         self._largest = deployment.largest_of(row)
         self._latency_us_by_batch = stage.latency_us_by_batch
         self.run: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
+        self._room = deployment.written_by(row)
         self._scratch: Arrays = {}
 
     def expected_us(self, samples: int) -> int:
@@ -169,7 +181,7 @@ class LoadedStage:
 
     def zeros_run(self) -> Callable[[], None]:
         """A run of a planned batch of zeros, whose results go nowhere."""
-        return partial(self.runtime.run, *_zeros_for(self.runtime, self._batch))
+        return partial(self.runtime.run, *_zeros_for(self.runtime, self._batch, self._room))
 
     def _convert(self, inputs: Arrays, outputs: Arrays) -> None:
         samples = len(next(iter(inputs.values())))
@@ -195,7 +207,8 @@ class LoadedStage:
     def _own(self, spec: TensorSpec, samples: int) -> NDArray[np.generic]:
         """Memory for an output that cannot be written in place."""
         if spec.name not in self._scratch:
-            shape = (self._largest, *spec.shape[1:])
+            named = [one for one in self._room if one.name == spec.name]
+            shape = (self._largest, *(named or [spec])[0].shape[1:])
             self._scratch[spec.name] = np.empty(shape, NUMPY_DTYPES[spec.dtype])
         return self._scratch[spec.name][:samples]
 

@@ -152,7 +152,7 @@ def _layouts(deployment: Deployment, row: StageRow) -> tuple[SlotLayout, SlotLay
     largest = deployment.largest_of(row)
     return (
         SlotLayout(specs=deployment.inputs_of(row), batch=largest),
-        SlotLayout(specs=deployment.outputs_of(row), batch=largest),
+        SlotLayout(specs=deployment.written_by(row), batch=largest),
     )
 
 

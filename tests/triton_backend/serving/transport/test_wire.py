@@ -12,7 +12,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 PATHS = st.lists(st.tuples(st.builds(Hop, I32, I64, I64, I64, I64), I32), max_size=5)
 COUNTS = st.integers(0, 2**31 - 1)
 ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), COUNTS, I32, U32)
-DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32)
+DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32, I32)
 
 
 @st.composite
@@ -32,7 +32,15 @@ def batches(draw: st.DrawFn) -> wire.BatchBody:
 
 
 ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64)
+PIECES = st.lists(
+    st.builds(wire.Piece, COUNTS, st.integers(1, 2**31 - 1), *[I32] * 6, COUNTS, COUNTS),
+    max_size=4,
+).map(tuple)
 UNPACK = (
+    wire.unpack_gather,
+    wire.unpack_job_done,
+    wire.unpack_rows,
+    wire.unpack_job_failed,
     wire.unpack_hello,
     wire.unpack_plan,
     wire.unpack_heartbeat,
@@ -62,6 +70,21 @@ def test_every_body_comes_back_as_it_was_packed(
     assert wire.unpack_dispatch(wire.pack_dispatch(*dispatch)) == dispatch
     assert wire.unpack_batch(wire.pack_batch(batch)) == batch
     assert wire.unpack_answer(wire.pack_answer(answer)) == answer
+
+
+@given(batches(), PIECES, I64)
+def test_pieces_come_back_and_those_that_are_no_rows_are_refused(
+    batch: wire.BatchBody, pieces: tuple[wire.Piece, ...], request: int
+) -> None:
+    assert wire.unpack_gather(wire.pack_gather(batch, pieces)) == (batch, pieces)
+    done = wire.JobDoneBody(request, pieces)
+    assert wire.unpack_job_done(wire.pack_job_done(done)) == done
+    good = wire.Piece(0, 1, 0, 0, 0, 0, 1, 0, 0, 0)
+    for wrong in ({"rows": 0}, {"at": -1}, {"row": -1}, {"slot": -2}):
+        with pytest.raises(FrameError, match="no rows"):
+            wire.unpack_gather(wire.pack_gather(batch, [good._replace(**wrong)]))
+    with pytest.raises(FrameError, match="no pieces of"):
+        wire.unpack_job_done(wire.pack_job_done(done) + b"x")
 
 
 @pytest.mark.parametrize("number", [-1, len(DropReason)])

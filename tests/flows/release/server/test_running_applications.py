@@ -1,0 +1,147 @@
+"""Applications on a real Triton server, asked with the stock clients."""
+
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from flows.release.rollout.change import change_plan, plan_in_force
+from flows.release.server.admin import start, stop
+from flows.release.server.running import ServerState
+from tests.flows.release.server.test_running import Client, server_ports
+from tests.triton_backend.serving.served_applications import OneAfterTheOther, onnx_plan
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
+from triton_backend.serve_folder.settings import ServeOptions
+
+pytestmark = pytest.mark.slow
+NAMES = ("crops", "diamond")
+Asked = tuple[str, NDArray[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[ServerState]:
+    folder = tmp_path_factory.mktemp("serve")
+    render_repository(folder, onnx_plan(root), ServeOptions(artifacts=root))
+    running = start(folder, server_ports())
+    yield running
+    stop(folder)
+    assert not list(Path("/dev/shm").glob(f"poolpipe-{running.data['instance']}*"))
+
+
+def requests(count: int, seed: int) -> list[Asked]:
+    rng = np.random.default_rng(seed)
+    return [
+        (NAMES[i % 2], rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32)) for i in range(count)
+    ]
+
+
+class Clients:
+    """Four threads with a client each."""
+
+    def __init__(self, state: ServerState, kind: str) -> None:
+        self._state, self._kind = state, kind
+        self._threads = ThreadPoolExecutor(4)
+
+    def ask(self, name: str, x: NDArray[np.float32]) -> dict[str, NDArray[np.generic]] | None:
+        """The answer; None where it is refused."""
+        client = Client(self._state, self._kind)
+        try:
+            answer = client.infer(name, {"x": x}, timeout=3_000_000)
+        except InferenceServerException as error:
+            if "UNAVAILABLE" in str(error.status()) or "503" in str(error.status()):
+                return None
+            raise
+        finally:
+            client.close()
+        outputs = {"crops": ("found", "y"), "diamond": ("all", "half")}[name]
+        return {output: answer.as_numpy(output) for output in outputs}
+
+    def begin(self, asked: list[Asked]) -> list[Future[dict[str, NDArray[np.generic]] | None]]:
+        return [self._threads.submit(self.ask, *one) for one in asked]
+
+
+def served(root: Path, asked: list[Asked], clients: Clients) -> int:
+    """How many of the requests were answered; every answer is checked."""
+    return check(root, asked, clients.begin(asked))
+
+
+def check(
+    root: Path, asked: list[Asked], begun: list[Future[dict[str, NDArray[np.generic]] | None]]
+) -> int:
+    chain, count = OneAfterTheOther(root), 0
+    for (name, x), one in zip(asked, begun, strict=True):
+        answer = one.result(timeout=60)
+        if answer is not None:
+            count += 1
+            for output, wanted in chain.answer(name, x).items():
+                np.testing.assert_array_equal(answer[output], wanted)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_every_answer_is_that_of_the_models_one_after_the_other(
+    state: ServerState, root: Path, kind: str
+) -> None:
+    asked = requests(40, seed=1)
+    assert served(root, asked, Clients(state, kind)) == len(asked)
+
+
+def test_metrics_tell_modules_apart_and_what_passes_the_front(
+    state: ServerState, root: Path
+) -> None:
+    assert served(root, requests(2, seed=2), Clients(state, "grpc")) == 2
+
+    def there() -> bool:
+        with urllib.request.urlopen(state.metrics_url) as answer:
+            text = answer.read().decode()
+        return all(
+            name in text
+            for name in (
+                'poolpipe_front_bytes_total{direction="in",model="diamond"}',
+                'poolpipe_module_rows_total{application="crops",module="classify"}',
+                "poolpipe_jobs 0",
+                "poolpipe_shelf_slots 0",
+            )
+        )
+
+    wait_for(there)
+
+
+@pytest.mark.parametrize("part", ["worker", "diamond", CONTROL_MODEL, node_model("FAST", 1)])
+def test_a_killed_part_costs_no_wrong_answer_and_comes_back(
+    state: ServerState, root: Path, part: str
+) -> None:
+    clients, asked = Clients(state, "grpc"), requests(60, seed=3)
+    if part == "worker":
+        pid = int(state.ask(node_model("FAST", 1), {})["workers"][0]["pid"])
+    else:
+        pid = int((state.folder / "pids" / part).read_text().split()[0])
+    others = [one for one in asked if one[0] != part]  # a dead front's requests are never answered
+    begun = clients.begin(others)
+    os.kill(pid, signal.SIGKILL)
+    check(root, others, begun)
+    last = requests(4, seed=4)
+    wait_for(lambda: served(root, last, clients) == len(last))
+
+
+def test_plans_follow_one_another_without_a_lost_job(state: ServerState, root: Path) -> None:
+    clients, asked = Clients(state, "grpc"), requests(80, seed=5)
+    begun = clients.begin(asked)
+    before = plan_in_force(state.folder)
+    assert change_plan(state.folder, replace(before, plan_id="next")).plan_id == "next"
+    assert check(root, asked, begun) == len(asked)
+    assert served(root, asked[:8], clients) == len(asked[:8])

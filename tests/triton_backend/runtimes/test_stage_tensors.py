@@ -1,0 +1,78 @@
+from dataclasses import replace
+
+import pytest
+
+from tests.triton_backend.serving import served_applications, small_plans
+from tests.triton_backend.serving.served_applications import (
+    application,
+    module,
+    one_stage,
+    two_stage,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.stage_tensors import (
+    EMULATED_INPUT_BYTES,
+    complete_tensors,
+    served_model,
+    served_models,
+)
+
+
+def diamond() -> Plan:
+    models = [one_stage("m_a"), two_stage("m_b"), one_stage("m_c"), one_stage("m_d")]
+    return served_applications.with_applications(
+        small_plans.plan(*models), served_applications.diamond(), alone=("m_a",)
+    )
+
+
+def test_an_application_without_tensors_is_completed_so_that_every_edge_fits() -> None:
+    plan = complete_tensors(diamond())
+    graph = plan.applications[0].application
+    assert [dict(one.inputs) for one in graph.modules] == [
+        {"input": "request.input"},
+        {"input": "a.output"},
+        {"input": "a.output"},
+        {"input_0": "b.output", "input_1": "c.output"},
+    ]
+    assert graph.outputs == {"d.output": "d.output"}
+    assert [spec.name for spec in plan.applications[0].inputs] == ["input"]
+    assert complete_tensors(plan) == plan
+
+
+def test_tensors_that_modules_name_are_those_of_their_models() -> None:
+    graph = application(
+        "traffic",
+        module("a", inputs={"image": "request.image"}),
+        module("b", "a", inputs={"crops": "a.cars", "image": "request.image"}),
+        outputs={"type": "b.scores"},
+    )
+    plan = complete_tensors(
+        served_applications.with_applications(
+            small_plans.plan(one_stage("m_a"), one_stage("m_b")), graph
+        )
+    )
+    assert [spec.name for spec in plan.model("m_a").outputs] == ["cars"]
+    assert [spec.name for spec in plan.model("m_b").inputs] == ["crops", "image"]
+    seen = served_model(plan, "traffic")
+    assert [(spec.name, spec.shape) for spec in (*seen.inputs, *seen.outputs)] == [
+        ("image", (-1, EMULATED_INPUT_BYTES)),
+        ("type", (-1, EMULATED_INPUT_BYTES)),
+    ]
+
+
+def test_clients_see_applications_and_the_models_that_are_asked_for_by_themselves() -> None:
+    plan = complete_tensors(diamond())
+    assert [model.name for model in served_models(plan)] == ["m_a", "actdet"]
+    with pytest.raises(InputError, match="no model 'm_b'; it serves m_a, actdet"):
+        served_model(plan, "m_b")
+
+
+def test_an_edge_whose_ends_differ_is_refused_by_name() -> None:
+    plan = diamond()
+    stated = (small_plans.tensor("wide", 7),)
+    models = [replace(m, inputs=stated) if m.name == "m_c" else m for m in plan.models]
+    with pytest.raises(
+        InputError, match=r"module 'c'.inputs.wide: is missing, and 'a' gives nothing"
+    ):
+        complete_tensors(replace(plan, models=tuple(models)))

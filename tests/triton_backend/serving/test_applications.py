@@ -1,0 +1,170 @@
+"""Applications on a whole system in this process: real sockets, real shared memory, without Triton."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.serving import served_applications, small_plans
+from tests.triton_backend.serving.served_applications import (
+    OneAfterTheOther,
+    application,
+    expected,
+    module,
+    one_stage,
+    onnx_plan,
+    two_stage,
+)
+from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
+from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
+
+pytestmark = pytest.mark.slow
+NAMES = ("actdet", "chain", "fork", "traffic", "m_a")
+
+
+def served_plan(plan_id: str = "apps") -> Plan:
+    """A diamond, a chain, a fork and a fork whose rows vary over four models, of which one is served by itself too."""
+    models = [one_stage("m_a"), two_stage("m_b"), one_stage("m_c"), one_stage("m_d")]
+    graphs = (
+        served_applications.diamond(),
+        application("chain", module("x", model="m_a"), module("y", "x", model="m_b")),
+        application("fork", module("a"), module("b", "a"), module("c", "a")),
+        served_applications.traffic(),
+    )
+    return served_applications.with_applications(
+        small_plans.plan(*models, plan_id=plan_id), *graphs, alone=("m_a",)
+    )
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[LocalSystem]:
+    made = LocalSystem(tmp_path / "serve", served_plan())
+    yield made
+    made.stop()
+    assert not list(SHARED_FOLDER.glob(f"{made.settings.segment_prefix}*"))
+
+
+def request(system: LocalSystem, name: str, samples: int, seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return {
+        spec.name: rng.integers(0, 256, (samples, *spec.shape[1:])).astype(np.uint8)
+        for spec in system.deployment.served[name].inputs
+    }
+
+
+def check(answer: Answer, wanted: Arrays) -> None:
+    assert not isinstance(answer, Refusal), answer
+    assert answer.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(answer[name], array)
+
+
+def settled(system: LocalSystem) -> bool:
+    gateway = system.scheduler.gateway
+    return not gateway.jobs and not gateway.shelf_slots
+
+
+def test_every_job_gets_the_answer_to_its_own_rows(system: LocalSystem) -> None:
+    asked: list[tuple[str, Arrays]] = []
+    for i in range(60):
+        name = NAMES[i % len(NAMES)]
+        asked.append((name, request(system, name, 1 + i % 3, seed=i)))
+    results = [system.ask(name, tensors) for name, tensors in asked]
+    for (name, tensors), result in zip(asked, results, strict=True):
+        check(result(), expected(system.deployment, name, tensors))
+    wait_for(lambda: settled(system))
+    for name in NAMES:  # tensors between modules pass no front
+        jobs, mine = system.fronts[name].jobs, [t for n, t in asked if n == name]
+        assert jobs.bytes_in == sum(a.nbytes for t in mine for a in t.values())
+        answers = [expected(system.deployment, name, t) for t in mine]
+        assert jobs.bytes_out == sum(a.nbytes for t in answers for a in t.values())
+
+
+def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "artifacts"
+    plan = onnx_plan(root)
+    system = LocalSystem(tmp_path / "serve", plan, ServeOptions(artifacts=root))
+    try:
+        rng = np.random.default_rng(4)
+        rows = [rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32) for i in range(24)]
+        rows.append(np.zeros((2, 3), np.float32))  # no crops at all
+        asked = [(name, x) for x in rows for name in ("crops", "diamond")]
+        results = [system.ask(name, {"x": x}) for name, x in asked]
+        chain = OneAfterTheOther(root)
+        for (name, x), result in zip(asked, results, strict=True):
+            check(result(), chain.answer(name, x))
+        wait_for(lambda: settled(system))
+    finally:
+        system.stop()
+
+
+def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_shelf(
+    system: LocalSystem,
+) -> None:
+    deployment = system.deployment
+    asked = [request(system, "actdet", 1 + i % 3, seed=i) for i in range(32)]
+    results = [system.ask("actdet", tensors) for tensors in asked]
+    for vgpu in range(len(deployment.vgpus)):  # one after the other, each while others run
+        system.stop_worker(1, vgpu)
+        system.start_worker(deployment, vgpu)
+    answers = [result() for result in results]
+    for tensors, answer in zip(asked, answers, strict=True):
+        if not isinstance(answer, Refusal):
+            check(answer, expected(deployment, "actdet", tensors))
+        else:
+            assert answer.status == "UNAVAILABLE", answer
+    wait_for(lambda: settled(system))
+    last = request(system, "actdet", 2, seed=99)
+    check(system.ask("actdet", last)(), expected(deployment, "actdet", last))
+
+
+def test_a_job_that_is_dropped_names_the_module_with_numbers_and_frees_all(
+    system: LocalSystem,
+) -> None:
+    for vgpu, one in enumerate(system.deployment.vgpus):
+        if system.deployment.rows_of(vgpu)[0].model == 3:  # m_d
+            system.stop_worker(1, one.index)
+    answer = system.ask("actdet", request(system, "actdet", 1, seed=1))()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "UNAVAILABLE"
+    assert answer.message.startswith("application 'actdet', module 'd': ")
+    assert "after arrival, best possible finish" in answer.message
+    wait_for(lambda: settled(system))
+    drops = system.status()["counters"]["module_drops"]
+    assert drops == {"actdet/d": 1}
+
+
+def test_a_cancelled_job_leaves_nothing_behind(system: LocalSystem) -> None:
+    gone: list[bool] = []
+    results = [
+        system.ask("actdet", request(system, "actdet", 1, seed=i), cancelled=lambda: bool(gone))
+        for i in range(8)
+    ]
+    gone.append(True)
+    for result in results:
+        answer = result()
+        assert not isinstance(answer, Refusal) or answer.status == "CANCELLED", answer
+    wait_for(lambda: settled(system))
+
+
+def test_jobs_in_flight_outlive_a_change_of_plan(system: LocalSystem, tmp_path: Path) -> None:
+    asked = [request(system, "actdet", 1, seed=i) for i in range(12)]
+    results = [system.ask("actdet", tensors) for tensors in asked]
+    after = deploy(tmp_path / "serve", served_plan("next"), generation=2)
+    for vgpu in range(len(after.vgpus)):
+        if after.origins[vgpu].generation == after.generation:
+            system.start_worker(after, vgpu)
+    system.control("prepare", plan_id="next", generation=2)
+    wait_for(lambda: system.status()["prepared"]["up"] == len(after.vgpus))
+    system.control("swap", plan_id="next", generation=2)
+    asked += [request(system, "actdet", 2, seed=i) for i in range(12, 24)]
+    results += [system.ask("actdet", tensors) for tensors in asked[12:]]
+    for tensors, result in zip(asked, results, strict=True):
+        check(result(), expected(system.deployment, "actdet", tensors))
+    wait_for(lambda: settled(system) and not system.status()["guests"])

@@ -1,0 +1,65 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.serving import served_applications, small_plans
+from tests.triton_backend.serving.served_applications import application, module, one_stage
+from tests.triton_backend.serving.system import deploy
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.shared_memory import remove_segments
+from triton_backend.serving.transport.shelves import Shelves, remove_shelves
+from triton_backend.serving.transport.wire import FrameError, Piece
+
+PIECE = Piece(0, 2, 0, 1, 0, 0, generation=1, vgpu=0, slot=3, row=1)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    chain = application("chain", module("a"), module("b", "a"))
+    models = small_plans.plan(one_stage("m_a"), one_stage("m_b"))
+    made = deploy(tmp_path, served_applications.with_applications(models, chain))
+    yield made
+    remove_segments(made.settings.segment_prefix)
+
+
+def made(deployment: Deployment) -> Shelves:
+    shelves = Shelves(deployment.settings)
+    shelves.add(deployment)
+    shelves.make(deployment, 0)
+    return shelves
+
+
+def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
+    deployment: Deployment,
+) -> None:
+    first = made(deployment)
+    slots = first.of_model(deployment, 0, "m_a")
+    rows = np.arange(small_plans.BATCH, dtype=np.uint8)[:, None]
+    slots.views(3, small_plans.BATCH)["output"][...] = rows
+    first.close()  # its process dies
+    again, reader = made(deployment), Shelves(deployment.settings)
+    for shelves in (again, reader):
+        np.testing.assert_array_equal(shelves.tensors("chain", PIECE)["output"][:, 0], [1, 2])
+    reader.close()
+    remove_shelves(deployment, [0])
+    with pytest.raises(FrameError, match="is nowhere"):
+        Shelves(deployment.settings).tensors("chain", PIECE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"row": small_plans.BATCH - 1},
+        {"slot": 10**6},
+        {"slot": -1},
+        {"vgpu": 9},
+        {"vgpu": 1},
+        {"producer": 7},
+        {"generation": 2},
+    ],
+)
+def test_rows_that_no_shelf_has_are_refused(deployment: Deployment, wrong: dict[str, int]) -> None:
+    with pytest.raises(FrameError, match=r"is nowhere|ends beyond"):
+        made(deployment).tensors("chain", PIECE._replace(**wrong))

@@ -1,0 +1,180 @@
+"""What a front hands to modules and gets from them: inputs of its requests, outputs of its jobs.
+
+The front of an application gathers nothing. It writes the tensors of a request into a slot of its own, from
+which the first workers copy them, once for every module that reads them; when the job is done it is notified on
+which shelves the outputs of the answer lie, and answers from there. Nothing else of a job comes by here:
+`bytes_in` and `bytes_out` count what does. The front of a model that an application uses too does the same,
+as an application of one module.
+
+    free --> written --> free     when the request has left, in whatever way
+
+A slot is free at once: who still reads it does so for a job that nobody waits for.
+
+Here: slots, where outputs lie. Not here: batches that a front gathers itself (`batches`).
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.batches import DEAD_BY_NOW_US
+from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.shelves import Shelves
+from triton_backend.serving.transport.wire import FrameError, JobDoneBody, Piece
+
+
+class _Generation:
+    """The slots of an application's front in one generation.
+
+    Attributes:
+        written: the slot of every request that has one.
+        superseded_us: since when another generation is served; None while this one is, or may be.
+    """
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        self.deployment = deployment
+        self.superseded_us: int | None = None
+        self.written: dict[int, int] = {}
+        model = deployment.served[name]
+        self.graph = deployment.applications[deployment.application_numbers[name]]
+        self.modules = {module.name: m for m, module in enumerate(self.graph.modules)}
+        self.outputs = {spec.name: spec for spec in model.outputs}
+        slots = deployment.request_slots(model)
+        layout = deployment.express_layout(model)
+        self.requests = Segment.create(deployment.express_segment(name), layout, slots)
+        self.free = deque(range(slots))  # of any thread
+
+    def write(self, request: Request) -> int | None:
+        """The slot of a request, in which its tensors lie; None where none is free."""
+        slot = self.written.get(request.number)
+        if slot is not None:
+            return slot
+        try:
+            slot = self.free.pop()
+        except IndexError:
+            return None
+        self.written[request.number] = slot
+        for name, view in self.requests.views(slot, self.requests.layout.batch).items():
+            view[: request.samples] = request.tensors[name]
+        return slot
+
+    def group_of(self, module: str, tensor: str) -> int:
+        """The group of rows that an output of a module belongs to."""
+        return self.deployment.group_of(self.graph.module(module).model, tensor)
+
+    def joined(self, output: str, parts: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+        """The rows of an output, one part after the other."""
+        if not parts:
+            spec = self.outputs[output]
+            return np.empty((0, *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class FrontJobs:
+    """The requests of one front whose outputs come from shelves.
+
+    Attributes:
+        bytes_in: of requests, as they were written into slots.
+        bytes_out: of answers, as they were read from shelves.
+    """
+
+    def __init__(self, name: str, settings: ServeSettings, pending: PendingRequests) -> None:
+        self._name = name
+        self._shelves = Shelves(settings)
+        self._pending = pending
+        self._generations: dict[int, _Generation] = {}  # by tag
+        self._current: _Generation | None = None
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether requests go this way now."""
+        return self._current is not None
+
+    def add(self, deployment: Deployment) -> None:
+        """Make room for the requests of a generation in which answers come from shelves."""
+        self._shelves.add(deployment)
+        if deployment.answers_from_shelves(self._name):
+            self._generations[deployment.tag] = _Generation(deployment, self._name)
+
+    def use(self, deployment: Deployment) -> None:
+        """Write requests under this generation from now on."""
+        self._current = self._generations.get(deployment.tag)
+
+    def write(self, request: Request) -> ExpressTicket | None:
+        """Write a request's tensors where workers can copy them; None where no slot is free.
+
+        From any thread. A request that has a slot keeps it, also beyond a change of plan.
+        """
+        for generation in list(self._generations.values()):
+            slot = generation.written.get(request.number)
+            if slot is not None:
+                return ExpressTicket(slot, 0, generation.deployment.tag)
+        generation = self._current
+        slot = None if generation is None else generation.write(request)
+        if generation is None or slot is None:
+            return None
+        request.express = True
+        self.bytes_in += sum(tensor.nbytes for tensor in request.tensors.values())
+        return ExpressTicket(slot, 0, generation.deployment.tag)
+
+    def answer(self, tag: int, body: JobDoneBody) -> Arrays:
+        """The outputs of a job, on the shelves where they lie in one piece; no rows without pieces.
+
+        Raises:
+            FrameError: it is of a plan that is not known here, or they do not lie where it says.
+        """
+        generation = self._generations.get(tag)
+        if generation is None:
+            raise FrameError(f"a job of plan {tag:016x}, which is not known here")
+        by_group: dict[tuple[int, int], list[Piece]] = {}
+        for piece in sorted(body.pieces):
+            before = by_group.setdefault((piece.producer, piece.group), [])
+            if piece.at != sum(one.rows for one in before):
+                raise FrameError(f"rows before {piece} are missing")
+            before.append(piece)
+        found: Arrays = {}
+        for output, source in generation.graph.outputs.items():
+            module, _, tensor = source.partition(".")
+            group = generation.group_of(module, tensor)
+            pieces = by_group.get((generation.modules[module], group), ())
+            parts = [self._shelves.tensors(self._name, piece)[tensor] for piece in pieces]
+            found[output] = generation.joined(output, parts)
+        self.bytes_out += sum(tensor.nbytes for tensor in found.values())
+        return found
+
+    def module_name(self, number: int) -> str:
+        """Of the application as it is served."""
+        generation = self._current
+        if generation is None or not 0 <= number < len(generation.graph.modules):
+            return ""
+        return generation.graph.modules[number].name
+
+    def look(self, current: int, now_us: int) -> None:
+        """Free the slots of requests that have left; remove generations before `current` without any."""
+        for tag, generation in list(self._generations.items()):
+            for number, slot in list(generation.written.copy().items()):
+                if self._pending.get(number) is None:
+                    del generation.written[number]
+                    generation.free.append(slot)
+            if generation.deployment.generation >= current:
+                continue
+            if generation.superseded_us is None:
+                generation.superseded_us = now_us
+            over = now_us - generation.superseded_us > DEAD_BY_NOW_US
+            if over and not generation.written:
+                generation.requests.remove()
+                self._shelves.forget(generation.deployment.generation)
+                del self._generations[tag]
+
+    def close(self) -> None:
+        """Remove all slots."""
+        for generation in self._generations.values():
+            generation.requests.remove()
+        self._shelves.close()

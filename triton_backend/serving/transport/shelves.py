@@ -1,0 +1,120 @@
+"""Shelves: where the outputs of modules lie until those that read them have them.
+
+Every vGPU that runs the last stage of a module has a shelf: a segment with a slot per batch, which the
+gateway grants with the dispatch and frees when the jobs in it have been read. Its file outlives the
+worker, and the node too: one that is started again maps it as it is, and what its predecessor wrote can still be
+read. It goes when the node model of its generation is unloaded.
+
+Here: the shelves that a process of this host has mapped. Not here: who may read when (`gateway.jobs`).
+"""
+
+from collections.abc import Iterable
+
+from triton_backend.contract.errors import PoolPipeError
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.layout import SlotLayout
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays, Segment
+from triton_backend.serving.transport.wire import FrameError, Piece
+
+
+class Shelves:
+    """Shelves of all generations that matter here, mapped when first needed."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._deployments: dict[int, Deployment] = {}
+        self._segments: dict[tuple[int, int], Segment] = {}  # by generation and vGPU
+
+    def add(self, deployment: Deployment) -> None:
+        """A generation that is known here."""
+        self._deployments[deployment.generation] = deployment
+
+    def deployment(self, generation: int) -> Deployment:
+        """A generation whose slots a piece names.
+
+        Raises:
+            InputError: there is none of that number.
+        """
+        known = self._deployments.get(generation)
+        if known is None:
+            known = self._deployments[generation] = Deployment.read(self._settings, generation)
+        return known
+
+    def make(self, deployment: Deployment, vgpu: int) -> None:
+        """Make the shelf of a vGPU, where it has one and its former worker did not leave it.
+
+        Raises:
+            InputError: shared memory has no room for it.
+        """
+        slots = deployment.shelf_slots(vgpu)
+        if slots:
+            name, layout = deployment.shelf_segment(vgpu), _layout(deployment, vgpu)
+            self._segments[deployment.generation, vgpu] = Segment.kept(name, layout, slots)
+
+    def of_model(self, deployment: Deployment, vgpu: int, model: str) -> Segment:
+        """The slots of a vGPU's shelf, laid out for the outputs of a model.
+
+        Raises:
+            InputError: there is no such shelf.
+        """
+        key = deployment.generation, vgpu
+        known = self._segments.get(key)
+        if known is None:
+            name, layout = deployment.shelf_segment(vgpu), _layout(deployment, vgpu)
+            known = self._segments[key] = Segment.attach(name, layout)
+        return known.laid_out(deployment.shelf_layout(deployment.plan.model(model), vgpu))
+
+    def tensors(self, application: str, piece: Piece) -> Arrays:
+        """What a piece says of the outputs of its producer, [rows, ...] on the memory itself.
+
+        Raises:
+            FrameError: there is no such place.
+        """
+        try:
+            deployment = self.deployment(piece.generation)
+            graph = deployment.applications[deployment.application_numbers[application]]
+            model = graph.modules[piece.producer].model
+            slots = self.of_model(deployment, piece.vgpu, model)
+            whole = slots.views(piece.slot, slots.layout.batch)
+        except (LookupError, ValueError, PoolPipeError) as error:
+            raise FrameError(f"{piece} is nowhere: {error!r}") from error
+        mine = {
+            n: view for n, view in whole.items() if deployment.group_of(model, n) == piece.group
+        }
+        if piece.group:  # [batch, most, ...], filled from its start
+            mine = {n: view.reshape(-1, *view.shape[2:]) for n, view in mine.items()}
+        return rows_of(mine, piece, min(map(len, mine.values()), default=0))
+
+    def forget(self, generation: int) -> None:
+        """A generation is over."""
+        self._deployments.pop(generation, None)
+        for key in [key for key in self._segments if key[0] == generation]:
+            self._segments.pop(key).close()
+
+    def close(self) -> None:
+        """Unmap them all."""
+        for generation in {key[0] for key in self._segments}:
+            self.forget(generation)
+
+
+def remove_shelves(deployment: Deployment, vgpus: Iterable[int]) -> None:
+    """Delete the shelves of vGPUs; who has them mapped keeps them."""
+    for vgpu in vgpus:
+        (SHARED_FOLDER / deployment.shelf_segment(vgpu)).unlink(missing_ok=True)
+
+
+def rows_of(tensors: Arrays, piece: Piece, most: int) -> Arrays:
+    """The rows of a piece, of the tensors of a whole slot of `most` rows.
+
+    Raises:
+        FrameError: there are not so many.
+    """
+    end = piece.row + piece.rows
+    if end > most:
+        raise FrameError(f"{piece} ends beyond {most} rows")
+    return {name: view[piece.row : end] for name, view in tensors.items()}
+
+
+def _layout(deployment: Deployment, vgpu: int) -> SlotLayout:
+    return deployment.shelf_layout(deployment.shelf_models(vgpu)[0], vgpu)
