@@ -26,7 +26,7 @@ NO_NAMES = {
     "tell": "apply, notify",
     "acts": "kernel_api",
     "act_at": "handle_event",
-    "addressed": "array_pointers",
+    "addressed": "tables",
     "answers": "decoding, reference_outputs",
     "leave": "enqueue, release",
     "care": "maintenance, supervisor",

@@ -7,7 +7,8 @@ request is therefore refused at once when the work admitted before it already fi
 Admission follows an ideal server: it does not see the backlog that a stall leaves behind, and only
 a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of that.
 
-One rule for the gateway and the simulator, over one row of numbers per queue.
+One rule for the gateway and the simulator, over one row of numbers per queue. A job of an application is refused
+by the scarcest of its modules, before any of them takes it.
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.units import US_PER_S
-from triton_backend.scheduler.compiled import Records, entry
+from triton_backend.scheduler.compiled import Record, Records, entry, inlined
 from triton_backend.scheduler.policies.registry import queue_policies
 
 # An offer is an overload when its mean over the last SLOs exceeds the capacity. At full load that
@@ -41,6 +42,16 @@ ADMISSION = np.dtype(
             "work_us",  # admitted and not yet done, as an ideal server would do it
             "last_us",
         )
+    ]
+)
+
+
+WORK = np.dtype(
+    [
+        ("application", np.int64),
+        ("queue", np.int64),
+        ("rows", np.float64),  # expected per sample of a job
+        ("beside_us", np.float64),  # the least way through the modules before and after it
     ]
 )
 
@@ -79,6 +90,55 @@ def no_admission() -> Records:
     return np.zeros(0, dtype=ADMISSION)
 
 
+def job_work(plan: Plan) -> Records:
+    """`WORK` rows [module]: what a job of each application brings to every queue."""
+    queues = {
+        model.name: numbers[0] for model, numbers in zip(plan.models, plan.queues(), strict=True)
+    }
+    rows: list[tuple[int, int, float, float]] = []
+    for number, planned in enumerate(plan.applications):
+        application = planned.application
+        least = {
+            module.name: 0
+            if module.optional
+            else min((p.latency_us for p in plan.model(module.model).pipelines), default=0)
+            for module in application.modules
+        }
+        heads, tails = application.heads(least), application.tails(least)
+        rows += [
+            (number, queues[m.model], m.rows_per_request, heads[m.name] + tails[m.name])
+            for m in application.modules
+        ]
+    return np.asarray(rows, dtype=WORK)
+
+
+@entry
+def admits_job(
+    rows: Records, work: Records, first: int, samples: int, deadline_us: int, now_us: int
+) -> bool:
+    """Whether a job is handed to the scheduler: whether the scarcest of its modules' queues admits it.
+
+    It counts as work of every one of them then, as many rows as are expected; refused, of none. `first` is the
+    row of its first module in `work`.
+    """
+    end = first
+    while end < len(work) and work[end]["application"] == work[first]["application"]:
+        end += 1
+    admitted = True
+    for module in range(first, end):
+        row, brings = rows[work[module]["queue"]], work[module]["rows"] * samples
+        slack_us = _offer(row, brings, now_us, deadline_us - work[module]["beside_us"])
+        if _refuses(row, slack_us):
+            admitted = False
+    if admitted:
+        for module in range(first, end):
+            row, brings = rows[work[module]["queue"]], work[module]["rows"] * samples
+            slack_us = max(deadline_us - work[module]["beside_us"] - now_us - row["path_us"], 0.0)
+            if row["work_us"] <= slack_us:
+                row["work_us"] += brings * row["sample_us"]
+    return admitted
+
+
 @entry
 def admits(rows: Records, queue: int, samples: int, deadline_us: int, now_us: int) -> bool:
     """Whether a request is handed to the scheduler; it counts as work from then on.
@@ -86,19 +146,31 @@ def admits(rows: Records, queue: int, samples: int, deadline_us: int, now_us: in
     `rows` [queue] are of `new_admission`; `now_us` is the instant of arrival and never goes back.
     """
     row = rows[queue]
-    gap_us = max(now_us - row["last_us"], 0.0)
-    row["last_us"] = now_us
-    row["offered"] = row["offered"] * exp(-gap_us / row["memory_us"]) + samples
-    row["work_us"] = max(row["work_us"] - gap_us, 0.0)
-    slack_us = max(deadline_us - now_us - row["path_us"], 0.0)
-    offered_us = row["offered"] * row["sample_us"]
-    # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
-    overloaded = row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
-    if overloaded and row["work_us"] > FILLED_SHARE * slack_us:
+    slack_us = _offer(row, samples, now_us, deadline_us)
+    if _refuses(row, slack_us):
         return False
     if row["work_us"] <= slack_us:  # else the scheduler will drop it, or another in its place
         row["work_us"] += samples * row["sample_us"]
     return True
+
+
+@inlined
+def _offer(row: Record, samples: float, now_us: int, deadline_us: float) -> float:
+    """Samples are offered to a queue; returns how much of the time left may be others' work."""
+    gap_us = max(now_us - row["last_us"], 0.0)
+    row["last_us"] = now_us
+    row["offered"] = row["offered"] * exp(-gap_us / row["memory_us"]) + samples
+    row["work_us"] = max(row["work_us"] - gap_us, 0.0)
+    return max(deadline_us - now_us - row["path_us"], 0.0)
+
+
+@inlined
+def _refuses(row: Record, slack_us: float) -> bool:
+    """Whether a queue is overloaded and the work before a request already fills its time."""
+    offered_us = row["offered"] * row["sample_us"]
+    # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
+    overloaded = row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
+    return overloaded and row["work_us"] > FILLED_SHARE * slack_us
 
 
 def best_finish_us(rows: Records, queue: int, now_us: int) -> int:

@@ -16,6 +16,7 @@ Here: the ends of stages and transfers, lost and returned vGPUs. Not here: what 
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.jobs import end_tasks, queue_again
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
 from triton_backend.scheduler.tables import (
     ABORT,
@@ -45,7 +46,7 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
         # Where the answer's transfer is reserved, its `transfer_done` is the batch's last report.
         answer = interval_of(tables, batch, stages, UPLINK)
         if tables.intervals[answer]["resource"] == NONE:
-            serve_batch(tables, batch)
+            _end(tables, batch)
     return deviates
 
 
@@ -62,8 +63,16 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
             deviates = _correct(tables, i, end_us)
     delay(tables, interval_of(tables, batch, stage, VGPU), end_us)
     if stage == tables.batches[batch]["stages"]:
-        serve_batch(tables, batch)
+        _end(tables, batch)
     return deviates
+
+
+@inlined
+def _end(tables: Tables, batch: int) -> None:
+    """The last report of a batch came."""
+    if len(tables.jobs) > 0:
+        end_tasks(tables, batch)
+    serve_batch(tables, batch)
 
 
 @inlined
@@ -114,12 +123,13 @@ def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
 
 @kernel
 def abort(tables: Tables, batch: int) -> None:
-    """Forget a batch, queue its requests again at their old place."""
+    """Forget a batch, queue its requests again at their old place; not the tasks of dropped jobs."""
     request = tables.batches[batch]["first"]
     while request != NONE:
         following = tables.requests[request]["next"]
         tables.requests[request]["retried"] = 1
-        enqueue(tables, request)
+        if tables.requests[request]["job"] == NONE or queue_again(tables, request):
+            enqueue(tables, request)
         request = following
     add_decision(tables, ABORT, tables.batches[batch]["number"], batch, FAR, 0)
     free_batch(tables, batch)

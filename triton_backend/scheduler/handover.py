@@ -9,7 +9,8 @@ the new tables:
     link of a node that both plans use   -->  that link
     anything else a guest still uses     -->  one past the new plan's own, until the next change
 
-So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
+Jobs go on where the new plan has an application of the same name and the very same modules; others are
+dropped, and their tasks leave the old tables. So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
 not have end as guests too; where one comes back, because its batch was lost, it joins the queue of
 orphans (`topology.with_orphans`) and is dropped. A second change before the guests of the first have
 ended does the same once more.
@@ -18,16 +19,18 @@ Not here: when a plan changes, which vGPUs go on (`contract.transition`), what i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, slot_table
 from triton_backend.scheduler.compiled import NONE, Integers, Records
-from triton_backend.scheduler.tables import KINDS, Tables, new_tables
+from triton_backend.scheduler.jobs import end_job
+from triton_backend.scheduler.tables import KINDS, LIVE, TASK_MODULE, Tables, new_tables
 from triton_backend.scheduler.topology import Lead, Topology, resource_count, with_orphans
 
 Link = tuple[str, str]  # "uplink" or "downlink", and the node's name
@@ -92,12 +95,14 @@ class HandOver(NamedTuple):
         tables: of the new plan, with all that goes on.
         numbering: of those tables.
         left_out: requests that waited and do not go on, by order of arrival.
+        jobs_left_out: jobs that do not, by their slots.
         resources: [old resource] its new number, NONE where nothing uses it.
     """
 
     tables: Tables
     numbering: Numbering
     left_out: list[LeftOut]
+    jobs_left_out: list[LeftOut]
     resources: Integers
 
 
@@ -145,13 +150,14 @@ def hand_over(
     """Move all that waits and all that is in flight into the tables of a new plan.
 
     Args:
-        old: tables of the old plan; they stay as they are.
+        old: tables of the old plan; only jobs that do not go on leave them.
         before: their numbering.
         new: the new plan and its arrays.
         inherited: old and new number of every vGPU that goes on.
         nic: "shared" or "isolated" links.
     """
     plan, topology = new
+    modules, jobs_left_out = _leave_out_jobs(old, before.plan, plan, topology)
     flying = np.flatnonzero(old.batches["number"] != NONE)
     links = _links_of(plan, topology, nic)
     to = _continued(old, before, topology, links, inherited)
@@ -170,12 +176,17 @@ def hand_over(
         hops=int(old.batches["stages"][flying].max(initial=0)) + 1,
         others=len(others),
     )
+    free_job = int(tables.counts[0]["free_job"])
     tables.counts[0] = counts
-    for name in ("out", "paused", "timers"):
+    for name in ("out", "paused", "timers", "unsettled"):
         tables.counts[0][name] = 0
+    if len(old.jobs):
+        tables = _with_jobs(old, tables, modules)
+    else:
+        tables.counts[0]["free_job"] = free_job
     left_out = _move_requests(old, tables, queues)
     _move_batches(old, tables, flying, to)
-    return HandOver(tables, _renumbered(old, before, plan, links, to), left_out, to)
+    return HandOver(tables, _renumbered(old, before, plan, links, to), left_out, jobs_left_out, to)
 
 
 def _links_of(plan: Plan, topology: Topology, nic: str) -> dict[Link, int]:
@@ -254,6 +265,55 @@ def _queues_in_flight(tables: Tables) -> Integers:
     return rows["queue"][(rows["sequence"] != NONE) & (rows["batch"] != NONE)]
 
 
+def _leave_out_jobs(
+    old: Tables, before: Plan, after: Plan, topology: Topology
+) -> tuple[Integers, list[LeftOut]]:
+    """[old module] its new number, NONE where it has none; jobs that do not go on, which have left."""
+    rows, then = old.topology.modules, topology.modules
+    places = [row["place"] == 0 for row in then]
+    begins = dict(zip((a.name for a in after.applications), np.flatnonzero(places), strict=True))
+    shapes = {planned.name: _shape(planned) for planned in after.applications}
+    numbers = np.full(len(rows), NONE, dtype=np.int64)
+    for n, planned in enumerate(before.applications):
+        if shapes.get(planned.name) == _shape(planned):
+            mine = np.flatnonzero(rows["application"] == n)
+            numbers[mine] = begins[planned.name] + np.arange(len(mine))
+    left_out: list[LeftOut] = []
+    for slot in np.flatnonzero(old.jobs["state"] == LIVE).tolist():
+        first = numbers[old.jobs[slot]["first_module"]]
+        tasks = np.flatnonzero((old.requests["job"] == slot) & (old.requests["sequence"] != NONE))
+        tasks = tasks[old.requests["batch"][tasks] == NONE]
+        queues = then["queue"][first + old.tasks[tasks, TASK_MODULE]] if first != NONE else tasks
+        if first == NONE:
+            left_out.append(LeftOut(slot, DropReason.MODEL_REMOVED))
+        elif (old.requests["samples"][tasks] > topology.queues["largest"][queues]).any():
+            left_out.append(LeftOut(slot, DropReason.TOO_LARGE))
+    for slot, _ in left_out:
+        end_job(old, slot)
+    return numbers, left_out
+
+
+def _shape(planned: ApplicationPlan) -> object:
+    """What must be the same for a job to go on."""
+    modules = [replace(m, batch_building_rate_rps=None) for m in planned.application.modules]
+    return modules, planned.application.outputs
+
+
+def _with_jobs(old: Tables, new: Tables, modules: Integers) -> Tables:
+    """All jobs at the same slots; parts and tasks are as wide as the wider plan needs."""
+    jobs = old.jobs.copy()
+    first = np.clip(modules[jobs["first_module"]], 0, None) if len(modules) else 0
+    jobs["first_module"] = first
+    widths = [
+        max(a.shape[1], b.shape[1]) for a, b in ((old.parts, new.parts), (old.tasks, new.tasks))
+    ]
+    parts = np.zeros((len(jobs), widths[0]), dtype=old.parts.dtype)
+    parts[:, : old.parts.shape[1]] = old.parts
+    tasks = np.full((len(old.requests), widths[1]), NONE, dtype=np.int64)
+    tasks[:, : old.tasks.shape[1]] = old.tasks
+    return new._replace(jobs=jobs, parts=parts, tasks=tasks)
+
+
 def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
     """Copy all requests to the same slots, under their new queues; chain those that wait."""
     rows = new.requests
@@ -262,6 +322,11 @@ def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
     waits = here & (rows["batch"] == NONE)
     goes_to = np.full(len(rows), NONE, dtype=np.int64)
     goes_to[here] = queues[rows["queue"][here]]
+    for task in np.flatnonzero(here & (rows["job"] != NONE)):
+        job = new.jobs[rows["job"][task]]
+        if job["state"] == LIVE:
+            module = job["first_module"] + new.tasks[task, TASK_MODULE]
+            goes_to[task] = new.topology.modules[module]["queue"]
     removed = waits & (goes_to == NONE)
     too_large = waits & ~removed & (rows["samples"] > new.topology.queues["largest"][goes_to])
     orphans = len(new.topology.queues) - 1  # where a batch in flight has any

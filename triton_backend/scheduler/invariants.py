@@ -5,9 +5,23 @@ Plain Python over the arrays: slow, and independent of the kernels it checks.
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import FAR, NONE, Record
-from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, Tables
+from triton_backend.scheduler.tables import (
+    CLOSED,
+    DOWNLINK,
+    KINDS,
+    LIVE,
+    OPEN,
+    READY,
+    TASK_MODULE,
+    TASK_NEXT,
+    UPLINK,
+    VGPU,
+    Tables,
+)
 from triton_backend.scheduler.topology import BLOCK
 
 
@@ -24,6 +38,7 @@ def check_invariants(tables: Tables) -> None:
         *_batches(tables),
         *_free_slots(tables),
         *_conservation(tables),
+        *_jobs(tables),
     ]
     if found:
         raise InvariantError("\n".join(found))
@@ -157,6 +172,7 @@ def _free_slots(tables: Tables) -> Iterator[str]:
     for name, records, mark, link in (
         ("batch", tables.batches, "number", "next_free"),
         ("request", tables.requests, "sequence", "next"),
+        ("job", tables.jobs, "state", "next"),
     ):
         free = _chain(records, counts[f"free_{name}"], link)
         unused = int((records[mark] == NONE).sum())
@@ -176,3 +192,53 @@ def _conservation(tables: Tables) -> Iterator[str]:
             f"{counts['requests']} requests came; {counts['served']} served, "
             f"{counts['dropped']} dropped, {waiting} waiting, {in_flight} in flight"
         )
+
+
+def _jobs(tables: Tables) -> Iterator[str]:
+    """A job counts what is open of it, its tasks are its own, and no live one waits for nothing."""
+    rows, counts = tables.jobs, tables.counts[0]
+    requests = tables.requests
+    for slot in np.flatnonzero(rows["state"] != NONE).tolist():
+        job, name = rows[slot], f"job {rows[slot]['id']}"
+        mine = np.flatnonzero((requests["sequence"] != NONE) & (requests["job"] == slot)).tolist()
+        chain: list[int] = []
+        task = int(job["first_task"])
+        while task != NONE and len(chain) <= len(requests):
+            chain.append(task)
+            task = int(tables.tasks[task, TASK_NEXT])
+        if sorted(chain) != mine or len(mine) != job["open"]:
+            yield f"{name} counts {job['open']} tasks, chains {chain}, owns {mine}"
+        if job["state"] != LIVE:
+            if any(requests[task]["batch"] == NONE for task in mine):
+                yield f"{name} has ended, but a task of it waits"
+            if not mine:
+                yield f"{name} has ended and nothing of it is left"
+        else:
+            yield from _parts(tables, slot, mine)
+    live = int((rows["state"] == LIVE).sum())
+    if live + counts["jobs_done"] + counts["jobs_dropped"] != counts["jobs"]:
+        yield (
+            f"{counts['jobs']} jobs came; {counts['jobs_done']} done, "
+            f"{counts['jobs_dropped']} dropped, {live} in hand"
+        )
+    if counts["unsettled"] or tables.queues["touched"].any():
+        yield "a queue that jobs touched was left as it is"
+
+
+def _parts(tables: Tables, slot: int, mine: list[int]) -> Iterator[str]:
+    """Modules of a live job whose tasks are in the request slots `mine`."""
+    job, requests = tables.jobs[slot], tables.requests
+    name = f"job {job['id']}"
+    modules = int(tables.topology.modules[job["first_module"]]["modules"])
+    parts = tables.parts[slot, :modules]
+    if not mine and not (parts["state"] == READY).any():
+        yield f"{name} lives, and no task of it is open"
+    if (parts["state"] != CLOSED).sum() != job["modules_left"]:
+        yield f"{name} counts {job['modules_left']} modules left, its parts say {parts['state']}"
+    for place, part in enumerate(parts):
+        own = [task for task in mine if tables.tasks[task, TASK_MODULE] == place]
+        rows_open = sum(int(requests[task]["samples"]) for task in own)
+        if len(own) != part["open"] or rows_open > part["cut"]:
+            yield f"{name}, module {place}: {part['open']} tasks open, it has {own}"
+        if part["skipped"] == NONE and part["state"] == OPEN and not own:
+            yield f"{name}, module {place} is open without a task"

@@ -15,17 +15,27 @@ Here: numbers of events, what each does, the layout of the answer, and checks of
 Not here: how anything is decided (`policies`), requests and batches by name (`scheduler`).
 """
 
-from triton_backend.contract.decisions import Dispatch, Drop, DropReason, Hop
+from triton_backend.contract.decisions import (
+    FIRST_TASK,
+    Dispatch,
+    Drop,
+    DropReason,
+    Hop,
+    JobDropped,
+    ModuleSkipped,
+    TaskReady,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
+    Emitted,
+    JobArrival,
     LinkPaceChanged,
     PaceChanged,
     StageDone,
     TransferDone,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.array_pointers import WORDS, tables_at
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (
     abort,
@@ -34,6 +44,7 @@ from triton_backend.scheduler.feedback import (
     worker_back,
     worker_lost,
 )
+from triton_backend.scheduler.jobs import cancel_job, new_job, release
 from triton_backend.scheduler.policies.late import (
     MEASURED,
     measure_rate,
@@ -51,15 +62,24 @@ from triton_backend.scheduler.tables import (
     CANCELLED,
     DISPATCH,
     DROP,
+    JOB_DONE,
+    JOB_DROPPED,
     MAKE_ROOM,
+    MODULE_SKIPPED,
     NEEDS_ROOM,
     OUT_ROWS,
     SET_TIMER,
     SETTLED,
+    SLOT_BITS,
+    TASK_MODULE,
+    TASK_READY,
     TOO_LARGE,
     VGPU,
+    WORDS,
     Tables,
     interval_of,
+    lacks_slots,
+    tables_at,
 )
 from triton_backend.scheduler.timeline import refresh
 
@@ -76,6 +96,8 @@ TIMER = 8
 PAUSE = 9
 RESUME = 10
 REFRESH = 11  # no event: `SETTLE` where vGPUs were lost or reserved without the kernels
+JOB_ARRIVAL = 12  # first module, job id, deadline, samples
+JOB_CANCEL = 13  # job slot
 
 # Which queues to settle: one by its number, none of them (NONE), or
 ALL = -2
@@ -88,6 +110,10 @@ FREED = -4  # all: something ended off its plan
 #   DISPATCH     end  number  slot   model        pipeline  samples    requests    ids, hops
 #   DROP         end  id      model  deadline_us  reason    finish_us  position
 #   ABORT        end  number
+#   TASK_READY   end  id      job    module       first_row rows       of_rows
+#   MODULE_SKIPPED    end  job  module  reason or NONE  finish_us  position
+#   JOB_DONE     end  job
+#   JOB_DROPPED  end  job     module or NONE  deadline_us  reason  finish_us  position
 #   BATCH_DONE   end  number
 #   SET_TIMER    end  at_us
 #   MAKE_ROOM    end  status                        NEEDS_ROOM: and `SETTLE` again afterwards
@@ -110,7 +136,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
     """Take one event in, decide, and write the answer; returns how many integers it has.
 
     Args:
-        memory: `WORDS` integers that say where the tables are (`array_pointers`), then room for
+        memory: `WORDS` integers that say where the tables are (`tables.addresses`), then room for
             the answer, `answer_length` integers.
         event: one of the events above.
         now_us: the instant of its delivery; never goes back.
@@ -157,11 +183,19 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
             if tables.resources[vgpu]["lost"] == 1:
                 while worker_lost(tables, vgpu) == NEEDS_ROOM:
                     length = _write_decisions(tables, answer, length)
+    elif event == JOB_ARRIVAL:
+        new_job(tables, b, a, c, d)
+        queues = NONE
+    elif event == JOB_CANCEL:
+        cancel_job(tables, a)
+        queues = NONE
     elif event == PAUSE:
         counts["paused"] = 1
     elif event == RESUME:
         counts["paused"] = 0
     status = _settle_some(tables, queues)
+    if status == SETTLED and counts["unsettled"] > 0:
+        status = settle_jobs(tables)
     length = _write_decisions(tables, answer, length)
     return _write_end(tables, answer, length, status)
 
@@ -180,6 +214,22 @@ def settle_one(tables: Tables, queue: int) -> int:
         tables.queues[queue]["timer_us"] = FAR
         return SETTLED
     return decide(tables, queue, plan["policy"])
+
+
+@kernel
+def settle_jobs(tables: Tables) -> int:
+    """Release modules that can run, and decide for queues that jobs touched, until there is neither."""
+    counts = tables.counts[0]
+    while counts["unsettled"] > 0:
+        if release(tables) == NEEDS_ROOM:
+            return NEEDS_ROOM
+        for queue in range(len(tables.queues)):
+            if tables.queues[queue]["touched"] == 1:
+                tables.queues[queue]["touched"] = 0
+                counts["unsettled"] -= 1
+                if settle_one(tables, queue) == NEEDS_ROOM:
+                    return NEEDS_ROOM
+    return SETTLED
 
 
 @entry
@@ -287,8 +337,13 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
         kind, slot = tables.out[row, 0], tables.out[row, 1]
         if kind == DISPATCH:
             at = _write_dispatch(tables, answer, at, slot)
-        elif kind == ABORT:
-            at = _item(answer, at, ABORT, slot)
+        elif kind in (ABORT, JOB_DONE):
+            at = _item(answer, at, kind, slot)
+        elif kind != DROP:
+            at = _write_job_item(tables, answer, at, row)
+        elif tables.requests[slot]["job"] != NONE:
+            at = _write_task_drop(tables, answer, at, row)
+            free_request(tables, slot)
         else:
             request = tables.requests[slot]
             answer[at] = DROP
@@ -302,6 +357,60 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
             at += HEAD
     tables.counts[0]["out"] = 0
     return at
+
+
+@kernel
+def _write_job_item(tables: Tables, answer: Integers, at: int, row: int) -> int:
+    """Write one of `TASK_READY`, `MODULE_SKIPPED` and `JOB_DROPPED`; returns where the next begins."""
+    out = tables.out[row]
+    width = tables.parts.shape[1]
+    kind = out[0]
+    if kind == TASK_READY:
+        slot, place = out[2] // width, out[2] % width
+        _fill(answer, at, kind, out[1], tables.jobs[slot]["id"])
+        answer[at + 4] = place
+        answer[at + 5] = out[3]
+        answer[at + 6] = out[4]
+        answer[at + 7] = tables.parts[slot, place]["rows"]
+    elif kind == MODULE_SKIPPED:
+        _fill(answer, at, kind, tables.jobs[out[1] // width]["id"], out[1] % width)
+        answer[at + 4] = out[2]
+        answer[at + 5] = out[3]
+        answer[at + 6] = out[4]
+    else:
+        _fill(answer, at, kind, tables.jobs[out[1]]["id"], NONE)
+        answer[at + 4] = tables.jobs[out[1]]["deadline_us"]
+        for k in range(3):  # reason, finish, position
+            answer[at + 5 + k] = out[2 + k]
+    return at + HEAD
+
+
+@kernel
+def _write_task_drop(tables: Tables, answer: Integers, at: int, row: int) -> int:
+    """Write what the drop of a task means for its job; returns where the next item begins."""
+    request = tables.out[row, 1]
+    job = tables.jobs[tables.requests[request]["job"]]
+    place = tables.tasks[request, TASK_MODULE]
+    k = at + 4
+    if tables.topology.modules[job["first_module"] + place]["optional"] == 1:
+        _fill(answer, at, MODULE_SKIPPED, job["id"], place)
+    else:
+        _fill(answer, at, JOB_DROPPED, job["id"], place)
+        answer[k] = job["deadline_us"]
+        k += 1
+    for column in range(2, 5):  # reason, finish, position
+        answer[k] = tables.out[row, column]
+        k += 1
+    return at + HEAD
+
+
+@inlined
+def _fill(answer: Integers, at: int, kind: int, one: int, other: int) -> None:
+    """The first numbers of an item that is `HEAD` long."""
+    answer[at] = kind
+    answer[at + 1] = at + HEAD
+    answer[at + 2] = one
+    answer[at + 3] = other
 
 
 @inlined
@@ -348,7 +457,7 @@ def _write_end(tables: Tables, answer: Integers, at: int, status: int) -> int:
     if timer < FAR and timer != counts["armed_timer_us"]:
         counts["armed_timer_us"] = timer
         at = _item(answer, at, SET_TIMER, timer)
-    if status == NEEDS_ROOM or counts["free_request"] == NONE:
+    if status == NEEDS_ROOM or lacks_slots(tables):
         at = _item(answer, at, MAKE_ROOM, status)
     return at
 
@@ -396,6 +505,44 @@ def decode_drop(answer: list[int], at: int) -> Drop:
     )
 
 
+def decode_task(answer: list[int], at: int) -> TaskReady:
+    """The task that lies at `at` of an answer."""
+    request_id, job_id, module, first_row, rows, of_rows = answer[at + 2 : at + HEAD]
+    return TaskReady(
+        request_id=request_id,
+        job_id=job_id,
+        module=module,
+        first_row=first_row,
+        rows=rows,
+        of_rows=of_rows,
+    )
+
+
+def decode_skip(answer: list[int], at: int) -> ModuleSkipped:
+    """The skipped module that lies at `at` of an answer."""
+    job_id, module, reason, finish_us, position = answer[at + 2 : at + HEAD - 1]
+    return ModuleSkipped(
+        job_id=job_id,
+        module=module,
+        reason=None if reason == NONE else DropReason(reason),
+        best_finish_us=None if finish_us >= FAR else finish_us,
+        queue_position=position,
+    )
+
+
+def decode_job_drop(answer: list[int], at: int) -> JobDropped:
+    """The dropped job that lies at `at` of an answer."""
+    job_id, module, deadline_us, reason, finish_us, position = answer[at + 2 : at + HEAD]
+    return JobDropped(
+        job_id=job_id,
+        reason=DropReason(reason),
+        deadline_us=deadline_us,
+        module=None if module == NONE else module,
+        best_finish_us=None if finish_us >= FAR else finish_us,
+        queue_position=position,
+    )
+
+
 # Checks of events, before anything changes.
 
 
@@ -413,6 +560,45 @@ def check_arrival(plan: Plan, event: Arrival) -> None:
         raise InputError(f"request {event.request_id}", reason)
     if event.samples < 1:
         raise InputError(f"request {event.request_id}", f"{event.samples} samples")
+    if event.request_id >= FIRST_TASK:
+        raise InputError(f"request {event.request_id}", "is one of those the scheduler numbers")
+
+
+def check_job(plan: Plan, event: JobArrival) -> None:
+    """A job of an application of the plan, with samples.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not 0 <= event.application < len(plan.applications):
+        raise InputError(f"job {event.job_id}", f"no application number {event.application}")
+    if event.samples < 1:
+        raise InputError(f"job {event.job_id}", f"{event.samples} samples")
+
+
+def check_emitted(tables: Tables, event: Emitted) -> int:
+    """A task that is dispatched, and a number of rows for every module after its own; returns its slot.
+
+    Raises:
+        InputError: it is not.
+    """
+    slot = event.request_id & ((1 << SLOT_BITS) - 1)
+    known = event.request_id >= FIRST_TASK and slot < len(tables.requests)
+    request = tables.requests[slot] if known else None
+    if (
+        request is None
+        or request["id"] != event.request_id
+        or request["sequence"] == NONE
+        or request["batch"] == NONE
+    ):
+        raise InputError(f"request {event.request_id}", "is no task in a batch")
+    first = tables.jobs[request["job"]]["first_module"]
+    module = tables.topology.modules[first + tables.tasks[slot, TASK_MODULE]]
+    wanted = int(module["end_edge"] - module["first_edge"])
+    if len(event.rows) != wanted or min(event.rows, default=0) < 0:
+        reason = f"gives {list(event.rows)} rows, {wanted} modules come after its own"
+        raise InputError(f"request {event.request_id}", reason)
+    return slot
 
 
 def check_report(event: StageDone | TransferDone, stages: int) -> None:

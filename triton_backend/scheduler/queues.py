@@ -40,7 +40,7 @@ def new_request(tables: Tables, queue: int, request_id: int, deadline_us: int, s
     request["samples"] = samples
     request["sequence"] = counts["requests"]
     request["retried"] = 0
-    request["batch"] = NONE
+    request["batch"] = request["job"] = NONE
     counts["requests"] += 1
     return slot
 

@@ -15,13 +15,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from triton_backend.contract.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    JobDone,
+    JobDropped,
+    SetTimer,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
     Cancel,
+    Emitted,
     Event,
+    JobArrival,
+    JobCancel,
     LinkPaceChanged,
     PaceChanged,
     Pause,
@@ -35,7 +47,6 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
-from triton_backend.scheduler.array_pointers import WORDS, addresses
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.handover import check_inherited, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants
@@ -43,6 +54,8 @@ from triton_backend.scheduler.kernel_api import (
     ARRIVAL,
     BATCH_LOST,
     CANCEL,
+    JOB_ARRIVAL,
+    JOB_CANCEL,
     PAUSE,
     REFRESH,
     RESUME,
@@ -54,11 +67,16 @@ from triton_backend.scheduler.kernel_api import (
     WORKER_LOST,
     answer_length,
     check_arrival,
+    check_emitted,
+    check_job,
     check_link_pace,
     check_pace,
     check_report,
     decode_dispatch,
     decode_drop,
+    decode_job_drop,
+    decode_skip,
+    decode_task,
     handle_event,
 )
 from triton_backend.scheduler.policies.registry import queue_policies
@@ -67,11 +85,18 @@ from triton_backend.scheduler.tables import (
     BATCH_DONE,
     DISPATCH,
     DROP,
+    JOB_DONE,
+    MAKE_ROOM,
+    MODULE_SKIPPED,
     NEEDS_ROOM,
     SET_TIMER,
+    TASK_EMITTED,
+    TASK_READY,
+    WORDS,
     Tables,
+    addresses,
+    fuller,
     new_tables,
-    with_room,
 )
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
@@ -134,10 +159,14 @@ class Scheduler:
         ] = {}  # model of requests in flight that the plan does not have
         self._now_us = 0
         self._requests: set[int] = set()  # queued or in flight
+        self._jobs: dict[int, int] = {}  # in hand, with their slots
         self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
         self._handlers: dict[type, _Handler] = {
             Arrival: self._arrival,
             Cancel: self._cancel,
+            JobArrival: self._job_arrival,
+            Emitted: self._emitted,
+            JobCancel: self._job_cancel,
             StageDone: self._stage_done,
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
@@ -191,7 +220,7 @@ class Scheduler:
         return request_id in self._requests
 
     def request_ids(self) -> tuple[int, ...]:
-        """Requests queued or in flight, in order of their numbers."""
+        """Requests queued or in flight, in order of their numbers; not the tasks of jobs."""
         return tuple(sorted(self._requests))
 
     def late_requests(self, batch_id: int, end_us: int) -> int:
@@ -206,6 +235,10 @@ class Scheduler:
         while request != NONE and rows[request]["deadline_us"] < end_us:
             request, late = int(rows[request]["next"]), late + 1
         return late
+
+    def job_ids(self) -> tuple[int, ...]:
+        """Jobs in hand, in order of their numbers."""
+        return tuple(sorted(self._jobs))
 
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
@@ -263,6 +296,35 @@ class Scheduler:
         if event.request_id not in self._requests:
             raise InputError(f"request {event.request_id}", "is neither queued nor in flight")
         return self._take(CANCEL, event.now_us, event.request_id)
+
+    def _job_arrival(self, event: JobArrival) -> list[Decision]:
+        check_job(self._plan, event)
+        if event.job_id in self._jobs:
+            raise InputError(f"job {event.job_id}", "is in hand already")
+        modules = self._tables.topology.modules
+        (first, *_) = np.flatnonzero(modules["application"] == event.application)
+        self._jobs[event.job_id] = int(self._tables.counts[0]["free_job"])
+        return self._take(
+            JOB_ARRIVAL,
+            event.now_us,
+            int(first),
+            event.job_id,
+            event.deadline_us,
+            event.samples,
+        )
+
+    def _emitted(self, event: Emitted) -> list[Decision]:
+        slot = check_emitted(self._tables, event)
+        self._now_us = event.now_us
+        self._tables.counts[0]["now_us"] = event.now_us
+        self._tables.tasks[slot, TASK_EMITTED : TASK_EMITTED + len(event.rows)] = event.rows
+        return []
+
+    def _job_cancel(self, event: JobCancel) -> list[Decision]:
+        slot = self._jobs.get(event.job_id)
+        if slot is None:
+            raise InputError(f"job {event.job_id}", "is not in hand")
+        return self._take(JOB_CANCEL, event.now_us, slot)
 
     def _stage_done(self, event: StageDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
@@ -333,6 +395,7 @@ class Scheduler:
         self._use(done.tables)
         self._numbering, self._prepared = done.numbering, None
         self._tables.resources["lost"][lost] = 1
+        gone = [self._job_left_out(old, slot, reason) for slot, reason in done.jobs_left_out]
         drops = [
             Drop(
                 request_id=int(old.requests[slot]["id"]),
@@ -346,7 +409,12 @@ class Scheduler:
         self._orphans |= _orphans(old, done.tables)
         # Where nothing goes on, no index needs reservations or losses.
         decide = REFRESH if self._batches or lost else SETTLE
-        return [*drops, *self._take(decide, event.now_us)]
+        return [*gone, *drops, *self._take(decide, event.now_us)]
+
+    def _job_left_out(self, old: Tables, slot: int, reason: DropReason) -> JobDropped:
+        job_id, deadline_us = (int(old.jobs[slot][name]) for name in ("id", "deadline_us"))
+        del self._jobs[job_id]
+        return JobDropped(job_id=job_id, reason=reason, deadline_us=deadline_us)
 
     def _made_for(self, event: PlanChanged) -> tuple[Topology, Sequence[tuple[int, int]]]:
         """Arrays of a new plan, and the vGPUs that go on."""
@@ -389,10 +457,7 @@ class Scheduler:
                 self._batches[number] = answer[at + 3], dispatch
                 decided.append(dispatch)
             elif kind == BATCH_DONE:
-                ids = self._batches.pop(number)[1].request_ids
-                self._requests.difference_update(ids)
-                if self._orphans:
-                    self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
+                self._forget(self._batches.pop(number)[1].request_ids)
             elif kind == SET_TIMER:
                 decided.append(SetTimer(at_us=number))
             elif kind == DROP:
@@ -404,26 +469,34 @@ class Scheduler:
             elif kind == ABORT:
                 del self._batches[number]
                 decided.append(Abort(batch_id=number))
-            else:  # MAKE_ROOM, always the last item
-                self._make_room()
+            elif kind == MAKE_ROOM:  # always the last item
+                self._use(fuller(self._tables))
                 if number == NEEDS_ROOM:
                     decided += self._take(SETTLE, self._now_us)
+            else:
+                decided.append(self._of_job(kind, answer, at))
             at = end
         return decided
 
-    def _make_room(self) -> None:
-        counts = self._tables.counts[0]
-        batches, requests = len(self._tables.batches), len(self._tables.requests)
-        more_batches = 2 * batches if counts["free_batch"] == NONE else batches
-        more_requests = 2 * requests if counts["free_request"] == NONE else requests
-        if (more_batches, more_requests) != (batches, requests):
-            self._use(with_room(self._tables, batches=more_batches, requests=more_requests))
+    def _forget(self, ids: tuple[int, ...]) -> None:
+        self._requests.difference_update(ids)
+        if self._orphans:
+            self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
+
+    def _of_job(self, kind: int, answer: list[int], at: int) -> Decision:
+        if kind == TASK_READY:
+            return decode_task(answer, at)
+        if kind == MODULE_SKIPPED:
+            return decode_skip(answer, at)
+        job_id = answer[at + 2]
+        del self._jobs[job_id]
+        return JobDone(job_id=job_id) if kind == JOB_DONE else decode_job_drop(answer, at)
 
 
 def _orphans(old: Tables, new: Tables) -> dict[int, int]:
     """Requests in flight whose model has just gone, and the number it had."""
     rows = new.requests
-    here = (rows["sequence"] != NONE) & (rows["batch"] != NONE)
+    here = (rows["sequence"] != NONE) & (rows["batch"] != NONE) & (rows["job"] == NONE)
     gone = new.topology.queues["model"] == NONE
     slots = np.flatnonzero(here & gone[np.where(here, rows["queue"], 0)])
     models = old.topology.queues["model"][old.requests["queue"][slots]].tolist()

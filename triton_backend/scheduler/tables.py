@@ -13,21 +13,48 @@ instants are µs. An interval has no number of its own: batch slot, stage and ki
 V is the run of the stage on its vGPU. U and D are the transfer *into* the stage: on the uplink of
 the vGPU before and on the downlink of its own. A pipeline of s stages has s + 1 hops: at hop s there
 is only U, the answer's transfer, where that is counted; at stage 0 only D, the input's.
+
+Jobs (applications) have a record, a row of *parts*, one for each of its modules and then one for each edge
+between them, and a row of numbers for every request that is a task:
+
+    jobs     [job slot]        state, deadline, what is open           parts   [job slot, part]
+    tasks    [request slot]    module, first row, limit, neighbours in its job, then what it emitted
+
+Taking `Tables` apart touches an object per array, which costs a rare event more than what it does. So the
+addresses and shapes of all arrays are written down once, and the kernel that gets the event makes the
+same `Tables` of them again (`addresses`, `tables_at`). Whoever holds the addresses keeps the tables too:
+numbers keep no array alive.
 """
 
-from typing import NamedTuple
+import ctypes
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numba import typeof
+from numba.core import cgutils, types
+from numba.core.imputils import lower_builtin
+from numba.extending import type_callable
+from numba.np.arrayobj import populate_array
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 from triton_backend.scheduler.topology import (
+    EDGE,
+    MODULE,
     NO_LEAD,
+    PIPELINE,
+    POOL,
+    QUEUE_PLAN,
     RATE_SHIFT,
+    STAGE,
     Lead,
     Topology,
     block_count,
+    part_count,
     resource_count,
+)
+from triton_backend.scheduler.topology import (
+    VGPU as VGPU_ROW,
 )
 
 # What an interval reserves.
@@ -44,6 +71,10 @@ ABORT = 2  # row: batch number, its slot (free already)
 BATCH_DONE = 3  # no decision: the last report of a batch came
 SET_TIMER = 4
 MAKE_ROOM = 5  # no decision: slots are short
+TASK_READY = 6  # row: request id, part, first row, rows
+MODULE_SKIPPED = 7  # row: part, reason or NONE
+JOB_DONE = 8  # row: job id
+JOB_DROPPED = 9  # row: job slot, reason; that of a task is a row of DROP
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
@@ -54,6 +85,7 @@ CANCELLED = int(DropReason.CANCELLED)
 WORKER_LOST = int(DropReason.WORKER_LOST)
 MODEL_REMOVED = int(DropReason.MODEL_REMOVED)
 OVERLOAD = int(DropReason.OVERLOAD)
+ROWS_DIFFER = int(DropReason.ROWS_DIFFER)
 
 # What a kernel that decides answers.
 SETTLED = 0
@@ -91,6 +123,7 @@ REQUEST = np.dtype(
             "sequence",  # order of arrival; NONE while the slot is free
             "retried",  # a vGPU on its path died
             "batch",  # batch slot, NONE while queued
+            "job",  # job slot, of a task; else NONE
             "next",
             "previous",
         )
@@ -110,9 +143,62 @@ QUEUE = np.dtype(
             "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
             "gap",  # mean time between requests; 0 while it is not known
             "size",  # mean samples of a request
+            "touched",  # 1 where jobs put tasks into it, or took some out, since it was settled
         )
     ]
 )
+# States of a job.
+LIVE = 0
+DEAD = 1  # dropped; tasks in batches end with them
+OVER = 2  # all modules have ended or were skipped; tasks of skipped ones may be in batches
+
+JOB = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "id",
+            "state",  # NONE while the slot is free
+            "arrival_us",
+            "deadline_us",
+            "samples",
+            "first_module",  # row of the topology
+            "modules_left",  # that have not ended
+            "open",  # tasks queued or in a batch
+            "listed",  # parts in the list of those to be looked at
+            "first_task",  # request slot; tasks are chained by `tasks`
+            "next",  # of the free slots
+        )
+    ]
+)
+# States of a module's part.
+AWAITS = 0  # a module before it has not ended
+READY = 1  # listed: its rows are to be cut into tasks
+OPEN = 2  # all its rows are
+ENDED = 3  # listed: what comes after it is to be released
+CLOSED = 4
+
+PART = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "state",
+            "parents_left",
+            "rows",  # to run; NONE before they are known. Of an edge: given over it so far
+            "cut",  # rows that are tasks already
+            "open",  # tasks of it queued or in a batch
+            "skipped",  # NONE; else the reason for which it was dropped
+            "next",  # in the list
+        )
+    ]
+)
+# Columns of `tasks`.
+TASK_MODULE = 0  # place in its application
+TASK_ROW = 1  # first row
+TASK_LIMIT = 2  # the last instant at which it may end
+TASK_NEXT = 3  # request slots of its job
+TASK_PREVIOUS = 4
+TASK_EMITTED = 5  # from here on: rows to every module after its own; NONE where it did not say
+SLOT_BITS = 24  # of a task's id, from the right: its request slot
 OFFER = np.dtype(
     [
         (name, np.int64)
@@ -174,6 +260,14 @@ COUNTS = np.dtype(
             "probes",
             "served",
             "dropped",
+            "unsettled",  # parts in the list and queues touched
+            "first_listed",  # part that is to be looked at, numbered through all jobs
+            "last_listed",
+            "free_job",
+            "tasks",  # numbers given so far
+            "jobs",  # that came
+            "jobs_done",
+            "jobs_dropped",
         )
     ]
 )
@@ -193,6 +287,9 @@ class Tables(NamedTuple):
         block_from_us: [block] least `free_from_us` of its vGPUs.
         batches: [batch slot] batches in flight; free slots are chained.
         requests: [request slot] requests queued or in flight; free slots are chained.
+        jobs: [job slot] jobs in hand; free slots are chained; none where the plan has no applications.
+        parts: [job slot, part] of its modules, then of its edges.
+        tasks: [request slot, column] what requests that are tasks have besides.
         queues: [queue] requests that wait, as a chain of request slots.
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
@@ -211,6 +308,9 @@ class Tables(NamedTuple):
     block_from_us: Integers
     batches: Records
     requests: Records
+    jobs: Records
+    parts: Records
+    tasks: Integers
     queues: Records
     offers: Records
     quotes: Records
@@ -228,10 +328,13 @@ def new_tables(
     *,
     batches: int = 256,
     requests: int = 1024,
+    jobs: int = 256,
     hops: int = 0,
     others: int = 0,
 ) -> Tables:
-    """Empty tables with room for so many batches and requests at a time.
+    """Empty tables with room for so many batches, requests and jobs at a time.
+
+    There are no jobs where the plan has no applications.
 
     `hops` is the least that a batch slot has, where batches of other plans have more than the
     topology's own; `others` are resources that the topology does not know, numbered past its own.
@@ -250,7 +353,8 @@ def new_tables(
     counts["early"] = (topology.queues["late"] == 0).sum()
     heaps = np.zeros(2 * pipelines + len(topology.pools), dtype=HEAP)
     heaps["place"] = NONE
-    counts["free_batch"] = counts["free_request"] = NONE
+    counts["free_batch"] = counts["free_request"] = counts["free_job"] = NONE
+    counts["first_listed"] = counts["last_listed"] = NONE
     counts["armed_timer_us"] = FAR
     empty = Tables(
         topology=topology,
@@ -260,6 +364,9 @@ def new_tables(
         block_from_us=np.zeros(block_count(topology), dtype=np.int64),
         batches=np.zeros(0, dtype=BATCH),
         requests=np.zeros(0, dtype=REQUEST),
+        jobs=np.zeros(0, dtype=JOB),
+        parts=np.zeros((0, part_count(topology)), dtype=PART),
+        tasks=np.zeros((0, task_columns(topology)), dtype=np.int64),
         queues=queues,
         offers=np.zeros((pipelines, hops), dtype=OFFER),
         quotes=np.zeros(pipelines, dtype=QUOTE),
@@ -270,10 +377,11 @@ def new_tables(
         out=np.zeros((OUT_ROWS, OUT_COLUMNS), dtype=np.int64),
         counts=counts,
     )
-    return with_room(empty, batches=batches, requests=requests)
+    jobs = jobs if len(topology.modules) else 0
+    return with_room(empty, batches=batches, requests=requests, jobs=jobs)
 
 
-def with_room(tables: Tables, *, batches: int, requests: int) -> Tables:
+def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tables:
     """The same state with more free slots; the old tables are not to be used any more."""
     hops = tables.offers.shape[1]
     old_batches, old_requests = len(tables.batches), len(tables.requests)
@@ -283,7 +391,10 @@ def with_room(tables: Tables, *, batches: int, requests: int) -> Tables:
     batch_rows["number"][old_batches:] = NONE
     request_rows = _longer(tables.requests, requests)
     request_rows["sequence"][old_requests:] = NONE
+    job_rows = _longer(tables.jobs, jobs)
+    job_rows["state"][len(tables.jobs) :] = NONE
     counts = tables.counts
+    counts[0]["free_job"] = _chain(job_rows, "next", len(tables.jobs), int(counts[0]["free_job"]))
     counts[0]["free_batch"] = _chain(
         batch_rows, "next_free", old_batches, int(counts[0]["free_batch"])
     )
@@ -294,6 +405,9 @@ def with_room(tables: Tables, *, batches: int, requests: int) -> Tables:
         intervals=intervals,
         batches=batch_rows,
         requests=request_rows,
+        jobs=job_rows,
+        parts=_more_rows(tables.parts, jobs),
+        tasks=_more_rows(tables.tasks, requests),
         paths=np.concatenate(
             [tables.paths, np.full((batches - old_batches, hops), NONE, dtype=np.int64)]
         ),
@@ -301,10 +415,37 @@ def with_room(tables: Tables, *, batches: int, requests: int) -> Tables:
     )
 
 
+def task_columns(topology: Topology) -> int:
+    """Columns of `Tables.tasks`: what every task has, and one for each module after its own."""
+    rows = topology.modules
+    return TASK_EMITTED + int((rows["end_edge"] - rows["first_edge"]).max()) if len(rows) else 0
+
+
 def _longer(records: Records, length: int) -> Records:
     grown = np.zeros(max(length, len(records)), dtype=records.dtype)
     grown[: len(records)] = records
     return grown
+
+
+def _more_rows(array: Records, rows: int) -> Records:
+    grown = np.zeros((max(rows, len(array)), array.shape[1]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+def fuller(tables: Tables) -> Tables:
+    """The same state with twice the slots of what has none free."""
+    counts = tables.counts[0]
+
+    def lengths(records: Records, free: str) -> int:
+        return len(records) * (2 if counts[free] == NONE else 1)
+
+    return with_room(
+        tables,
+        batches=lengths(tables.batches, "free_batch"),
+        requests=lengths(tables.requests, "free_request"),
+        jobs=lengths(tables.jobs, "free_job"),
+    )
 
 
 def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
@@ -314,6 +455,13 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
     records[link][first_new:] = np.arange(first_new + 1, len(records) + 1)
     records[link][-1] = first_free
     return first_new
+
+
+@inlined
+def lacks_slots(tables: Tables) -> bool:
+    """Whether no slot is free of something that the next event may need one of."""
+    counts = tables.counts[0]
+    return counts["free_request"] == NONE or (len(tables.jobs) > 0 and counts["free_job"] == NONE)
 
 
 @inlined
@@ -334,3 +482,97 @@ def add_decision(
     tables.out[row, 3] = finish_us
     tables.out[row, 4] = position
     tables.counts[0]["out"] = row + 1
+
+
+# The tables by address.
+
+EXAMPLE = new_tables(
+    Topology(
+        queues=np.zeros(1, dtype=QUEUE_PLAN),
+        pipelines=np.zeros(1, dtype=PIPELINE),
+        stages=np.zeros(1, dtype=STAGE),
+        pools=np.zeros(1, dtype=POOL),
+        vgpus=np.zeros(1, dtype=VGPU_ROW),
+        latency_us=np.zeros((1, 1), dtype=np.int64),
+        move_us=np.zeros((1, 1, 1), dtype=np.int64),
+        answer_us=np.zeros((1, 1, 1), dtype=np.int64),
+        path_us=np.zeros((1, 1), dtype=np.int64),
+        modules=np.zeros(0, dtype=MODULE),
+        edges=np.zeros(0, dtype=EDGE),
+    )
+)
+TABLES: Any = typeof(EXAMPLE)
+"""The type of all tables, as kernels know it."""
+
+
+def addresses(tables: Tables) -> list[int]:
+    """Address and lengths of every array, as `tables_at` reads them."""
+    if typeof(tables) != TABLES:
+        raise TypeError(f"tables are {typeof(tables)}, kernels expect {TABLES}")
+    return _words(tables)
+
+
+def _words(field: Any) -> list[int]:
+    if isinstance(field, tuple):
+        return [word for part in cast("tuple[Any]", field) for word in _words(part)]
+    return [field.ctypes.data, *field.shape]
+
+
+WORDS = len(addresses(EXAMPLE))
+
+
+def _tables_at(memory: Integers) -> Tables:
+    words = iter(memory[:WORDS].tolist())
+
+    def built(like: Any) -> Any:
+        if isinstance(like, tuple):
+            parts = cast("tuple[Any]", like)
+            return type(parts)(*[built(part) for part in parts])
+        address = next(words)
+        shape = [next(words) for _ in like.shape]
+        size = int(np.prod(shape)) * like.itemsize
+        if size == 0:
+            return np.zeros(shape, like.dtype)
+        data = (ctypes.c_char * size).from_address(address)
+        return np.frombuffer(data, like.dtype).reshape(shape)
+
+    return built(EXAMPLE)
+
+
+@type_callable(_tables_at)
+def _type_of(_context: Any) -> Any:
+    return lambda _memory: TABLES  # type: ignore[no-any-return]
+
+
+@lower_builtin(_tables_at, types.Array)
+def _compiled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """The same in compiled code; what a kernel does not use is never read."""
+    memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    words = iter(range(WORDS))
+
+    def word() -> Any:
+        return builder.load(cgutils.gep_inbounds(builder, memory, next(words)))
+
+    def built(kind: Any) -> Any:
+        if isinstance(kind, types.BaseTuple):
+            return context.make_tuple(builder, kind, [built(part) for part in cast("Any", kind)])
+        array = context.make_array(kind)(context, builder)
+        size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        data = builder.inttoptr(word(), array.data.type)
+        shape = [word() for _ in range(kind.ndim)]
+        strides = [context.get_constant(types.intp, size)]
+        for length in reversed(shape[1:]):
+            strides.insert(0, builder.mul(strides[0], length))
+        itemsize = context.get_constant(types.intp, size)
+        populate_array(
+            array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None
+        )
+        return array._getvalue()  # noqa: SLF001 - numba's own code says it so
+
+    return built(TABLES)
+
+
+@inlined
+def tables_at(memory: Integers) -> Tables:
+    """The tables whose `addresses` the first `WORDS` integers of `memory` are."""
+    return _tables_at(memory)

@@ -28,7 +28,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Plan, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import US_PER_S, transfer_us
-from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined
+from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 
 Nic = Literal["shared", "isolated"]
 
@@ -120,6 +120,7 @@ PIPELINE = np.dtype(
             "pool",  # of its first stage
             "place",  # of its candidate among those of that pool
             "part",  # of its queue's planned rate, in 1/`PARTS`
+            "ranked",  # pipeline that is in this place among its queue's, by cost per sample
             "efficient",  # the batch with the least latency per sample in its first stage
         )
     ]
@@ -163,6 +164,38 @@ VGPU = np.dtype(
     ]
 )
 
+MODULE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "application",
+            "modules",  # of its application; they stand together, in its order
+            "place",  # among them
+            "queue",  # of its model
+            "rows",  # per sample of a job; NONE where they vary
+            "max_rows",  # per sample
+            "piece",  # rows of a task at most: any pipeline of the model can hold it
+            "optional",
+            "parents",
+            "first_edge",  # to the modules after it
+            "end_edge",
+            "tail_us",  # longest sum of budgets below it
+            "least_tail_us",  # the least way through required modules below it, nothing else running
+            "slo_us",
+        )
+    ]
+)
+EDGE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "child",  # place in the application
+            "part",  # its place in `Tables.parts`
+            "gives_rows",  # 1 where what comes over it says how many rows the child runs
+        )
+    ]
+)
+
 
 class Topology(NamedTuple):
     """Arrays that only `set_pace` changes; n counts samples, rate numbers link rates from slow to fast.
@@ -181,6 +214,8 @@ class Topology(NamedTuple):
         answer_us: [pipeline, rate, n] to move the answer back to the gateway.
         path_us: [pipeline, n] least time from dispatch to answer, nothing else running; for late
             binding with the lead, and at least that of any smaller batch.
+        modules: [module] `MODULE`, application after application.
+        edges: [edge] `EDGE`, by the module that they come from.
     """
 
     queues: Records
@@ -192,6 +227,8 @@ class Topology(NamedTuple):
     move_us: Integers
     answer_us: Integers
     path_us: Integers
+    modules: Records
+    edges: Records
 
 
 @inlined
@@ -224,6 +261,15 @@ def resource_count(topology: Topology) -> int:
 def block_count(topology: Topology) -> int:
     """Number of blocks of all pools' indexes."""
     return int(topology.pools["end_block"].max(initial=0))
+
+
+def part_count(topology: Topology) -> int:
+    """Parts of a job at most: modules and edges of its application."""
+    most = 0
+    for row in topology.modules:
+        edges = [edge["part"] + 1 for edge in topology.edges[row["first_edge"] : row["end_edge"]]]
+        most = max(most, row["modules"], *edges)
+    return int(most)
 
 
 def _blocks(vgpus: Integers) -> Integers:
@@ -292,6 +338,7 @@ def build_topology(
     rows = _pipeline_rows(plan, pipelines, policies)
     rates_rps = np.asarray([known.pipeline.throughput_rps for known in pipelines])
     _share_rates(rows, rates_rps)
+    _rank(plan, pipelines, rows)
     most, stages = int(rows["largest"].max(initial=0)), int(rows["stages"].sum())
     topology = Topology(
         queues=_queue_rows(plan, rows, policies, rates_rps),
@@ -303,6 +350,8 @@ def build_topology(
         move_us=np.zeros((stages, len(rates), most + 1), dtype=np.int64),
         answer_us=np.zeros((len(pipelines), len(rates), most + 1), dtype=np.int64),
         path_us=np.zeros((len(pipelines), most + 1), dtype=np.int64),
+        modules=np.zeros(sum(len(a.application.modules) for a in plan.applications), dtype=MODULE),
+        edges=_edge_rows(plan),
     )
     numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
     for number, known in enumerate(pipelines):
@@ -321,6 +370,7 @@ def build_topology(
         topology.answer_us[number] = _transfers(back, rates, largest, most)
     _fill_pools(plan, topology)
     _bound(topology, lead)
+    _fill_modules(plan, topology)
     return topology
 
 
@@ -376,6 +426,21 @@ def _share_rates(rows: Records, rates_rps: NDArray[np.float64]) -> None:
         rows["part"][own] = np.maximum(1, np.rint(share * PARTS))
 
 
+def _rank(plan: Plan, pipelines: Sequence[QueuedPipeline], rows: Records) -> None:
+    """Order the pipelines of every queue by what a sample costs: vGPU time at its part of the GPU's price.
+
+    GPUs without a price count alike. Ties: plan order.
+    """
+    costs = np.zeros(len(rows))
+    for number, known in enumerate(pipelines):
+        for stage in known.pipeline.stages:
+            pool = plan.pool_of(stage)
+            price = plan.cluster.gpu_class(pool.gpu_class).hourly_cost or 1.0
+            took_us = stage.latency_us_by_batch[known.pipeline.batch - 1]
+            costs[number] += price * pool.share * took_us / known.pipeline.batch
+    rows["ranked"] = np.lexsort((np.arange(len(rows)), costs, rows["queue"]))
+
+
 def _queue_rows(
     plan: Plan,
     pipelines: Records,
@@ -388,6 +453,9 @@ def _queue_rows(
     for number, (row, (m, entry)) in enumerate(zip(rows, entries, strict=True)):
         own = np.flatnonzero(pipelines["queue"] == number)
         row["model"], row["policy"] = m, policies[m].number
+        planned_rps = float(rates_rps[own].sum())
+        if planned_rps > 0:
+            row["gap"] = round(min(US_PER_S / planned_rps, LONGEST_GAP_US) * (1 << RATE_SHIFT))
         if len(own):
             row["first_pipeline"], row["end_pipeline"] = own[0], own[-1] + 1
             row["largest"] = pipelines["largest"][own].max()
@@ -396,9 +464,6 @@ def _queue_rows(
             row["late"] = 1
             row["opens"], row["heads"], row["rank"] = rules.opens, rules.heads, rules.rank
             row["target"], row["budget_us"] = rules.target, entry.budget_us
-            planned_rps = float(rates_rps[own].sum())
-            if planned_rps > 0:
-                row["gap"] = round(min(US_PER_S / planned_rps, LONGEST_GAP_US) * (1 << RATE_SHIFT))
             row["timeout_us"] = rules.timeout_us or round(rules.timeout_share * entry.budget_us)
     return rows
 
@@ -437,6 +502,68 @@ def _node_rates(plan: Plan, link_paces: Mapping[int, LinkPace]) -> list[tuple[fl
         (_rate(nic, pace.up), _rate(nic, pace.down))
         for nic, pace in zip(planned, paces, strict=True)
     ]
+
+
+def _edge_rows(plan: Plan) -> Records:
+    """All of `EDGE`, by application and then by the module that they come from."""
+    rows: list[tuple[int, int, int]] = []
+    for planned in plan.applications:
+        modules = planned.application.modules
+        part = len(modules)
+        for module in modules:
+            for place, child in enumerate(modules):
+                if module.name in child.parents:
+                    givers = child.producers or child.parents
+                    rows.append((place, part, module.name in givers))
+                    part += 1
+    return np.asarray(rows, dtype=EDGE)
+
+
+def _fill_modules(plan: Plan, topology: Topology) -> None:
+    """All of `MODULE`; ways through models are those of one row."""
+    entries = {model.name: model.queues for model in plan.models}
+    queues = dict(zip(entries, plan.queues(), strict=True))
+    row = edge = 0
+    for number, planned in enumerate(plan.applications):
+        application = planned.application
+        alone_us: dict[str, int] = {}
+        first = row
+        for place, module in enumerate(application.modules):
+            at_start = [
+                q
+                for q, e in zip(queues[module.model], entries[module.model], strict=True)
+                if e.block == 0
+            ]
+            if not at_start:
+                where = f"application {planned.name!r}, module {module.name!r}.model"
+                raise InputError(where, f"{module.model!r} has no entry at its first block")
+            own = topology.pipelines["queue"] == at_start[0]
+            sizes, ways = topology.pipelines["largest"][own], topology.path_us[own, 1]
+            alone_us[module.name] = 0 if module.optional else int(ways.min(initial=FAR))
+            children = sum(module.name in child.parents for child in application.modules)
+            most = module.max_rows or 1
+            fixed = not module.parents or module.rows_per_request == most
+            topology.modules[row] = (
+                number,
+                len(application.modules),
+                place,
+                at_start[0],
+                round(module.rows_per_request) if fixed else NONE,
+                most,
+                sizes.min() if len(sizes) else most,
+                module.optional,
+                len(module.parents),
+                edge,
+                edge + children,
+                planned.tails_us[module.name],
+                0,
+                application.slo_us,
+            )
+            edge += children
+            row += 1
+        for name, tail_us in application.tails(alone_us).items():
+            place = [module.name for module in application.modules].index(name)
+            topology.modules[first + place]["least_tail_us"] = tail_us
 
 
 def _rate(nic_gbps: float, percent: int) -> float:

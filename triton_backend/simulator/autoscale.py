@@ -97,6 +97,8 @@ def epochs_of(
         raise InputError("epoch", f"{epoch_s} s is not positive")
     if options.failures or options.changes:
         raise InputError("epoch", "pools that follow the load know no failures and no other plan")
+    if plan.applications:
+        raise InputError("epoch", "pools that follow the load know no applications")
     first = replace(options, reference=options.reference or plan)
     offer = Offer(
         arrivals=options.arrivals,

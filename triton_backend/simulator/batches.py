@@ -50,9 +50,14 @@ def launch(world: World, slot: int) -> None:
         _copy_hop(world, slot, hop)
     request = batch["first"]
     while request != NONE:
-        record = world.requests[tables.requests[request]["id"]]
-        record["batch_id"] = batch["number"]
-        record["batch_samples"] = batch["samples"]
+        if tables.requests[request]["job"] == NONE:
+            record = world.requests[tables.requests[request]["id"]]
+            record["batch_id"] = batch["number"]
+            record["batch_samples"] = batch["samples"]
+        else:
+            task = world.tasks[world.task_of[request]]
+            task["batch_id"] = batch["number"]
+            task["batch_samples"] = batch["samples"]
         request = tables.requests[request]["next"]
     advance(world, slot, batch["dispatch_us"])
 

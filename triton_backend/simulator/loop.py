@@ -4,26 +4,35 @@ It calls the scheduler's own steps (`kernel_api`, `feedback`) and the cluster; i
 nothing. It returns to Python only when the run is over, stopped, or an array is full.
 """
 
-from triton_backend.scheduler.admission import admits
+from triton_backend.scheduler.admission import admits, admits_job
 from triton_backend.scheduler.compiled import FAR, NONE, Record, entry, inlined, kernel
 from triton_backend.scheduler.feedback import worker_back, worker_lost
+from triton_backend.scheduler.jobs import new_job
 from triton_backend.scheduler.kernel_api import (
     arrive,
     next_timer,
     settle_after_deviation,
     settle_all,
     settle_due,
+    settle_jobs,
     settle_one,
 )
 from triton_backend.scheduler.queues import free_request
 from triton_backend.scheduler.tables import (
     ABORT,
     DISPATCH,
+    DROP,
+    JOB_DONE,
+    JOB_DROPPED,
     MODEL_REMOVED,
     NEEDS_ROOM,
     OUT_ROWS,
     OVERLOAD,
     SETTLED,
+    SLOT_BITS,
+    TASK_MODULE,
+    TASK_READY,
+    lacks_slots,
 )
 from triton_backend.simulator.batches import end_move, end_stage, forget, launch
 from triton_backend.simulator.heap import (
@@ -40,7 +49,7 @@ from triton_backend.simulator.heap import (
 from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
 from triton_backend.simulator.workers import try_stage
-from triton_backend.simulator.world import DROPPED, RUNNING, World
+from triton_backend.simulator.world import DROPPED, LATE, RUNNING, SERVED, World
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -89,7 +98,9 @@ NOTHING = 2  # answer of `_happen`: what ends as reserved settles no queue
 def _has_room(world: World) -> bool:
     cursor = world.cursor[0]
     counts = world.tables.counts[0]
-    if counts["free_batch"] == NONE or counts["free_request"] == NONE:
+    if counts["free_batch"] == NONE or lacks_slots(world.tables):
+        return False
+    if len(world.tables.jobs) > 0 and cursor["tasks"] + OUT_ROWS > len(world.tasks):
         return False
     if cursor["events"] + cursor["room"] > len(world.heap):
         return False
@@ -116,6 +127,8 @@ def _arrive(world: World) -> int:
     number = cursor["arrival"]
     request = world.requests[number]
     cursor["arrival"] += 1
+    if request["application"] != NONE:
+        return _arrive_job(world, number)
     queue = world.queues[request["queue"]]
     if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
@@ -131,6 +144,24 @@ def _arrive(world: World) -> int:
         return _refuse(request, OVERLOAD)
     arrive(world.tables, queue, number, deadline, samples)
     status = settle_one(world.tables, queue)
+    _count(world, before)
+    return status
+
+
+@kernel
+def _arrive_job(world: World, number: int) -> int:
+    request = world.requests[number]
+    first = world.applications[request["application"]]
+    if first == NONE:
+        return _refuse(request, MODEL_REMOVED)
+    before = cycles()
+    samples, deadline = request["samples"], request["deadline_us"]
+    if len(world.admission) > 0 and not admits_job(
+        world.admission, world.work, first, samples, deadline, request["arrival_us"]
+    ):
+        return _refuse(request, OVERLOAD)
+    new_job(world.tables, number, first, deadline, samples)
+    status = settle_jobs(world.tables)
     _count(world, before)
     return status
 
@@ -183,11 +214,21 @@ def _happen(world: World, now_us: int) -> int:
         try_move(world, slot, now_us)
     elif kind == STAGE_START:
         try_stage(world, slot, now_us)
-    if not deviates:
+    if not deviates and world.tables.counts[0]["unsettled"] == 0:
         return NOTHING
     before = cycles()
-    status = settle_after_deviation(world.tables)
+    status = _settle_ended(world, deviates)
     _count(world, before)
+    return status
+
+
+@inlined
+def _settle_ended(world: World, deviates: bool) -> int:  # noqa: FBT001 - a kernel
+    status = SETTLED
+    if deviates:
+        status = settle_after_deviation(world.tables)
+    if status == SETTLED and world.tables.counts[0]["unsettled"] > 0:
+        status = settle_jobs(world.tables)
     return status
 
 
@@ -207,11 +248,11 @@ def _finish(world: World, status: int) -> bool:
     """Carry out what was decided, deciding on where it broke off; False when out of room."""
     if world.tables.counts[0]["out"] > 0:
         carry_out(world)
-    while status != SETTLED:
+    while status != SETTLED or world.tables.counts[0]["unsettled"] > 0:
         if not _has_room(world):
             world.cursor[0]["again"] = 1
             return False
-        status = settle_all(world.tables)
+        status = settle_all(world.tables) if status != SETTLED else settle_jobs(world.tables)
         carry_out(world)
     return True
 
@@ -227,12 +268,50 @@ def carry_out(world: World) -> None:
             launch(world, slot)
         elif kind == ABORT:
             forget(world, tables.out[row, 2], now)
-        else:
-            record = world.requests[tables.requests[slot]["id"]]
-            record["outcome"] = DROPPED
-            record["reason"] = tables.out[row, 2]
-            record["dispatch_us"] = record["batch_id"] = NONE
-            record["batch_samples"] = 0
-            record["finish_us"] = now
+        elif kind == DROP:
+            job = tables.requests[slot]["job"]
+            if job == NONE:
+                _note_drop(world, tables.requests[slot]["id"], tables.out[row, 2], now)
+            else:
+                module = tables.jobs[job]["first_module"] + tables.tasks[slot, TASK_MODULE]
+                if tables.topology.modules[module]["optional"] == 0:
+                    _note_drop(world, tables.jobs[job]["id"], tables.out[row, 2], now)
             free_request(tables, slot)
+        elif kind == TASK_READY:
+            _note_task(world, row)
+        elif kind == JOB_DONE:
+            record = world.requests[slot]
+            record["finish_us"] = now
+            record["outcome"] = SERVED if now <= record["deadline_us"] else LATE
+        elif kind == JOB_DROPPED:
+            _note_drop(world, tables.jobs[slot]["id"], tables.out[row, 2], now)
     tables.counts[0]["out"] = 0
+
+
+@inlined
+def _note_drop(world: World, number: int, reason: int, now_us: int) -> None:
+    """A request or a job is not served."""
+    record = world.requests[number]
+    record["outcome"] = DROPPED
+    record["reason"] = reason
+    record["dispatch_us"] = record["batch_id"] = NONE
+    record["batch_samples"] = 0
+    record["finish_us"] = now_us
+
+
+@kernel
+def _note_task(world: World, row: int) -> None:
+    """A task was released."""
+    tables, cursor = world.tables, world.cursor[0]
+    out = tables.out[row]
+    width = tables.parts.shape[1]
+    world.task_of[out[1] & ((1 << SLOT_BITS) - 1)] = cursor["tasks"]
+    task = world.tasks[cursor["tasks"]]
+    cursor["tasks"] += 1
+    task["request"] = tables.jobs[out[2] // width]["id"]
+    task["module"] = out[2] % width
+    task["plan"] = cursor["plan"]
+    task["rows"] = out[4]
+    task["ready_us"] = tables.counts[0]["now_us"]
+    task["dispatch_us"] = task["finish_us"] = task["batch_id"] = NONE
+    task["batch_samples"] = 0

@@ -6,7 +6,7 @@ and the text of traces (`contract.arrivals`), which the load generator shares.
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract import arrivals
+from triton_backend.contract.applications import Application
 from triton_backend.contract.arrivals import (
     ANY_MODEL,
     StatedRequests,
@@ -27,9 +28,12 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE, Records
+from triton_backend.scheduler.topology import build_topology, part_count
 from triton_backend.simulator.world import REQUEST_RECORD
 
 Instants = NDArray[np.int64]
+JOBS = 1 << 21  # separates what jobs draw from what models draw
+ROWS = ("poisson", "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +182,8 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
     """
     if isinstance(offer.arrivals, Stated):
         return _stated_requests(plan, offer, offer.arrivals.requests)
-    parts: list[Records] = []
+    parts = _job_requests(plan, offer)
+    queue = 0
     for number, model in enumerate(plan.models):
         shares = _entry_shares(model)
         rate_rps = offer.rates_rps.get(model.name, 0.0)
@@ -191,18 +196,104 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
             times = instants(offer.arrivals, model.name, rate_rps * share, offer.duration_us, rng)
             rows = _new_requests(len(times))
             rows["model"] = number
-            rows["queue"] = len(parts)
+            rows["queue"] = queue
             rows["samples"] = 1
             rows["arrival_us"] = times
             rows["deadline_us"] = times + entry.budget_us
             parts.append(rows)
+            queue += 1
     merged = np.concatenate(parts)
     return merged[np.argsort(merged["arrival_us"], kind="stable")]
 
 
 def _new_requests(count: int) -> Records:
     rows = np.zeros(count, dtype=REQUEST_RECORD)
-    rows["dispatch_us"] = rows["batch_id"] = NONE
+    rows["dispatch_us"] = rows["batch_id"] = rows["application"] = NONE
+    return rows
+
+
+def _job_requests(plan: Plan, offer: Offer) -> list[Records]:
+    """Requests of every application that gets load."""
+    parts: list[Records] = []
+    for number, planned in enumerate(plan.applications):
+        rng = np.random.default_rng([offer.seed, JOBS, number])
+        rate_rps = offer.rates_rps.get(planned.name, 0.0)
+        times = instants(offer.arrivals, planned.name, rate_rps, offer.duration_us, rng)
+        rows = _new_requests(len(times))
+        rows["model"] = rows["queue"] = NONE
+        rows["application"] = number
+        rows["samples"] = 1
+        rows["arrival_us"] = times
+        rows["deadline_us"] = times + planned.application.slo_us
+        parts.append(rows)
+    return parts
+
+
+def drawn_rows(
+    plan: Plan, names: Sequence[str], requests: Records, draw: str, seed: int
+) -> NDArray[np.int64]:
+    """[request, part] rows that go over every edge of its application, see `Tables.parts`.
+
+    A module with r rows per request after one that has s runs a Poisson number with mean r / s per row of
+    that one (`poisson`), or so many that the mean over jobs holds (`fixed`); at most `max_rows`. Where both
+    are equal rows pair up, and so do those that modules give to one that reads several.
+
+    Args:
+        plan: in force.
+        names: of the applications that requests number.
+        requests: `REQUEST_RECORD` rows.
+        draw: one of `ROWS`.
+        seed: of the run.
+    """
+    topology = build_topology(plan)
+    drawn = np.zeros((len(requests), part_count(topology)), dtype=np.int64)
+    known = [planned.name for planned in plan.applications]
+    for number, name in enumerate(names):
+        mine = np.flatnonzero(requests["application"] == number)
+        if name not in known or not len(mine):
+            continue
+        application = plan.applications[known.index(name)].application
+        rng = np.random.default_rng([seed, JOBS, number, 1])
+        rows = _rows_of_modules(application, requests["samples"][mine].astype(np.int64), draw, rng)
+        first = next(r for r in topology.modules if r["application"] == known.index(name))
+        at = int(first["first_edge"])
+        for module in application.modules:
+            for child in application.modules:
+                if module.name in child.parents:
+                    drawn[mine, topology.edges[at]["part"]] = rows[child.name]
+                    at += 1
+    return drawn
+
+
+def _rows_of_modules(
+    application: Application, samples: NDArray[np.int64], draw: str, rng: np.random.Generator
+) -> dict[str, NDArray[np.int64]]:
+    """By module, [job] rows that it runs."""
+    rows: dict[str, NDArray[np.int64]] = {}
+    alike: dict[str, str] = {}  # modules that feed one together, to the first of them
+    for module in application.modules:
+        givers = module.producers or module.parents
+        if len(givers) > 1 and module.rows_per_request != module.max_rows:
+            alike |= {giver: alike.get(givers[0], givers[0]) for giver in givers}
+    for module in application.ordered():
+        mean, most = module.rows_per_request, module.max_rows or 1
+        givers = module.producers or module.parents
+        if not module.parents or mean == most:
+            rows[module.name] = round(mean) * samples
+            continue
+        parent = application.module(givers[0])
+        before = rows[parent.name]
+        twin = alike.get(module.name, module.name)
+        if (parent.rows_per_request, parent.max_rows) == (mean, most):
+            found = before
+        elif twin in rows:
+            found = rows[twin]
+        elif draw == "poisson":
+            found = rng.poisson(before * (mean / parent.rows_per_request))
+        else:
+            ends = np.floor(np.arange(len(samples) + 1) * mean + 0.5).astype(np.int64)
+            found = np.where(before > 0, np.diff(ends) * samples, 0)
+        rows[module.name] = np.minimum(found, most * samples)
     return rows
 
 

@@ -19,10 +19,12 @@ from triton_backend.scheduler.advice import Epoch, bad_rate, change
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
 from triton_backend.scheduler.topology import pipelines_by_queue
-from triton_backend.simulator.world import DROPPED, LATE, SERVED
+from triton_backend.simulator.world import DROPPED, LATE, SERVED, TASK_RECORD
 
-# -1 where a request was in no batch, empty where its model lists no entries
-OPTIONAL = ("entry", "dispatch_us", "batch_id", "batch_samples")
+# -1 where a request was in no batch; empty where its model lists no entries, where it is no model's or
+# no application's
+OPTIONAL = ("model", "entry", "application", "dispatch_us", "batch_id", "batch_samples")
+_BATCHED = np.dtype([("batch_id", np.int64), ("batch_samples", np.int64)])
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
 
 
@@ -158,6 +160,50 @@ class ModelResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleResult:
+    """What became of the tasks of a module; times of those that ended.
+
+    Attributes:
+        rows: of all tasks.
+        done: tasks that ended, of dropped jobs too.
+        latency_ms: from release to the end.
+        queueing_ms: from release to the start of the first stage.
+    """
+
+    tasks: int
+    rows: int
+    done: int
+    latency_ms: Quantiles
+    queueing_ms: Quantiles
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return {
+            "tasks": self.tasks,
+            "rows": self.rows,
+            "done": self.done,
+            "latency_ms": self.latency_ms._asdict(),
+            "queueing_ms": self.queueing_ms._asdict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationResult:
+    """Outcome of an application's jobs; times of answered ones, and every module by its name."""
+
+    outcome: Outcome
+    latency_ms: Quantiles
+    modules: dict[str, ModuleResult]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return self.outcome.to_dict() | {
+            "latency_ms": self.latency_ms._asdict(),
+            "modules": {name: module.to_dict() for name, module in self.modules.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolResult:
     """How busy a pool's vGPUs were, and what that advises (Symphony, section 3.5).
 
@@ -229,6 +275,11 @@ class DecisionCost:
         }
 
 
+def no_tasks() -> Records:
+    """No `TASK_RECORD` rows."""
+    return np.zeros(0, dtype=TASK_RECORD)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimResult:
     """A finished run.
@@ -237,6 +288,8 @@ class SimResult:
         requests: `world.REQUEST_RECORD` rows by arrival.
         uses: `world.USE_RECORD` rows: which vGPU ran which batch when, by end.
         entries: by model, of those that list any, and by name.
+        applications: by name.
+        tasks: `world.TASK_RECORD` rows in the order in which tasks were released.
         pools: by name, of the plan in force at the end, since it took over.
         utilisation: busy time of a class's GPUs / time of all GPUs of that class in the cluster.
         link_utilisation: busy time / time, per link that carried anything.
@@ -260,14 +313,22 @@ class SimResult:
     decisions: DecisionCost
     steps: int
     wall_seconds: float | None
+    applications: dict[str, ApplicationResult] = field(default_factory=dict[str, ApplicationResult])
+    tasks: Records = field(default_factory=no_tasks)
     changes: tuple[Changed, ...] = ()
     goodput: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def attainment(self) -> float:
-        """Served in time / offered, over all models."""
-        offered = sum(model.offered for model in self.models)
-        return sum(model.served for model in self.models) / offered if offered else 1.0
+        """Served in time / offered, over all models and applications."""
+        return Outcome.of(self.requests).attainment
+
+    @property
+    def least_attainment(self) -> float:
+        """Of all models and applications, that which attained least."""
+        found = [model.outcome for model in self.models]
+        found += [application.outcome for application in self.applications.values()]
+        return min(outcome.attainment for outcome in found)
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `simulate --json`."""
@@ -283,6 +344,7 @@ class SimResult:
                 model: {name: o.to_dict() | {"ride_fill": None} for name, o in entries.items()}
                 for model, entries in self.entries.items()
             },
+            "applications": {name: app.to_dict() for name, app in self.applications.items()},
             "pools": {name: pool.to_dict() for name, pool in self.pools.items()},
             "utilisation": self.utilisation,
             "decisions": self.decisions.to_dict(),
@@ -293,17 +355,32 @@ class SimResult:
         return out
 
 
-def model_results(plan: Plan, requests: Records) -> tuple[ModelResult, ...]:
-    """Figures per model of the plan."""
+def model_results(plan: Plan, requests: Records, tasks: Records) -> tuple[ModelResult, ...]:
+    """Figures per model of the plan: of its own requests, but batches of its tasks too."""
+    models = task_models(plan, requests, tasks)
     return tuple(
-        _model_result(model.name, requests[requests["model"] == number])
+        _model_result(model.name, requests[requests["model"] == number], tasks[models == number])
         for number, model in enumerate(plan.models)
     )
 
 
-def _model_result(name: str, rows: Records) -> ModelResult:
+def task_models(plan: Plan, requests: Records, tasks: Records) -> Integers:
+    """[task] the number of its model in the plan whose applications the requests number."""
+    names = [model.name for model in plan.models]
+    found = np.full(len(tasks), NONE, dtype=np.int64)
+    application = requests["application"][tasks["request"]]
+    for number, planned in enumerate(plan.applications):
+        for place, module in enumerate(planned.application.modules):
+            mine = (application == number) & (tasks["module"] == place)
+            found[mine] = names.index(module.model)
+    return found
+
+
+def _model_result(name: str, rows: Records, tasks: Records) -> ModelResult:
     answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
-    batched = rows[rows["batch_id"] != NONE]
+    fields = ["batch_id", "batch_samples"]
+    batched = np.concatenate([records[fields].astype(_BATCHED) for records in (rows, tasks)])
+    batched = batched[batched["batch_id"] != NONE]
     _, first = np.unique(batched["batch_id"], return_index=True)
     sizes, counts = np.unique(batched["batch_samples"][first], return_counts=True)
     return ModelResult(
@@ -327,6 +404,45 @@ def entry_results(plan: Plan, requests: Records) -> dict[str, dict[str, Outcome]
     }
 
 
+def application_results(
+    plans: Sequence[Plan], requests: Records, tasks: Records
+) -> dict[str, ApplicationResult]:
+    """Figures per application of the first plan; of modules, under plans that have the very same."""
+    found: dict[str, ApplicationResult] = {}
+    application = requests["application"]
+    of_task = application[tasks["request"]]
+    for number, planned in enumerate(plans[0].applications):
+        rows = requests[application == number]
+        answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
+        same = [
+            n
+            for n, plan in enumerate(plans)
+            if planned.application.modules
+            in [a.application.modules for a in plan.applications if a.name == planned.name]
+        ]
+        mine = tasks[(of_task == number) & np.isin(tasks["plan"], same)]
+        found[planned.name] = ApplicationResult(
+            outcome=Outcome.of(rows),
+            latency_ms=Quantiles.of(answered["finish_us"] - answered["arrival_us"]),
+            modules={
+                module.name: _module_result(mine[mine["module"] == place])
+                for place, module in enumerate(planned.application.modules)
+            },
+        )
+    return found
+
+
+def _module_result(tasks: Records) -> ModuleResult:
+    done = tasks[tasks["finish_us"] != NONE]
+    return ModuleResult(
+        tasks=len(tasks),
+        rows=int(tasks["rows"].sum()),
+        done=len(done),
+        latency_ms=Quantiles.of(done["finish_us"] - done["ready_us"]),
+        queueing_ms=Quantiles.of(done["dispatch_us"] - done["ready_us"]),
+    )
+
+
 def pool_results(
     plan: Plan, requests: Records, queues: Integers, busy_us: Integers, span_us: int
 ) -> dict[str, PoolResult]:
@@ -334,7 +450,7 @@ def pool_results(
 
     Args:
         plan: in force for all of the span.
-        requests: that came in it.
+        requests: that came in it, tasks of jobs among them (`with_tasks`).
         queues: [queue of the requests] its number in the plan, NONE where it has none.
         busy_us: [resource] time in use, vGPUs first.
         span_us: length of the span.
@@ -344,6 +460,7 @@ def pool_results(
         for stage in row.pipeline.stages:
             users[stage.pool].add(row.queue)
     count = sum(len(model.queues) for model in plan.models)
+    requests = requests[requests["queue"] != NONE]
     queue = queues[requests["queue"]]
     bad = np.isin(requests["outcome"], (LATE, DROPPED))
     offered_of = np.bincount(queue[queue != NONE], minlength=count)
@@ -361,6 +478,22 @@ def pool_results(
         )
         first += pool.vgpus
     return found
+
+
+def with_tasks(plan: Plan, requests: Records, tasks: Records) -> Records:
+    """Requests of models, and tasks as such: what did not end in time for its job is late.
+
+    `plan` is the one whose models and applications the requests number.
+    """
+    rows = np.zeros(len(tasks), dtype=requests.dtype)
+    models = task_models(plan, requests, tasks)
+    rows["model"] = models
+    rows["queue"] = np.asarray([queues[0] for queues in plan.queues()])[models]
+    rows["arrival_us"] = tasks["ready_us"]
+    in_time = tasks["finish_us"] <= requests["deadline_us"][tasks["request"]]
+    in_time &= tasks["finish_us"] != NONE
+    rows["outcome"] = np.where(in_time, SERVED, LATE)
+    return np.concatenate([requests[requests["application"] == NONE], rows])
 
 
 def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
@@ -404,19 +537,23 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
     """One row per request, by arrival.
 
     Returns:
-        `request` (its number), `model`, `entry` (empty where its model lists none), `samples`,
+        `request` (its number), `model` (empty of a job), `entry` (empty where its model lists none),
+        `application` (of a job, else empty), `samples`,
         `arrival_us`, `deadline_us`, `dispatch_us` (its first stage began), `finish_us` (of the answer, or of
         the drop), `batch_id`, `batch_samples`, `outcome` (served,
         late, dropped) and `reason` (of a drop, else empty). Instants count from the run's start.
     """
     rows = result.requests
-    names = np.asarray([model.name for model in result.plan.models], dtype=object)
+    # number -1, the last, is of no model, entry or application
+    names = np.asarray([*(model.name for model in result.plan.models), ""], dtype=object)
+    applications = np.asarray([*(a.name for a in result.plan.applications), ""], dtype=object)
     entries = np.asarray(
         [
             entry.name if model.entries else ""
             for model in result.plan.models
             for entry in model.queues
-        ],
+        ]
+        + [""],
         dtype=object,
     )
     outcomes = np.asarray(["", *(_OUTCOMES[k] for k in sorted(_OUTCOMES))], dtype=object)
@@ -426,6 +563,7 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
         "request": np.arange(len(rows)),
         "model": names[rows["model"]],
         "entry": entries[rows["queue"]],
+        "application": applications[rows["application"]],
         "samples": rows["samples"],
         "arrival_us": rows["arrival_us"],
         "deadline_us": rows["deadline_us"],

@@ -8,7 +8,7 @@ import numpy as np
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.contract.units import s_to_us
-from triton_backend.scheduler.admission import new_admission, no_admission
+from triton_backend.scheduler.admission import job_work, new_admission, no_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
 from triton_backend.scheduler.handover import (
     HandOver,
@@ -20,23 +20,25 @@ from triton_backend.scheduler.handover import (
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import settle_all
 from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
-from triton_backend.scheduler.tables import Tables, new_tables, with_room
+from triton_backend.scheduler.tables import Tables, fuller, new_tables
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import Lead, Topology, build_topology, resource_count
 from triton_backend.simulator.baselines.reactive import simulate_reactive
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
-from triton_backend.simulator.offered import Offer, offered_requests
+from triton_backend.simulator.offered import Offer, drawn_rows, offered_requests
 from triton_backend.simulator.results import (
     Changed,
     DecisionCost,
     SimResult,
+    application_results,
     class_seconds,
     entry_results,
     guest_seconds,
     model_results,
     pool_results,
     utilisation,
+    with_tasks,
 )
 from triton_backend.simulator.scenario import INTERFERENCE, PlanChange, SimOptions, rates_of
 from triton_backend.simulator.ticks import cycles_now
@@ -114,7 +116,12 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    world = world._replace(queues=np.arange(len(world.tables.queues)))
+    firsts = np.flatnonzero(world.tables.topology.modules["place"] == 0)
+    world = world._replace(
+        queues=np.arange(len(world.tables.queues)),
+        applications=firsts,
+        rows=_drawn(plan, plan, world.requests, options),
+    )
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
@@ -123,18 +130,16 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
     return world
 
 
+def _drawn(offered: Plan, plan: Plan, requests: Records, options: SimOptions) -> Integers:
+    """Rows of jobs of the applications that were `offered`, under a plan."""
+    names = [planned.name for planned in offered.applications]
+    return drawn_rows(plan, names, requests, options.rows, options.seed)
+
+
 def run_on(world: World) -> World:
     """Run until the end or `stop_us`, making room where needed; returns the world that goes on."""
     while run(world) == FULL:
-        tables = world.tables
-        counts = tables.counts[0]
-        batches, requests = len(tables.batches), len(tables.requests)
-        tables = with_room(
-            tables,
-            batches=2 * batches if counts["free_batch"] == NONE else batches,
-            requests=2 * requests if counts["free_request"] == NONE else requests,
-        )
-        world = fit(world._replace(tables=tables))
+        world = fit(world._replace(tables=fuller(world.tables)))
     return world
 
 
@@ -158,10 +163,10 @@ def _lead(options: SimOptions) -> Lead:
     return Lead(options.lead_us, options.lead_us_per_sample)
 
 
-def _admission(plan: Plan, options: SimOptions) -> Records:
+def _admission(plan: Plan, options: SimOptions) -> tuple[Records, Records]:
     if not options.admission:
-        return no_admission()
-    return new_admission(plan, options.policy, late_too=True)
+        return no_admission(), job_work(plan)
+    return new_admission(plan, options.policy, late_too=True), job_work(plan)
 
 
 def _warm_up(world: World) -> None:
@@ -213,9 +218,12 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     inherited = () if change.flush else inherited_vgpus(now.plans[-1], change.plan)
     new = change.plan, _topology(change.plan, options)
     done = hand_over(world.tables, now.numbering, new, inherited, options.nic)
-    for slot, reason in done.left_out:
-        record = world.requests[int(world.tables.requests[slot]["id"])]
+    left_out = [(world.tables.requests, left) for left in done.left_out]
+    left_out += [(world.tables.jobs, left) for left in done.jobs_left_out]
+    for rows, (slot, reason) in left_out:
+        record = world.requests[int(rows[slot]["id"])]
         record["outcome"] = DROPPED
+        record["dispatch_us"] = record["batch_id"] = NONE
         record["reason"] = reason
         record["finish_us"] = swap_us
     changed = Changed(start_us, swap_us, len(inherited), int(done.tables.counts[0]["in_flight"]))
@@ -261,6 +269,18 @@ def _taken_over(
         np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         done.resources,
     )
+    names = [planned.name for planned in plan.applications]
+    firsts = np.flatnonzero(tables.topology.modules["place"] == 0)
+    world = world._replace(
+        rows=_drawn(offered, plan, world.requests, options),
+        applications=np.asarray(
+            [
+                firsts[names.index(known.name)] if known.name in names else NONE
+                for known in offered.applications
+            ],
+            dtype=np.int64,
+        ),
+    )
     world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
     lost = reschedule_failures(world, plan, options.failures, done.resources, now_us)
     tables.resources["lost"][lost] = 1
@@ -291,6 +311,8 @@ def _result(
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
     topology = world.tables.topology
+    tasks = world.tasks[: int(cursor["tasks"])]
+    served = with_tasks(plan, world.requests, tasks)
     links = world.busy_us[len(topology.vgpus) : resource_count(topology)]
     since_us = end.changes[-1].swap_us if end.changes else 0
     return SimResult(
@@ -300,11 +322,15 @@ def _result(
         duration_s=options.duration_s,
         requests=world.requests,
         uses=world.uses[: int(cursor["uses"])],
-        models=model_results(plan, world.requests),
+        models=model_results(plan, world.requests, tasks),
         entries=entry_results(plan, world.requests),
+        applications=application_results(
+            [plan, *(change.plan for change in options.changes)], world.requests, tasks
+        ),
+        tasks=tasks,
         pools=pool_results(
             end.plans[-1],
-            world.requests[world.requests["arrival_us"] >= since_us],
+            served[served["arrival_us"] >= since_us],
             world.queues,
             world.busy_us,
             span_us - since_us,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import ms_to_us
@@ -18,7 +19,7 @@ from triton_backend.scheduler.policies.late import (
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 from triton_backend.scheduler.topology import LateRules, QueuePolicy
 from triton_backend.simulator.failures import Failure
-from triton_backend.simulator.offered import POISSON, Arrivals
+from triton_backend.simulator.offered import POISSON, ROWS, Arrivals
 from triton_backend.simulator.world import OFF, OVERLAP
 from triton_backend.simulator.world import PLANNED as PLANNED_FACTORS
 
@@ -62,7 +63,9 @@ class SimOptions:
         load_factor: share of the reference plan's throughput that is offered.
         rate_rps: requests/s over all models instead, shared as the reference plan's throughput.
         reference: whose throughput that is; None = the plan simulated.
-        models: names of the models that get load; None = all.
+        models: names of the models that get load; None = all, or none where applications are named.
+        applications: the same of applications; None = all, or none where models are named.
+        rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
         admission: refuse what the gateway refuses under overload.
@@ -87,6 +90,8 @@ class SimOptions:
     rate_rps: float | None = None
     reference: Plan | None = None
     models: tuple[str, ...] | None = None
+    applications: tuple[str, ...] | None = None
+    rows: str = "poisson"
     nic: str = "shared"
     count_io: bool = False
     admission: bool = False
@@ -140,6 +145,8 @@ class SimOptions:
                 raise InputError(name, f"{value} is not a number that is 0 or more")
         if not 0 < self.duration_s < float("inf"):
             raise InputError("duration", f"{self.duration_s} s is not positive")
+        if self.rows not in ROWS:
+            raise InputError("rows", f"{self.rows!r} is none of {', '.join(ROWS)}")
         if self.seed < 0:
             raise InputError("seed", f"{self.seed} is negative")
 
@@ -180,20 +187,61 @@ def policies_of(plan: Plan) -> str:
 
 
 def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
-    """Requests/s offered to every loaded model of the plan.
+    """Requests/s offered to every loaded model and application of the plan.
+
+    A model's rate in a plan with applications is what its modules leave: its own clients'.
 
     Raises:
-        InputError: a model is not in the plan or its reference, or that serves nothing.
+        InputError: one is not in the plan or its reference, or that serves nothing.
     """
     reference = options.reference or plan
-    chosen = options.models if options.models is not None else tuple(m.name for m in plan.models)
+    models, names = loaded(plan, options)
     rates: dict[str, float] = {}
-    for name in chosen:
+    for name in models:
         plan.model(name)
-        rates[name] = reference.model(name).throughput_rps
+        rates[name] = _own_rate(reference, name)
+    for name in names:
+        planned_application(plan, name)
+        rates[name] = planned_application(reference, name).application.rate_rps or 0.0
     if options.rate_rps is None:
         return {name: rate * options.load_factor for name, rate in rates.items()}
     total = sum(rates.values())
     if total <= 0:
         raise InputError("rate", "the reference plan serves nothing, its models share no rate")
     return {name: options.rate_rps * rate / total for name, rate in rates.items()}
+
+
+def loaded(plan: Plan, options: SimOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the models and of the applications that get load."""
+    if options.models is None and options.applications is None:
+        asked = [demand.name for demand in plan.workload.models] if plan.applications else None
+        models = tuple(m.name for m in plan.models if asked is None or m.name in asked)
+        return models, tuple(planned.name for planned in plan.applications)
+    return options.models or (), options.applications or ()
+
+
+def planned_application(plan: Plan, name: str) -> ApplicationPlan:
+    """The application of that name.
+
+    Raises:
+        InputError: the plan has none.
+    """
+    for planned in plan.applications:
+        if planned.name == name:
+            return planned
+    names = ", ".join(planned.name for planned in plan.applications) or "none"
+    raise InputError(f"plan {plan.plan_id}", f"no application {name!r}; it has {names}")
+
+
+def _own_rate(plan: Plan, name: str) -> float:
+    """What clients of a model may ask for beside the applications that use it."""
+    rate = plan.model(name).throughput_rps
+    if not plan.applications:
+        return rate
+    if name not in [demand.name for demand in plan.workload.models]:
+        return 0.0
+    for planned in plan.applications:
+        for module in planned.application.modules:
+            if module.model == name:
+                rate -= (planned.application.rate_rps or 0.0) * module.rows_per_request
+    return max(rate, 0.0)

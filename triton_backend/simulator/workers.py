@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined
+from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
+from triton_backend.scheduler.tables import LIVE, TASK_EMITTED, TASK_MODULE, TASK_ROW
 from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import (
@@ -142,8 +143,21 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     if run["stage"] == 0:
         request = world.tables.batches[slot]["first"]
         while request != NONE:
-            world.requests[world.tables.requests[request]["id"]]["dispatch_us"] = now_us
+            _note_start(world, request, now_us)
             request = world.tables.requests[request]["next"]
+
+
+@inlined
+def _note_start(world: World, request: int, now_us: int) -> None:
+    """A request's batch begins to run; a job begins with the first of its tasks."""
+    row = world.tables.requests[request]
+    if row["job"] == NONE:
+        world.requests[row["id"]]["dispatch_us"] = now_us
+        return
+    task = world.tasks[world.task_of[request]]
+    task["dispatch_us"] = now_us
+    if world.requests[task["request"]]["dispatch_us"] == NONE:
+        world.requests[task["request"]]["dispatch_us"] = now_us
 
 
 @inlined
@@ -192,10 +206,15 @@ def leave_queue(world: World, slot: int, vgpu: int) -> None:
 
 @inlined
 def answer(world: World, slot: int, now_us: int) -> None:
-    """Record that a batch's requests are answered."""
+    """Record that a batch's requests are answered; its tasks say what they give to whom."""
     tables = world.tables
     request = tables.batches[slot]["first"]
     while request != NONE:
+        if tables.requests[request]["job"] != NONE:
+            emit(world, request)
+            world.tasks[world.task_of[request]]["finish_us"] = now_us
+            request = tables.requests[request]["next"]
+            continue
         record = world.requests[tables.requests[request]["id"]]
         record["finish_us"] = now_us
         record["outcome"] = SERVED if now_us <= record["deadline_us"] else LATE
@@ -259,3 +278,24 @@ def _pace(world: World, vgpu: int, slot: int) -> int:
     if alone:
         return ONE
     return max(ONE, world.hops[slot, world.runs[slot]["stage"]]["susceptibility"] + pressed)
+
+
+@kernel
+def emit(world: World, request: int) -> None:
+    """A task says how many rows it gives over each edge.
+
+    Of the n rows that its module runs, those before row r give R r // n of the R that go over an edge.
+    """
+    tables = world.tables
+    topology = tables.topology
+    slot = tables.requests[request]["job"]
+    if tables.jobs[slot]["state"] != LIVE:
+        return
+    task = tables.tasks[request]
+    module = topology.modules[tables.jobs[slot]["first_module"] + task[TASK_MODULE]]
+    of_rows = tables.parts[slot, task[TASK_MODULE]]["rows"]
+    end = task[TASK_ROW] + tables.requests[request]["samples"]
+    for e in range(module["first_edge"], module["end_edge"]):
+        rows = world.rows[tables.jobs[slot]["id"], topology.edges[e]["part"]]
+        given = rows * end // of_rows - rows * task[TASK_ROW] // of_rows
+        tables.tasks[request, TASK_EMITTED + e - module["first_edge"]] = given

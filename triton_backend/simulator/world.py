@@ -29,8 +29,9 @@ MOVING = 4
 
 REQUEST_RECORD = np.dtype(
     [
-        ("model", np.int32),
+        ("model", np.int32),  # NONE of a job
         ("queue", np.int32),  # of the plan that the run began with, numbered as `topology` does
+        ("application", np.int32),  # of that plan; NONE where a model is asked for by itself
         ("samples", np.int32),
         ("arrival_us", np.int64),
         ("deadline_us", np.int64),
@@ -40,6 +41,19 @@ REQUEST_RECORD = np.dtype(
         ("batch_samples", np.int32),
         ("outcome", np.int8),
         ("reason", np.int8),
+    ]
+)
+TASK_RECORD = np.dtype(
+    [
+        ("request", np.int64),  # the job
+        ("module", np.int32),  # its place in the application
+        ("plan", np.int32),  # changes before it was released
+        ("rows", np.int32),
+        ("ready_us", np.int64),
+        ("dispatch_us", np.int64),  # NONE where it was never run
+        ("finish_us", np.int64),  # NONE where it did not end
+        ("batch_id", np.int64),
+        ("batch_samples", np.int32),
     ]
 )
 USE_RECORD = np.dtype(
@@ -95,6 +109,7 @@ CURSOR = np.dtype(
             "events",  # rows of the heap in use
             "sequence",
             "uses",
+            "tasks",  # records in use
             "keep_uses",
             "plan",
             "moves_waiting",
@@ -118,6 +133,9 @@ class World(NamedTuple):
     Attributes:
         tables: the scheduler's; the loop changes them through the scheduler's own steps only.
         requests: [request] all requests of the run by arrival; a request's id is its row.
+        tasks: [task] records, in the order in which tasks were released; `cursor.tasks` of them.
+        task_of: [request slot] the record of the task that it is.
+        rows: [request, part] rows that go over every edge of a job's application (`Tables.parts`).
         heap: [event] future events, `cursor.events` of them; see `heap`.
         runs: [batch slot] where the batch is.
         hops: [batch slot, hop] as dispatched; what happens follows these, not the tables.
@@ -129,7 +147,9 @@ class World(NamedTuple):
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
         queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
-        admission: [model] rows of `admission`, of the plan in force; none where all are admitted.
+        applications: [application of the first plan] its first module in the plan in force, or NONE.
+        admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
+        work: [module] `admission.WORK` of that plan.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
@@ -139,6 +159,9 @@ class World(NamedTuple):
 
     tables: Tables
     requests: Records
+    tasks: Records
+    task_of: Integers
+    rows: Integers
     heap: Records
     runs: Records
     hops: Records
@@ -150,7 +173,9 @@ class World(NamedTuple):
     uses: Records
     factors: Integers
     queues: Integers
+    applications: Integers
     admission: Records
+    work: Records
     seats: Records
     beside: Integers
     ticks: Integers
@@ -161,7 +186,7 @@ def new_world(
     tables: Tables,
     requests: Records,
     factors: Integers,
-    admission: Records,
+    admission: tuple[Records, Records],
     *,
     keep_uses: bool,
     timed: int = 0,
@@ -174,6 +199,9 @@ def new_world(
     empty = World(
         tables=tables,
         requests=requests,
+        tasks=np.zeros(0, dtype=TASK_RECORD),
+        task_of=np.zeros(0, dtype=np.int64),
+        rows=np.zeros((0, 0), dtype=np.int64),
         heap=np.zeros(0, dtype=EVENT),
         runs=np.zeros(0, dtype=RUN),
         hops=np.zeros((0, tables.offers.shape[1]), dtype=HOP),
@@ -185,7 +213,9 @@ def new_world(
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
         queues=np.zeros(0, dtype=np.int64),
-        admission=admission,
+        applications=np.zeros(0, dtype=np.int64),
+        admission=admission[0],
+        work=admission[1],
         seats=np.zeros(0, dtype=SEAT),
         beside=np.zeros((0, 0), dtype=np.int64),
         ticks=np.zeros(timed, dtype=np.int64),
@@ -202,12 +232,17 @@ def fit(world: World, spare: int = 0) -> World:
     uses = len(world.uses)
     if cursor["keep_uses"] and uses < cursor["uses"] + OUT_ROWS:
         uses = 2 * uses + 4 * OUT_ROWS
+    tasks = len(world.tasks)
+    if len(world.tables.jobs) and tasks < cursor["tasks"] + OUT_ROWS:
+        tasks = 2 * tasks + 4 * OUT_ROWS
     runs = _longer(world.runs, slots)
     runs["number"][len(world.runs) :] = NONE
     hops = np.zeros((slots, world.hops.shape[1]), dtype=HOP)
     hops[: len(world.hops)] = world.hops
     return world._replace(
         heap=_longer(world.heap, events),
+        tasks=_longer(world.tasks, tasks),
+        task_of=_longer(world.task_of, len(world.tables.requests)),
         runs=runs,
         hops=hops,
         moves=_longer(world.moves, slots),
@@ -224,7 +259,11 @@ def interfering(world: World, mode: int, seats: Records, beside: Integers) -> Wo
 
 
 def with_tables(
-    world: World, tables: Tables, admission: Records, queues: Integers, resources: Integers
+    world: World,
+    tables: Tables,
+    admission: tuple[Records, Records],
+    queues: Integers,
+    resources: Integers,
 ) -> World:
     """The same world after a change of plan; what is in flight goes on.
 
@@ -248,6 +287,8 @@ def with_tables(
     return fit(
         renewed._replace(
             queues=queues,
+            tasks=world.tasks,
+            task_of=world.task_of,
             heap=world.heap,
             moves=world.moves,
             uses=world.uses,

@@ -23,7 +23,9 @@ _FAILURE = re.compile(
     r"@(?P<start>\d+(?:\.\d+)?)-(?P<end>\d+(?:\.\d+)?)?"
 )
 # Fields of `SimOptions` that are no plain values; the plain form has places of its own for them.
-_STRUCTURED = frozenset({"models", "arrivals", "reference", "failures", "changes", "keep_uses"})
+_STRUCTURED = frozenset(
+    {"models", "applications", "arrivals", "reference", "failures", "changes", "keep_uses"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ class SimulationRequest:
         return {
             "run": {name: getattr(asked, name) for name in names},
             "models": None if asked.models is None else list(asked.models),
+            "applications": None if asked.applications is None else list(asked.applications),
             "drawn": asdict(self.load),
             "failures": [failure_text(failure) for failure in asked.failures],
             "reference": asked.reference and asked.reference.to_dict(),
@@ -128,11 +131,13 @@ class SimulationRequest:
         from triton_backend.simulator.scenario import PlanChange, SimOptions
 
         models, reference = data["models"], data["reference"]
+        applications = data.get("applications")
         only = data.get("change")
         changes = data.get("changes", [] if only is None else [{**only, "flush": True}])
         return cls(
             options=SimOptions(
                 models=None if models is None else tuple(models),
+                applications=None if applications is None else tuple(applications),
                 reference=None if reference is None else Plan.from_dict(reference),
                 failures=tuple(map(parse_failure, data["failures"])),
                 changes=tuple(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     "poolpipe simulate --plan plan.json --arrivals trace.csv.gz --trace-time t_s"
     " --trace-model service --map code=resnet --find-goodput 0.99",
     "poolpipe simulate --plan plan.json --change 20=second.json --change 40=plan.json",
+    "poolpipe simulate --plan plan.json --application traffic --arrivals deterministic --rows fixed",
 )
 def simulate(
     plan: PlanArgument = None,
@@ -77,6 +78,19 @@ def simulate(
     rate: shared_options.Rate = None,
     reference_plan: shared_options.ReferencePlan = None,
     model: shared_options.Models = None,
+    application: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Load this application alone (may be given several times)."
+        ),
+    ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="poisson|fixed",
+            help="Rows of modules: drawn anew for every job, or as near to the mean as can be.",
+        ),
+    ] = "poisson",
     nic: shared_options.Nic = "shared",
     count_io: Annotated[
         bool, typer.Option("--count-io", help="Move inputs and answers over the links too.")
@@ -186,6 +200,8 @@ def simulate(
             rate_rps=rate,
             reference=None if reference_plan is None else find_plan(work, reference_plan),
             models=None if model is None else tuple(model),
+            applications=None if application is None else tuple(application),
+            rows=rows,
             nic=nic,
             count_io=count_io,
             admission=admission,
@@ -216,8 +232,6 @@ def simulate(
             if value is not None:
                 raise InputError(option, "scales arrivals, which --trace-as-is keeps as they are")
     found = the_plan(plan, plan_option, warehouse)
-    if found.applications:
-        note("applications: their models are simulated one by one, their jobs are not")
     if policy is not None and policy != (stated := policies_of(found)):
         note(f"policy {policy} in place of the plan's {stated}")
     if epoch is not None or autoscale:
@@ -253,9 +267,11 @@ def _print(result: "SimResult") -> None:
             model.mean_batch,
         )
         for model in result.models
+        if model.offered or model.batches or not result.applications
     ]
     head = ("model", "offered", "served", "late", "dropped", "attainment", "p50", "p99", "batch")
     show(table(head, rows))
+    _print_applications(result)
     busy = ", ".join(
         f"{words.percent(share)} of {name}" for name, share in result.utilisation.items()
     )
@@ -263,6 +279,40 @@ def _print(result: "SimResult") -> None:
     if result.goodput:
         rows = [(name, found["load_factor"], found["rps"]) for name, found in _found(result)]
         show(table(("goodput", "load factor", "requests/s"), rows))
+
+
+def _print_applications(result: "SimResult") -> None:
+    from flows.reporting import words
+
+    for name, found in result.applications.items():
+        jobs = found.outcome
+        rows = [
+            (
+                name,
+                jobs.offered,
+                jobs.served,
+                jobs.late,
+                jobs.dropped,
+                words.percent(jobs.attainment, 2),
+                words.milliseconds(found.latency_ms.p50),
+                words.milliseconds(found.latency_ms.p99),
+            )
+        ]
+        head = ("application", "offered", "served", "late", "dropped", "attainment", "p50", "p99")
+        show(table(head, rows))
+        rows = [
+            (
+                name,
+                module.tasks,
+                module.rows,
+                module.done,
+                words.milliseconds(module.queueing_ms.p50),
+                words.milliseconds(module.latency_ms.p50),
+                words.milliseconds(module.latency_ms.p99),
+            )
+            for name, module in found.modules.items()
+        ]
+        show(table(("module", "tasks", "rows", "done", "queueing", "p50", "p99"), rows))
 
 
 def _found(result: "SimResult") -> list[tuple[str, dict[str, float]]]:

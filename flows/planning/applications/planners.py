@@ -95,7 +95,8 @@ def _plan(
     )
     found = answer(inputs, options, lines, decided, least_times(problem))
     settled = {"gathering": _GATHERING[rules.rule], "billing": "occupancy"}
-    return replace(found, settled=settled)
+    policy = "throughput-cost" if rules.rule == "tc" else found.policy
+    return replace(found, settled=settled, policy=policy)
 
 
 def _planner(

@@ -99,7 +99,7 @@ def test_batch_numbers_and_the_armed_timer_go_on() -> None:
 
 def test_more_waiting_requests_than_the_new_tables_hold_are_all_taken() -> None:
     old, numbering, new = old_and_new()
-    old = with_room(old, batches=256, requests=3_000)
+    old = with_room(old, batches=256, requests=3_000, jobs=0)
     for number in range(2_500):
         enqueue(old, new_request(old, 0, number, 10, 1))
     done = hand_over(old, numbering, new, ())

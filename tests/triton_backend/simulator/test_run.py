@@ -231,6 +231,7 @@ def test_the_plain_form_has_the_documented_fields() -> None:
         "attainment",
         "models",
         "entries",
+        "applications",
         "pools",
         "utilisation",
         "decisions",

@@ -7,8 +7,9 @@ Which pipeline takes the head, what else makes it drop the head, and how vGPUs a
 from collections.abc import Callable
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.probe import commit, probe
-from triton_backend.scheduler.queues import drop, make_batch, prefix
+from triton_backend.scheduler.queues import make_batch, prefix
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 
 
@@ -133,4 +134,4 @@ def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by
 def drop_head(tables: Tables, number: int, pipeline: int) -> None:
     """Drop the head; the drop carries the finish that the pipeline quoted last would have had."""
     finish = FAR if pipeline == NONE else tables.quotes[pipeline]["finish_us"]
-    drop(tables, tables.queues[number]["first"], DEADLINE, finish)
+    drop_request(tables, tables.queues[number]["first"], DEADLINE, finish)

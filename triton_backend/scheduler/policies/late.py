@@ -42,8 +42,9 @@ stage or link was busy: tried again when it is free, or when anything ends off i
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
+from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
-from triton_backend.scheduler.queues import drop, make_batch, prefix
+from triton_backend.scheduler.queues import make_batch, prefix
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 from triton_backend.scheduler.topology import (
     LONGEST_GAP_US,
@@ -172,7 +173,7 @@ def _gather(tables: Tables, queue: int) -> int:
             return SETTLED
         if tables.counts[0]["out"] == len(tables.out):
             return NEEDS_ROOM
-        drop(tables, row["first"], DEADLINE, _best_finish(tables, queue))
+        drop_request(tables, row["first"], DEADLINE, _best_finish(tables, queue))
 
 
 @kernel

@@ -24,7 +24,7 @@ from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
-def _choose(tables: Tables, number: int) -> int:
+def choose(tables: Tables, number: int) -> int:
     """The pipeline for the head: see 2 above; NONE where none can hold it."""
     topology = tables.topology
     head = tables.requests[tables.queues[number]["first"]]
@@ -48,7 +48,7 @@ def _choose(tables: Tables, number: int) -> int:
 
 
 @kernel
-def _wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bool:
+def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bool:
     """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves.
 
     A batch that is smaller because whole requests do not fill it is as good as planned.
@@ -63,4 +63,4 @@ def _wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> b
     return tables.quotes[pipeline]["wait_us"] > 0
 
 
-POLICIES = {"reservation-ahead": head_first(_choose, _wastes_capacity, BY_UPLINK)}
+POLICIES = {"reservation-ahead": head_first(choose, wastes_capacity, BY_UPLINK)}

@@ -34,6 +34,7 @@ from triton_backend.simulator.results import (
     SimResult,
     class_seconds,
     model_results,
+    no_tasks,
     pool_results,
     utilisation,
 )
@@ -175,6 +176,8 @@ def simulate_reactive(
         raise InputError(
             "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
         )
+    if plan.applications:
+        raise InputError("policy", f"{REACTIVE!r} knows no applications")
     for number, pool in enumerate(plan.pools):  # vGPUs run one stage each, numbered as their pool
         if len(plan.stages_of(number)) > 1 or any(model.entries for model in plan.models):
             reason = f"{REACTIVE!r} knows no shared pools and no entries"
@@ -196,7 +199,7 @@ def simulate_reactive(
         duration_s=options.duration_s,
         requests=requests,
         uses=pools.uses[: int(state["uses"])],
-        models=model_results(plan, requests),
+        models=model_results(plan, requests, no_tasks()),
         entries={},
         pools=pool_results(plan, requests, queues, pools.busy_us, span_us),
         utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),

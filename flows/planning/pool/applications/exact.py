@@ -67,7 +67,8 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
         if gathering == "fixed"
         else _on_machines(inputs, options, lines, problem)
     )
-    return replace(found, settled={"gathering": gathering, "billing": billing})
+    policy = found.policy if gathering == "fixed" else "throughput-cost"
+    return replace(found, settled={"gathering": gathering, "billing": billing}, policy=policy)
 
 
 def _check(options: PlanOptions, gathering: str, billing: str) -> None:

@@ -54,6 +54,15 @@ def test_an_application_is_planned_shown_and_verified(
     document = json.loads((ready / "plan.json").read_text())
     assert [m["name"] for m in document["applications"][0]["modules"]] == ["detect", "cars"]
     assert poolpipe("verify", "plan.json").code == 0
+    asked = "--plan", "plan.json", "--application", "traffic", "--rows", "fixed", "--duration", "2"
+    simulated = poolpipe("simulate", *asked, "--arrivals", "deterministic", "--json")
+    assert simulated.code == 0, simulated.err
+    jobs = json.loads(simulated.out)["applications"]["traffic"]
+    assert jobs["offered"] == 200 == jobs["served"] + jobs["dropped"]
+    assert list(jobs["modules"]) == ["detect", "cars"]
+    assert jobs["modules"]["cars"]["rows"] == 500
+    shown = poolpipe("simulate", *asked)
+    assert "cars" in shown.out
     document["applications"][0]["slo_us"] -= 1
     (ready / "plan.json").write_text(json.dumps(document))
     assert poolpipe("verify", "plan.json").code == 1
@@ -113,11 +122,3 @@ def test_a_longer_slo_costs_no_more(ready: Path, poolpipe: Command) -> None:
         assert len(known) >= 2
         assert known == sorted(known, reverse=True)
     assert (ready / "poolpipe.duckdb").exists()
-
-
-def test_a_simulation_says_that_jobs_are_not_simulated(ready: Path, poolpipe: Command) -> None:
-    assert poolpipe(*PLAN, "--objective", "cost", "-o", "plan.json").code == 0
-    ran = poolpipe("simulate", "--plan", "plan.json", "--duration", "1", "--json")
-    assert ran.code == 0, ran.err
-    assert "applications: their models are simulated one by one" in ran.err
-    assert (ready / "plan.json").exists()

@@ -85,7 +85,7 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
     )
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
-        "('alone', 'reservation', 'reservation-ahead', 'clockwork', 'deferred'"
+        "('alone', 'reservation', 'reservation-ahead', 'throughput-cost', 'clockwork', 'deferred'"
     )
     assert lines[1] == "['Dispatch', 'Dispatch', 'Dispatch', 'Dispatch']"
     assert lines[2] == "1.0 1.0"
@@ -94,11 +94,11 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
 
 def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> None:
     early, late = (
-        ("reservation", "reservation-ahead"),
+        ("reservation", "reservation-ahead", "throughput-cost"),
         ("clockwork", "deferred", "eager", "latest", "timeout", "turns"),
     )
     assert (*early, *late) == POLICIES
-    assert [policy_number(name) for name in POLICIES] == list(range(8))
+    assert [policy_number(name) for name in POLICIES] == list(range(9))
     assert DEFAULT_POLICY in POLICIES
 
 

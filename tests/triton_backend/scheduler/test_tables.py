@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from tests.fakes.plans import two_stages
-from triton_backend.scheduler.array_pointers import WORDS, addresses, tables_at
 from triton_backend.scheduler.compiled import Integers, entry
-from triton_backend.scheduler.tables import Tables, new_tables
+from triton_backend.scheduler.tables import (
+    WORDS,
+    Tables,
+    addresses,
+    new_tables,
+    tables_at,
+)
 from triton_backend.scheduler.topology import build_topology
 
 

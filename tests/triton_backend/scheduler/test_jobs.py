@@ -1,0 +1,400 @@
+"""Jobs: DAGs of modules as tasks of queues, from arrival to done or dropped."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
+from tests.fakes.plans import Own, make_plan
+from tests.triton_backend.scheduler.job_shell import JobShell, Rows, row_by_row
+from triton_backend.contract.applications import ApplicationPlan, Module
+from triton_backend.contract.decisions import (
+    FIRST_TASK,
+    Dispatch,
+    DropReason,
+    JobDone,
+    JobDropped,
+    ModuleSkipped,
+    TaskReady,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    Arrival,
+    Cancel,
+    Emitted,
+    JobArrival,
+    JobCancel,
+    PlanChanged,
+    StageDone,
+    WorkerLost,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.scheduler import Scheduler
+
+MS = 1_000
+LATENCY_US = (4_000, 5_000, 6_000, 7_000)
+
+
+def models(count: int, gpus: int = 1) -> Plan:
+    """Models m0, m1, … of one stage and batch 4 each, on GPUs of their own."""
+    return make_plan(*([[Own(latency_us=LATENCY_US, gpus=gpus)]] for _ in range(count)))
+
+
+def shell(
+    *modules: Module, rows: Rows = row_by_row, plan: Plan | None = None, policy: str | None = None
+) -> JobShell:
+    found = with_applications(plan or models(4), hand_application("app", modules))
+    return JobShell(Scheduler(found, policy=policy), rows)
+
+
+def giving(**rows: int) -> Rows:
+    """Every piece gives a child so many rows; row by row where it is not named."""
+    return lambda _job, _module, child, _first, own: rows.get(child, own)
+
+
+def test_a_chain_runs_module_after_module_and_is_done() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"), hand_module("c", "m2", "b"))
+    app.arrive(0, 7, 100 * MS)
+    app.run()
+    assert app.outcomes() == {7: "done"}
+    ready = [d for _, d in app.log if isinstance(d, TaskReady)]
+    assert [(t.module, t.rows, t.of_rows) for t in ready] == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
+    assert all(task.request_id >= FIRST_TASK for task in ready)
+    assert len({task.request_id for task in ready}) == 3
+
+
+def test_time_that_a_module_saves_is_there_for_the_next() -> None:
+    # budgets are a third each, 33 ms; a batch of one that waits for more is sent at its last moment
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"), hand_module("c", "m2", "b"))
+    app.arrive(0, 0, 99 * MS)
+    app.run()
+    sent = [at for at, d in app.log if isinstance(d, Dispatch)]
+    ends = [d.hops[-1].end_us for _, d in app.log if isinstance(d, Dispatch)]
+    # aims are D - tail: 99 - 2/3 x 99, 99 - 1/3 x 99, 99
+    assert all(end <= aim for end, aim in zip(ends, (33 * MS, 66 * MS, 99 * MS), strict=True))
+    assert sent[1] == ends[0] or sent[1] > ends[0]
+    four = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"))
+    for job in range(4):
+        four.arrive(0, job, 100 * MS)
+    four.run()
+    batches = [(at, len(d.request_ids)) for at, d in four.log if isinstance(d, Dispatch)]
+    assert batches == [(0, 4), (7 * MS, 4)]  # full at once, long before its aim
+
+
+def test_an_application_of_one_module_decides_as_the_model_alone() -> None:
+    app = shell(hand_module("a", "m0"))
+    alone = JobShell(Scheduler(models(4)))
+    for number, at_us in enumerate([0, 100, 3_000, 3_000, 9_000, 40_000, 40_001, 41_000]):
+        app.arrive(at_us, number, (20 + 10 * (number % 3)) * MS)
+        alone.request(at_us, number, 0, (20 + 10 * (number % 3)) * MS)
+    app.run()
+    alone.run()
+
+    def sent(one: JobShell) -> list[tuple[int, int, object]]:
+        return [(at, d.samples, d.hops) for at, d in one.log if isinstance(d, Dispatch)]
+
+    assert sent(app) == sent(alone)
+    assert app.ends == alone.requests
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces"), [(0, []), (1, [1]), (3, [3]), (8, [4, 4]), (7, [4, 3]), (50, [4, 4])]
+)
+def test_rows_are_cut_into_batches_and_joined_again(rows: int, pieces: list[int]) -> None:
+    app = shell(*diamond(), rows=giving(cars=rows, people=1))
+    app.arrive(0, 0, 200 * MS)
+    app.run()
+    assert app.outcomes() == {0: "done"}
+    hand = app.finished[0]
+    assert [task.rows for task in hand.tasks.get("cars", [])] == pieces
+    assert [task.rows for task in hand.tasks["join"]] == [1]
+    if not rows:
+        assert hand.skipped["cars"].reason is None
+
+
+def test_no_rows_all_the_way_down_end_a_job_at_once() -> None:
+    modules = [
+        hand_module("a", "m0"),
+        hand_module("b", "m1", "a", rows=2, max_rows=4),
+        hand_module("c", "m2", "b", rows=2, max_rows=4),
+    ]
+    app = shell(*modules, rows=giving(b=0))
+    app.arrive(0, 0, 60 * MS)
+    app.run()
+    decided = [d for _, d in app.log if isinstance(d, ModuleSkipped | JobDone)]
+    assert decided == [
+        ModuleSkipped(job_id=0, module=1),
+        ModuleSkipped(job_id=0, module=2),
+        JobDone(job_id=0),
+    ]
+
+
+def test_rows_that_pair_up_must_be_as_many() -> None:
+    modules = [
+        hand_module("a", "m0"),
+        hand_module("b", "m1", "a", rows=2, max_rows=4),
+        hand_module("c", "m2", "a", rows=2, max_rows=4),
+        hand_module("d", "m3", "b", "c", rows=2, max_rows=4),
+    ]
+    equal = shell(*modules, rows=giving(b=3, c=3))
+    equal.arrive(0, 0, 200 * MS)
+    equal.run()
+    assert equal.finished[0].tasks["d"][0].of_rows == 3
+    unlike = shell(*modules, rows=giving(b=3, c=2))
+    unlike.arrive(0, 0, 200 * MS)
+    unlike.run()
+    assert unlike.outcomes() == {0: DropReason.ROWS_DIFFER.text}
+
+
+def test_samples_of_a_job_multiply_fixed_rows() -> None:
+    modules = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2, max_rows=2)]
+    app = shell(*modules)
+    app.arrive(0, 0, 200 * MS, samples=3)
+    app.run()
+    assert [(t.first_row, t.rows, t.of_rows) for t in app.finished[0].tasks["b"]] == [
+        (0, 4, 6),
+        (4, 2, 6),
+    ]
+    app.arrive(app.now_us, 1, 200 * MS, samples=5)
+    assert app.outcomes()[1] == "too_large"
+
+
+def test_a_required_module_that_is_dropped_takes_its_job_with_it() -> None:
+    """Queued siblings leave in the same answer; the one that runs ends and is forgotten."""
+    app = shell(*diamond(), rows=giving(cars=1, people=1))
+    for busy in range(12):  # people is busy long past the job's deadline
+        app.request(0, 100 + busy, 2, 500 * MS)
+    app.arrive(0, 0, 20 * MS)
+    app.run()
+    end = app.ends[0]
+    assert isinstance(end, JobDropped)
+    assert (end.reason, end.module) == (DropReason.DEADLINE, 2)
+    assert app.scheduler.queue_lengths() == (0, 0, 0, 0)
+    assert app.scheduler.in_flight() == 0
+
+
+def test_an_optional_module_that_is_dropped_is_skipped_and_the_job_goes_on() -> None:
+    app = shell(*diamond(optional=True), rows=giving(cars=1, people=6))
+    for busy in range(12):
+        app.request(0, 100 + busy, 2, 500 * MS)
+    app.arrive(0, 0, 20 * MS)
+    app.run()
+    assert app.outcomes() == {0: "done"}
+    assert app.finished[0].skipped["people"].reason is DropReason.DEADLINE
+    assert app.finished[0].ended["join"] == 1
+
+
+def test_a_cancelled_job_leaves_everything() -> None:
+    app = shell(*diamond(), rows=giving(cars=8, people=8))
+    app.arrive(0, 0, 200 * MS)
+    app.arrive(0, 1, 200 * MS)
+    app.run(40 * MS)
+    decided = app.apply(JobCancel(now_us=max(40 * MS, app.now_us), job_id=0))
+    assert decided[0] == JobDropped(job_id=0, reason=DropReason.CANCELLED, deadline_us=200 * MS)
+    app.run()
+    assert app.outcomes() == {0: "cancelled", 1: "done"}
+    with pytest.raises(InputError, match="not in hand"):
+        app.apply(JobCancel(now_us=app.now_us, job_id=0))
+
+
+def test_a_lost_worker_queues_tasks_again_and_what_they_emitted_is_forgotten() -> None:
+    plan = models(2, gpus=2)
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2, max_rows=4), plan=plan)
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    (batch,) = app.batches.values()
+    app.apply(Emitted(now_us=1, request_id=batch.request_ids[0], rows=(4,)))
+    app.apply(WorkerLost(now_us=2, vgpu=batch.hops[0].vgpu))
+    app.run()
+    assert set(app.outcomes().values()) == {"done"}
+    assert all(hand.tasks["b"][0].of_rows == 1 for hand in app.finished.values())
+
+
+def test_a_job_that_fits_no_more_after_a_loss_is_dropped_for_that() -> None:
+    app = shell(hand_module("a", "m0"), plan=models(1, gpus=1))
+    app.arrive(0, 0, 10 * MS)
+    app.run(6 * MS)
+    app.apply(WorkerLost(now_us=6 * MS, vgpu=0))
+    app.run()
+    assert app.outcomes() == {0: "worker_lost"}
+
+
+def test_what_the_shell_says_wrongly_is_refused() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2, max_rows=4))
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    task = next(iter(app.tasks))
+    wrong = [
+        (JobArrival(now_us=0, job_id=9, application=1, deadline_us=9), "no application number 1"),
+        (JobArrival(now_us=0, job_id=9, application=0, deadline_us=9, samples=0), "0 samples"),
+        (JobArrival(now_us=0, job_id=0, application=0, deadline_us=9), "in hand already"),
+        (Emitted(now_us=0, request_id=task, rows=()), "1 modules come after"),
+        (Emitted(now_us=0, request_id=task, rows=(-1,)), "gives"),
+        (Emitted(now_us=0, request_id=task + (1 << 24), rows=(1,)), "no task in a batch"),
+        (Emitted(now_us=0, request_id=3, rows=(1,)), "no task in a batch"),
+        (Cancel(now_us=0, request_id=task), "neither queued nor in flight"),
+        (Arrival(now_us=0, request_id=FIRST_TASK, model=0, deadline_us=9), "scheduler numbers"),
+    ]
+    for event, message in wrong:
+        with pytest.raises(InputError, match=message):
+            app.scheduler.handle(event)
+    app.run()
+    assert set(app.outcomes().values()) == {"done"}
+
+
+def test_more_jobs_and_tasks_than_slots_make_room() -> None:
+    modules = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=1, max_rows=900)]
+    app = shell(*modules, rows=giving(b=20), plan=models(2, gpus=4))
+    app.checks = False
+    for job in range(270):
+        app.arrive(0, job, 10_000 * MS)
+    app.run()
+    app.scheduler.check_invariants()
+    assert set(app.outcomes().values()) == {"done"}
+
+
+def changed(plan: Plan, *applications: ApplicationPlan) -> PlanChanged:
+    return PlanChanged(now_us=5 * MS, plan=with_applications(plan, *applications))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_job_never_sees_two_applications(*, same: bool) -> None:
+    app = shell(*diamond(), rows=giving(cars=5, people=2))
+    other = diamond() if same else diamond(max_rows=9)
+    first = hand_application("before", [hand_module("x", "m1")])
+    for job in range(6):
+        app.arrive(0, job, 200 * MS)
+    app.run(5 * MS)
+    assert app.batches
+    app.apply(changed(models(4, gpus=2), first, hand_application("app", other, slo_us=90 * MS)))
+    for hand in app.hand.values():
+        hand.application = 1
+    app.run()
+    expected = "done" if same else DropReason.MODEL_REMOVED.text
+    assert set(app.outcomes().values()) == {expected}
+    app.arrive(app.now_us, 9, 200 * MS, application=1)
+    app.run()
+    assert app.outcomes()[9] == "done"
+
+
+def test_applications_may_come_and_go_with_plans() -> None:
+    app = shell(*diamond(), rows=giving(cars=5))
+    app.arrive(0, 0, 200 * MS)
+    app.run(5 * MS)
+    app.apply(changed(models(4)))
+    assert app.outcomes() == {0: DropReason.MODEL_REMOVED.text}
+    app.run()
+    app.apply(
+        PlanChanged(
+            now_us=app.now_us,
+            plan=with_applications(models(4), hand_application("app", diamond())),
+        )
+    )
+    app.arrive(app.now_us, 1, 200 * MS)
+    app.run()
+    assert app.outcomes()[1] == "done"
+
+
+def test_a_waiting_task_too_large_for_the_new_plan_drops_its_job() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a", rows=3, max_rows=4))
+    app.arrive(0, 0, 200 * MS, samples=3)
+    small = make_plan(*([[Own(latency_us=(4_000, 5_000), gpus=1)]] for _ in range(4)))
+    app.apply(
+        PlanChanged(
+            now_us=1,
+            plan=with_applications(
+                small,
+                hand_application(
+                    "app",
+                    [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=3, max_rows=4)],
+                ),
+            ),
+        )
+    )
+    assert app.outcomes() == {0: "too_large"}
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> tuple[Module, ...]:
+    """Up to five modules over three models, any edges, rows that vary or not, optional ends."""
+    made: list[Module] = []
+    for number in range(draw(st.integers(1, 5))):
+        after = tuple(m.name for m in made if draw(st.booleans()))
+        alike = {(m.rows_per_request, m.max_rows) for m in made if m.name in after}
+        rows, most = 1.0, 1
+        if after and len(alike) == 1:
+            rows, most = draw(st.sampled_from([(1.0, 1), (2.0, 2), (1.5, 6), *alike]))
+            if len(after) > 1 and (rows, most) not in alike:
+                rows, most = 1.0, 1
+        optional = any(m.optional for m in made if m.name in after) or draw(st.integers(0, 4)) == 0
+        model = f"m{draw(st.integers(0, 2))}"
+        made.append(
+            hand_module(f"x{number}", model, *after, rows=rows, max_rows=most, optional=optional)
+        )
+    return tuple(made)
+
+
+def hashed(job: int, _module: str, child: str, first: int, rows: int) -> int:
+    """Rows by chance, but the same for whoever gives them to a child."""
+    return sum((job * 7 + len(child) * 3 + row * 5) % 4 for row in range(first, first + rows))
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 8 * MS), st.integers(1, 120 * MS), st.integers(0, 3)),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    dags(),
+    ARRIVALS,
+    st.sampled_from(["reservation", "reservation-ahead", "deferred", "eager", None]),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 60 * MS), st.integers(0, 5)), max_size=3),
+)
+def test_every_job_is_done_in_time_or_dropped_whatever_it_is_made_of(
+    modules: Sequence[Module],
+    arrivals: list[tuple[int, int, int]],
+    policy: str | None,
+    pairs: bool,
+    cancelled: list[tuple[int, int]],
+) -> None:
+    """Offered = done + dropped; none is answered late; nothing of a job stays behind."""
+    app = shell(*modules, rows=row_by_row if pairs else hashed, plan=models(3), policy=policy)
+    at_us = 0
+    cancels = sorted(cancelled)
+    for job, (gap_us, slack_us, plain) in enumerate(arrivals):
+        at_us += gap_us
+        while cancels and cancels[0][0] <= at_us:
+            when, which = cancels.pop(0)
+            app.run(when)
+            if which in app.hand:
+                app.apply(JobCancel(now_us=max(when, app.now_us), job_id=which))
+        app.arrive(at_us, job, slack_us)
+        if plain:
+            app.request(at_us, job, plain - 1, slack_us)
+    app.run()
+    assert sorted(app.ends) == list(range(len(arrivals)))
+    assert app.late == []
+    assert app.scheduler.in_flight() == 0
+    assert sum(app.scheduler.queue_lengths()) == 0
+    assert app.scheduler.request_ids() == ()
+
+
+def test_reports_of_a_dropped_job_change_nothing() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"))
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    (batch,) = app.batches.values()
+    for job in range(4):
+        app.apply(JobCancel(now_us=1, job_id=job))
+    end = batch.hops[0].end_us
+    done = StageDone(
+        now_us=end, batch_id=batch.batch_id, stage=0, start_us=batch.hops[0].start_us, end_us=end
+    )
+    assert app.scheduler.handle(done) == []
+    app.scheduler.check_invariants()
