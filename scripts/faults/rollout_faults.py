@@ -32,7 +32,6 @@ from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
-from triton_backend.serve_folder.repository import CONTROL_MODEL
 from warehouse.observations import unfinished_rollout
 
 STEPS = ("checked", *(str(step) for step in Step if step not in {Step.FLUSH, Step.ABORT}), "bake")
@@ -180,7 +179,7 @@ class Going:
             found.kill()
             found.wait(WAIT_SECONDS)
         elif fault == GATEWAY:
-            live.kill_stub(CONTROL_MODEL)
+            live.kill_stub(live.status()["scheduler"]["active"])
         else:
             live.kill_stub(
                 live.node(self.old_generation if fault == OLD_NODE else self.new_generation)

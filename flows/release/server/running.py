@@ -6,6 +6,7 @@ processes (`admin`).
 
 import contextlib
 import json
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.clock import Stopwatch
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
@@ -25,7 +27,8 @@ from triton_backend.serve_folder.state import (
 )
 
 REQUEST_SECONDS = 30
-BAD_REQUEST = 400
+BAD_REQUEST, UNAVAILABLE = 400, 503
+TAKEOVER_SECONDS, TAKEOVER_POLL_SECONDS = 2.0, 0.05
 
 
 class ServerError(PoolPipeError):
@@ -34,6 +37,10 @@ class ServerError(PoolPipeError):
 
 class RefusedError(ServerError):
     """The running system did not take a request for a good one (HTTP 400)."""
+
+
+class UnavailableError(ServerError):
+    """It cannot be answered now (HTTP 503): by a scheduler that is the standby, for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,9 @@ class ServerState:
             with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:  # noqa: S310  # http, an address of our own state file
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            kind = RefusedError if error.code == BAD_REQUEST else ServerError
+            kind = {BAD_REQUEST: RefusedError, UNAVAILABLE: UnavailableError}.get(
+                error.code, ServerError
+            )
             with contextlib.suppress(ValueError):
                 raise kind(json.loads(error.read())["error"]) from error
             raise kind(str(error)) from error
@@ -108,17 +117,21 @@ class ServerState:
             ServerError: the scheduler refused it, or neither of its processes is the scheduler.
         """
         request = {"command": command, **fields}
-        try:
-            return self.ask(CONTROL_MODEL, request)
-        except RefusedError:
-            raise
-        except ServerError as error:  # it is the standby, or dead
-            try:
-                return self.ask(STANDBY_MODEL, request)
-            except RefusedError:
-                raise
-            except ServerError:
-                raise error from None
+        waited = Stopwatch()
+        while True:
+            errors: list[ServerError] = []
+            for model in (CONTROL_MODEL, STANDBY_MODEL):
+                try:
+                    return self.ask(model, request)
+                except RefusedError:
+                    raise
+                except ServerError as error:  # it is the standby, or dead
+                    errors.append(error)
+            # A standby that lives will be the scheduler in a moment; each command may come twice.
+            taking_over = any(isinstance(error, UnavailableError) for error in errors)
+            if not taking_over or waited.seconds() > TAKEOVER_SECONDS:
+                raise errors[0]
+            time.sleep(TAKEOVER_POLL_SECONDS)
 
     def load(self, model: str) -> None:
         """Load a model of the repository, or load it anew if its configuration changed."""

@@ -114,8 +114,8 @@ def _of(metrics: Metrics, name: str, *labels: str) -> dict[tuple[str, ...], floa
 
 
 def _single(metrics: Metrics, name: str) -> float | None:
-    values = metrics.get(name)
-    return sum(values.values()) if values else None
+    # After a takeover the dead scheduler's series stays until its model is loaded anew.
+    return max(metrics.get(name, {}).values(), default=None)
 
 
 def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:

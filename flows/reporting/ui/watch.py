@@ -17,7 +17,7 @@ from flows.clock import now_utc
 from flows.reporting.ui.history import History, read_history
 from flows.reporting.ui.live import LiveView, Sample
 from flows.reporting.ui.vgpus import VGpuWatch
-from flows.system_metrics import MetricsError, read_metrics
+from flows.system_metrics import Metrics, MetricsError, read_metrics
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 
@@ -28,6 +28,7 @@ KEEPER_GONE = (
     "The keeper of the server is gone: nobody would start the server or its models anew."
     " `poolpipe serve` of the plan in force takes it over."
 )
+NO_STANDBY = "The scheduler has no standby now: the keeper is loading one."
 
 
 class SystemWatch:
@@ -80,8 +81,7 @@ class SystemWatch:
             state = json.loads(self._state_path.read_text())
             metrics = read_metrics(_metrics_url(state), FETCH_S)
             self._view.add(Sample(now.timestamp(), metrics))
-            # A program of the user's own that serves a plan has no keeper.
-            warning = KEEPER_GONE if 0.0 in metrics.get("keeper_up", {}).values() else None
+            warning = _warning(metrics)
             self._follow(Path(state["folder"]))
             vgpus = self._vgpus.read() if self._vgpus else []
         except FileNotFoundError:
@@ -129,6 +129,14 @@ class SystemWatch:
         last = self._history.minutes[-1]["minute"] if self._history.minutes else 0
         own = [row for row in self._view.closed_minutes() if row["minute"] > last]
         return asdict(self._history) | {"minutes": self._history.minutes + own}
+
+
+def _warning(metrics: Metrics) -> str | None:
+    """What nobody would mend, or what the next death would cost; a plan may be served without either."""
+    for name, words in (("keeper_up", KEEPER_GONE), ("standby_ready", NO_STANDBY)):
+        if max(metrics.get(name, {}).values(), default=1.0) == 0.0:
+            return words
+    return None
 
 
 def _metrics_url(state: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
-from triton_backend.serve_folder.repository import CONTROL_MODEL, render_repository
+from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.observations import list_rollouts, rollout_steps, unfinished_rollout
 from warehouse.plans import add_plan
@@ -234,7 +234,8 @@ def test_a_gateway_killed_during_a_rollout_comes_back_with_one_plan(
     def kill_gateway(warehouse: object, going: rollout.Rollout, name: str, *rest: object) -> None:
         record(warehouse, going, name, *rest)  # type: ignore[arg-type]  # handed on as it came
         if name == step:
-            pid = Path(system.state.folder / "pids" / CONTROL_MODEL).read_text().split()[0]
+            active = system.state.control("status")["scheduler"]["active"]
+            pid = Path(system.state.folder / "pids" / active).read_text().split()[0]
             os.kill(int(pid), signal.SIGKILL)
 
     monkeypatch.setattr(rollout, "record_step", kill_gateway)

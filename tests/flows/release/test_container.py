@@ -19,7 +19,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
-from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model
+from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, node_model
 from triton_backend.serve_folder.settings import ServeOptions
 
 model_config_pb2: Any = untyped  # made by protobuf, without types
@@ -131,7 +131,7 @@ def test_every_configuration_is_read_back_by_tritons_protobuf(bundle: Bundle) ->
         for name in bundle.containers
     }
     assert found == {
-        "gateway": {"engines", CONTROL_MODEL},
+        "gateway": {"engines", CONTROL_MODEL, STANDBY_MODEL},
         "poolpipe-fast-group-0": {node_model("Fast.Group", 1), "poolpipe_stage_engines_p0_s0"},
         "poolpipe-slow-0": {node_model("SLOW-0", 1), "poolpipe_stage_engines_p0_s1"},
         "poolpipe-slow-1": {node_model("SLOW-1", 1), "poolpipe_stage_engines_p0_s1"},

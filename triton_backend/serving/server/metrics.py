@@ -264,10 +264,11 @@ def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_u
     values: Values = {("poolpipe_scheduler_active", own): float(service.is_active)}
     if not service.is_active:
         return values
-    more: Values = service.call(lambda: gateway_values(service.gateway, now_us)) | keeper_values(
-        folder
-    )
-    more["poolpipe_standby_ready", ()] = float(service.place()["standby"] == "ready")
+    own_values: Values = service.call(lambda: gateway_values(service.gateway, now_us))
+    more = own_values | keeper_values(folder)
+    standby = service.place()["standby"]
+    if standby != "off":
+        more["poolpipe_standby_ready", ()] = float(standby == "ready")
     added = own if name == STANDBY_MODEL else ()
     return values | {(metric, (*labels, *added)): value for (metric, labels), value in more.items()}
 

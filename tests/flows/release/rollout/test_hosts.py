@@ -174,7 +174,7 @@ def test_nodes_elsewhere_are_not_in_the_gateways_repository(tmp_path: Path) -> N
     served = replace(plan(affine(artifacts)), plan_id="hosts")
     render_repository(tmp_path, served, ServeOptions(hosts={"SLOW": ELSEWHERE}))
     models = {entry.name for entry in (tmp_path / "repository").iterdir()}
-    assert models == {"affine", "poolpipe_control", "poolpipe_node_FAST_g1"}
+    assert models == {"affine", "poolpipe_control", "poolpipe_standby", "poolpipe_node_FAST_g1"}
 
 
 def test_a_host_that_does_not_answer_ends_the_rollout(hosts: TwoHosts, artifacts: Path) -> None:
