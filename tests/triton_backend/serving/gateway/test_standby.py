@@ -226,6 +226,20 @@ def test_what_waits_and_what_runs_is_answered_when_the_scheduler_ends(
     assert system.status()["counters"]["batches"] == {"pair": 1}  # the others were not run again
 
 
+@pytest.mark.slow
+def test_workers_on_other_hosts_find_the_next_scheduler(tmp_path: Path) -> None:
+    hosts = {"FAST": "127.0.0.2", "SLOW": "127.0.0.3"}
+    options = ServeOptions(emulate_links=False, hosts=hosts, base_port=18_240)
+    system = LocalSystem(tmp_path / "serve", plan(two_stage()), options)
+    standby = standby_of(system)
+    asked = [system.ask("pair", picture(1), PATIENT_US) for _ in range(2 * BATCH)]
+    wait_for(lambda: system.status()["in_flight"] == 2)
+    take_over(system, standby)
+    asked += [system.ask("pair", picture(1), PATIENT_US) for _ in range(BATCH)]
+    assert not [answer for ask in asked if isinstance(answer := ask(), Refusal)]
+    system.stop()
+
+
 @pytest.mark.parametrize("step", ["prepare", "abort", "swap"])
 def test_the_standby_follows_a_change_of_plan(system: LocalSystem, step: str) -> None:
     following = replace(system.deployment.plan, plan_id="next")
