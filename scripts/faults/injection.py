@@ -106,9 +106,9 @@ def scheduler(served: Served) -> psutil.Process:
 
 
 def kill_gateway(served: Served) -> None:
-    """SIGKILL to fronts, scheduler and standby at once."""
-    models = [CONTROL_MODEL, STANDBY_MODEL, *(m.name for m in served.plan.models)]
-    for process in [stub(served, model) for model in models]:
+    """SIGKILL to fronts and scheduler at once."""
+    fronts = [stub(served, model.name) for model in served.plan.models]
+    for process in [scheduler(served), *fronts]:
         process.kill()
 
 
