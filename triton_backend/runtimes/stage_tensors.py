@@ -19,7 +19,7 @@ from triton_backend.contract.applications import (
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.base import counts_name
+from triton_backend.runtimes.base import counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
 EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
@@ -29,7 +29,8 @@ def complete_tensors(plan: Plan) -> Plan:
     """The plan with inputs, outputs, every boundary and every edge named; what is named stays as it is.
 
     Raises:
-        InputError: tensors at the two ends of an edge of an application differ.
+        InputError: tensors at the two ends of an edge of an application differ, or a model gives rows whose
+            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be.
     """
     graphs = [planned.application for planned in plan.applications]
     named = [
@@ -42,7 +43,27 @@ def complete_tensors(plan: Plan) -> Plan:
     ]
     models = {model.name: _complete_model(model) for model in named}
     applications = tuple(_complete_application(one, models) for one in plan.applications)
+    _check_rows([one.application for one in applications], models)
     return replace(plan, models=tuple(models.values()), applications=applications)
+
+
+def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) -> None:
+    counts = {
+        name: counts_of(spec.name for spec in models[name].outputs)
+        for name in dict.fromkeys(m.model for graph in graphs for m in graph.modules)
+    }
+    read: set[tuple[str, str]] = set()
+    for graph in graphs:
+        for source in (s for module in graph.modules for s in module.inputs.values()):
+            producer, _, tensor = source.partition(".")
+            if producer != REQUEST and tensor in counts[graph.module(producer).model]:
+                model = graph.module(producer).model
+                read.add((model, counts[model][tensor]))
+    for model, varying in counts.items():
+        for output, count in varying.items():
+            if (model, count) not in read:
+                where = f"model {model!r}, output {output!r}"
+                raise InputError(where, f"has rows that {count!r} counts, and no module reads them")
 
 
 def _read_names(model: str, graphs: Iterable[Application]) -> tuple[str, ...]:

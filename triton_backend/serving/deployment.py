@@ -304,18 +304,11 @@ class Deployment:
         return found
 
     def drawn_rows(self, model: str) -> dict[str, tuple[str, int, float]]:
-        """Outputs of a model whose rows vary: their counts, most rows of a sample, and the mean.
-
-        Raises:
-            InputError: no module reads them, so nobody says how many there may be.
-        """
-        found: dict[str, tuple[str, int, float]] = {}
-        for output, counts in self._counts.get(model, {}).items():
-            if (model, counts) not in self._drawn:
-                where = f"model {model!r}, output {output!r}"
-                raise InputError(where, "has rows that vary, and no module reads it")
-            found[output] = counts, *self._drawn[model, counts]
-        return found
+        """Outputs of a model whose rows vary: their counts, most rows of a sample, and the mean."""
+        return {
+            output: (counts, *self._drawn[model, counts])
+            for output, counts in self._counts.get(model, {}).items()
+        }
 
     def written_by(self, row: StageRow) -> tuple[TensorSpec, ...]:
         """What a stage is given to write into: where rows vary, [samples, most, ...]."""

@@ -11,12 +11,17 @@ from tests.triton_backend.serving.served_applications import (
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.stage_tensors import (
     EMULATED_INPUT_BYTES,
     complete_tensors,
     served_model,
     served_models,
 )
+
+
+def tensor_rows() -> TensorSpec:
+    return TensorSpec(name="rows", dtype="INT64", shape=(-1,))
 
 
 def diamond() -> Plan:
@@ -66,6 +71,16 @@ def test_clients_see_applications_and_the_models_that_are_asked_for_by_themselve
     assert [model.name for model in served_models(plan)] == ["m_a", "actdet"]
     with pytest.raises(InputError, match="no model 'm_b'; it serves m_a, actdet"):
         served_model(plan, "m_b")
+
+
+def test_rows_that_nobody_bounds_are_refused() -> None:
+    plan = diamond()
+    stated = small_plans.tensor("output", 4096, dtype="UINT8"), tensor_rows()
+    models = [replace(m, outputs=stated) if m.name == "m_d" else m for m in plan.models]
+    with pytest.raises(
+        InputError, match="model 'm_d', output 'output': has rows that 'rows' counts"
+    ):
+        complete_tensors(replace(plan, models=tuple(models)))
 
 
 def test_an_edge_whose_ends_differ_is_refused_by_name() -> None:

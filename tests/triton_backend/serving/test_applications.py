@@ -17,12 +17,14 @@ from tests.triton_backend.serving.served_applications import (
     two_stage,
 )
 from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.test_replay import replayed
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
 
 pytestmark = pytest.mark.slow
+PATIENT_US = 4_000_000
 NAMES = ("actdet", "chain", "fork", "traffic", "m_a")
 
 
@@ -73,7 +75,7 @@ def test_every_job_gets_the_answer_to_its_own_rows(system: LocalSystem) -> None:
     for i in range(60):
         name = NAMES[i % len(NAMES)]
         asked.append((name, request(system, name, 1 + i % 3, seed=i)))
-    results = [system.ask(name, tensors) for name, tensors in asked]
+    results = [system.ask(name, tensors, PATIENT_US) for name, tensors in asked]
     for (name, tensors), result in zip(asked, results, strict=True):
         check(result(), expected(system.deployment, name, tensors))
     wait_for(lambda: settled(system))
@@ -153,18 +155,28 @@ def test_a_cancelled_job_leaves_nothing_behind(system: LocalSystem) -> None:
     wait_for(lambda: settled(system))
 
 
-def test_jobs_in_flight_outlive_a_change_of_plan(system: LocalSystem, tmp_path: Path) -> None:
-    asked = [request(system, "actdet", 1, seed=i) for i in range(12)]
-    results = [system.ask("actdet", tensors) for tensors in asked]
-    after = deploy(tmp_path / "serve", served_plan("next"), generation=2)
-    for vgpu in range(len(after.vgpus)):
-        if after.origins[vgpu].generation == after.generation:
-            system.start_worker(after, vgpu)
-    system.control("prepare", plan_id="next", generation=2)
-    wait_for(lambda: system.status()["prepared"]["up"] == len(after.vgpus))
-    system.control("swap", plan_id="next", generation=2)
-    asked += [request(system, "actdet", 2, seed=i) for i in range(12, 24)]
-    results += [system.ask("actdet", tensors) for tensors in asked[12:]]
-    for tensors, result in zip(asked, results, strict=True):
-        check(result(), expected(system.deployment, "actdet", tensors))
-    wait_for(lambda: settled(system) and not system.status()["guests"])
+def test_jobs_in_flight_outlive_a_change_of_plan_and_the_log_is_answered_alike(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "serve"
+    system = LocalSystem(folder, served_plan())
+    try:
+        asked = [(n, request(system, n, 1, seed=i)) for i, n in enumerate(NAMES * 5)]
+        results = [system.ask(*one, PATIENT_US) for one in asked]
+        after = deploy(folder, served_plan("next"), generation=2)
+        for vgpu in range(len(after.vgpus)):
+            if after.origins[vgpu].generation == after.generation:
+                system.start_worker(after, vgpu)
+        system.control("prepare", plan_id="next", generation=2)
+        wait_for(lambda: system.status()["prepared"]["up"] == len(after.vgpus))
+        system.control("swap", plan_id="next", generation=2)
+        more = [(n, request(system, n, 1, seed=i)) for i, n in enumerate(NAMES * 3, 100)]
+        results += [system.ask(*one, PATIENT_US) for one in more]
+        for (name, tensors), result in zip(asked + more, results, strict=True):
+            check(result(), expected(system.deployment, name, tensors))
+        wait_for(lambda: settled(system) and not system.status()["guests"])
+    finally:
+        system.stop()
+    done = replayed(folder)
+    assert done.returncode == 0, done.stderr
+    assert "decisions alike" in done.stdout

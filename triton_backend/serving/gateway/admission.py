@@ -6,6 +6,8 @@ The rule is the scheduler's, so that the simulator can apply the same.
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler import admission
 
@@ -19,6 +21,16 @@ class Refused:
     deadline_us: int
     samples: int
     entry: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedJob:
+    """A request of an application that the core never saw; `application` is its number in the plan."""
+
+    now_us: int
+    application: int
+    deadline_us: int
+    samples: int
 
 
 class Admission:
@@ -36,6 +48,15 @@ class Admission:
         self._rows = admission.new_admission(plan, policy)
         self.admits = partial(admission.admits, self._rows)
         self.admits(0, 0, 0, 0)  # compiled before the first request; no samples change nothing
+        self._work = admission.job_work(plan)
+        self._first = np.searchsorted(self._work["application"], range(len(plan.applications)))
+        if plan.applications:
+            self.admits_job(0, 0, 0, 0)
+
+    def admits_job(self, application: int, samples: int, deadline_us: int, now_us: int) -> bool:
+        """Whether a job of an application is handed to the scheduler, as `admits` says of a request."""
+        first = int(self._first[application])
+        return admission.admits_job(self._rows, self._work, first, samples, deadline_us, now_us)
 
     def best_finish_us(self, queue: int, now_us: int) -> int:
         """When a request that arrives now would be done at best."""

@@ -1,7 +1,7 @@
 """The gateway's event file: JSON lines of all events of the core and of its decisions.
 
 A line is `{"t": kind, ...fields}`; kinds are the names of `contract.events` and
-`contract.decisions`, `Refused` for a request that admission kept from the core, and `Plan` for a
+`contract.decisions`, `Refused` and `RefusedJob` for what admission kept from the core, and `Plan` for a
 header that names the plan and generation the lines after it belong to.
 Instants are the host's monotonic clock in µs; a header also says what the wall clock showed then.
 Another thread writes the files (`rolling_files`); a disk that is full for long leaves a `Gap` behind.
@@ -20,7 +20,7 @@ from triton_backend.contract.decisions import Decision, Dispatch, DropReason, Ho
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.admission import Refused
+from triton_backend.serving.gateway.admission import Refused, RefusedJob
 from triton_backend.serving.transport.rolling_files import RollingLines
 
 # So many are made into lines in one go: one at a time takes several times as long each, because the
@@ -41,7 +41,7 @@ class EventLog:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock = clock
         self._lines = RollingLines(folder, "events", clock.now_us())
-        self._items: list[Event | Decision | Refused] = []
+        self._items: list[Event | Decision | Refused | RefusedJob] = []
 
     def begin(self, deployment: Deployment, now_us: int) -> None:
         """A new scheduler begins under this generation."""
@@ -74,7 +74,9 @@ class EventLog:
             )
         )
 
-    def write(self, item: Event | Decision | Refused, decided: Iterable[Decision] = ()) -> None:
+    def write(
+        self, item: Event | Decision | Refused | RefusedJob, decided: Iterable[Decision] = ()
+    ) -> None:
         """Note one item, and what was decided on it; nobody waits for their lines."""
         self._items.append(item)
         self._items += decided
@@ -103,7 +105,7 @@ class EventLog:
         self._lines.close()
 
 
-def to_line(item: Event | Decision | Refused) -> str:
+def to_line(item: Event | Decision | Refused | RefusedJob) -> str:
     """One event or decision as a line of JSON.
 
     Written for speed, because every request pays for several: kinds of whole numbers only have a
@@ -127,7 +129,9 @@ def to_line(item: Event | Decision | Refused) -> str:
 _FORMATS: dict[type, tuple[str, Callable[[Any], Any] | None]] = {}
 
 
-def _format_of(kind: type[Event | Decision | Refused]) -> tuple[str, Callable[[Any], Any] | None]:
+def _format_of(
+    kind: type[Event | Decision | Refused | RefusedJob],
+) -> tuple[str, Callable[[Any], Any] | None]:
     fields = dataclasses.fields(kind)
     if any(field.type not in {int, "int"} for field in fields):
         return "", None
@@ -169,7 +173,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
         if kind == Gap.__name__:
             yield Gap(**data)
             continue
-        if kind == Refused.__name__:
+        if kind in {Refused.__name__, RefusedJob.__name__}:
             continue  # the core never saw it
         if kind == "Dispatch":
             data["hops"] = tuple(Hop(**hop) for hop in data["hops"])

@@ -49,7 +49,7 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import StagePlace
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.admission import Admission, Refused
+from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
 from triton_backend.serving.gateway.jobs import Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
@@ -121,7 +121,7 @@ Address = FrontAddress | WorkerAddress | StandbyAddress
 Send = Callable[[Address, bytes], None]
 """Sends a frame to an address; nobody gets it where nobody is connected."""
 
-Observer = Callable[[Event | Refused, Sequence[Decision]], None]
+Observer = Callable[[Event | Refused | RefusedJob, Sequence[Decision]], None]
 """Is shown every event and what the core decided on it, in order (the event log)."""
 
 
@@ -323,7 +323,7 @@ class _Generation:
         self.slots = slots
         self.express = ExpressArrivals(deployment)
         self.shelves = ShelfSlots(deployment)
-        self.by_shelf = frozenset(deployment.application_numbers)
+        self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.shelved = [model.name in deployment.shelved for model in models]
         self.supervisor = WorkerSupervisor(deployment, now_us)
         self.uses: dict[StagePlace, StageUse] = {}
@@ -514,7 +514,7 @@ class Gateway:
         number = self._number_of(front, local)
         if self._core.has_request(number):
             return  # announced again after a reconnection
-        if front.model in served.by_shelf:
+        if front.model in served.applications:
             self._job_arrival(front, number, arrival, now_us, plan_tag)
             return
         self.counters.offered[front.model] += 1
@@ -526,7 +526,10 @@ class Gateway:
         if not served.admission.admits(served.queues[model][entry], samples, deadline_us, now_us):
             self._refuse(front, arrival, model, now_us)
             return
-        if express_slot != NONE:
+        if served.shelved[model]:
+            if not self._begin_job(front, number, arrival, plan_tag):
+                return
+        elif express_slot != NONE:
             served.express.add(number, model, arrival, plan_tag)
         self._apply(
             Arrival(
@@ -542,45 +545,57 @@ class Gateway:
     def _job_arrival(
         self, front: FrontAddress, number: int, arrival: ArrivalBody, now_us: int, plan_tag: int
     ) -> None:
-        """A request of an application, or of a model that applications use too."""
+        """A request of an application."""
         if self._jobs.get(number) is not None:
             return  # announced again
         served = self._served
-        deployment = served.deployment
         self.counters.offered[front.model] += 1
-        known = (served, self._prepared, *self._former.values())
-        tags = {one.deployment.tag: one.deployment.generation for one in known if one is not None}
-        generation = tags.get(plan_tag)
-        if generation is None or arrival.express_slot == NONE:
-            # A front that has not heard of this plan yet, or that still gathered itself.
-            self._send(
-                front, _drop_frame(arrival.request, DropReason.MODEL_REMOVED, arrival.deadline_us)
-            )
-            return
-        application = deployment.application_numbers[front.model]
-        graph = deployment.applications[application]
-        place = arrival.samples, generation, arrival.express_slot
+        application = served.deployment.application_numbers[front.model]
         now_us = self._at(now_us)
-        model = served.models.get(front.model)
-        if model is not None:
-            self._jobs.begin_alone(number, graph, *place)
-            event: Event = Arrival(
+        offer = application, arrival.samples, arrival.deadline_us, now_us
+        if not served.admission.admits_job(*offer):
+            self.counters.dropped_for(front.model, DropReason.OVERLOAD)
+            refused = RefusedJob(
                 now_us=now_us,
-                request_id=number,
-                model=model,
-                deadline_us=arrival.deadline_us,
-                samples=arrival.samples,
-            )
-        else:
-            self._jobs.begin(number, graph, *place)
-            event = JobArrival(
-                now_us=now_us,
-                job_id=number,
                 application=application,
                 deadline_us=arrival.deadline_us,
                 samples=arrival.samples,
             )
-        self._apply(event)
+            self._observe(refused, ())
+            reason = DropReason.OVERLOAD
+            self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
+        elif self._begin_job(front, number, arrival, plan_tag):
+            self._apply(
+                JobArrival(
+                    now_us=now_us,
+                    job_id=number,
+                    application=application,
+                    deadline_us=arrival.deadline_us,
+                    samples=arrival.samples,
+                )
+            )
+
+    def _begin_job(
+        self, front: FrontAddress, number: int, arrival: ArrivalBody, plan_tag: int
+    ) -> bool:
+        """Note where the inputs of a job lie; False, and refused, where they do not.
+
+        So it is with a front that has not heard of this plan yet, or that still gathered itself.
+        """
+        deployment = self.deployment
+        known = (self._served, self._prepared, *self._former.values())
+        tags = {one.deployment.tag: one.deployment.generation for one in known if one is not None}
+        if plan_tag not in tags or arrival.express_slot == NONE:
+            reason = DropReason.MODEL_REMOVED
+            self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
+            return False
+        graph = deployment.applications[deployment.application_numbers[front.model]]
+        place = arrival.samples, tags[plan_tag], arrival.express_slot
+        if front.model in self._served.models:
+            self._jobs.begin_alone(number, graph, *place)
+        else:
+            self._jobs.begin(number, graph, *place)
+        return True
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
         """Overload: the core does not see what not even an ideal server could answer in time."""
