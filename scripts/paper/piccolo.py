@@ -13,9 +13,10 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,10 +40,25 @@ from flows.planning.applications.machines import (
 )
 from flows.planning.pool.applications.exact import line_steps
 from flows.preparation.profiling.csv_tables import read_tables
+from triton_backend.contract.applications import ApplicationPlan
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Objective,
+    Pipeline,
+    PlacementRun,
+    Plan,
+    Pool,
+    Stage,
+)
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.shares import WHOLE_GPU, divisor_of
+from triton_backend.contract.shares import WHOLE_GPU, divisor_of, share_of_divisor
 from triton_backend.contract.workload import Workload
+from triton_backend.simulator.offered import Deterministic
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+from triton_backend.simulator.world import SERVED
 
 # Assumed, per GPU and hour: near the on-demand list prices of one public cloud.
 PRICES = {"V100": 2.48, "L4": 0.56, "T4": 0.35, "P4": 0.60}
@@ -78,6 +94,7 @@ VARIANTS = {
     **BASELINES,
 }
 _SAME = 1e-4
+JOBS = 2_000  # simulated of every workload
 
 
 def main() -> None:
@@ -139,6 +156,7 @@ def study(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
     extra: dict[str, list[float]] = {name: [] for name in ("piccolo", *VARIANTS)}
     seconds: dict[str, list[float]] = {"exact": [], "piccolo": []}
     missing = dict.fromkeys(extra, 0)
+    worst: list[WorstCase] = []
     unproven = planned = 0
     for shape in SHAPES:
         done = 0
@@ -152,6 +170,7 @@ def study(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
             exact = exactly(lines, tables, rates, piccolo)
             seconds["exact"].append(clock.seconds())
             done, planned = done + 1, planned + 1
+            worst.append(worst_case(lines, piccolo, rates, profiles))
             unproven += exact[0] - exact[1] > _SAME * exact[0] * (1 + 1e-6)
             extra["piccolo"].append(piccolo.cost / exact[0] - 1)
             for name, rules in VARIANTS.items():
@@ -160,7 +179,161 @@ def study(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
                     missing[name] += 1
                 else:
                     extra[name].append(other.cost / piccolo.cost - 1)
-    return summary(planned, unproven, extra, missing, seconds)
+    return summary(planned, unproven, extra, missing, seconds) | simulated(worst)
+
+
+class WorstCase(NamedTuple):
+    """Of a plan by `piccolo` under equal gaps between jobs, in µs.
+
+    Attributes:
+        planned: longest path of its modules' worst cases (theorem 1).
+        limit: the SLO.
+        most: greatest latency simulated of a job that was served.
+        dropped: jobs that were not, of all.
+    """
+
+    planned: float
+    limit: int
+    most: int
+    dropped: float
+
+
+def worst_case(
+    lines: Lines,
+    served: Served,
+    rates: Sequence[float],
+    profiles: Mapping[str, ModelProfile],
+) -> WorstCase:
+    """Simulate a plan under `throughput-cost`, deterministic arrivals and rows."""
+    plan = plan_of(lines, served, rates, profiles)
+    (application,) = plan.applications
+    rate_rps = application.application.rate_rps or 1.0
+    options = SimOptions(
+        arrivals=Deterministic(), rows="fixed", duration_s=JOBS / rate_rps, keep_uses=False
+    )
+    rows = simulate(plan, options).requests
+    latency_us = (rows["finish_us"] - rows["arrival_us"])[rows["outcome"] == SERVED]
+    return WorstCase(
+        planned=lines.graphs[0].longest(served.times),
+        limit=lines.graphs[0].limit_us,
+        most=int(latency_us.max(initial=0)),
+        dropped=1 - len(latency_us) / len(rows),
+    )
+
+
+def plan_of(
+    lines: Lines,
+    served: Served,
+    rates: Sequence[float],
+    profiles: Mapping[str, ModelProfile],
+) -> Plan:
+    """The machines of a workload as a plan; every group has GPUs of its own."""
+    nodes: list[NodeGroup] = []
+    pools: list[Pool] = []
+    models: list[ModelPlan] = []
+    budgets = lines.filled(served.times)
+    for number, (demand, line) in enumerate(zip(lines.demands, served.sets, strict=True)):
+        pipelines: list[Pipeline] = []
+        left = rates[number]
+        for group in line.groups:
+            machine, profile = group.machine, profiles[demand.name]
+            vgpus = ceil(group.machines * machine.divisor * (1 - 1e-9))
+            whole, rest = divmod(vgpus, machine.divisor)
+            first = sum(node.count for node in nodes)
+            nodes.append(
+                NodeGroup(
+                    count=whole + (rest > 0), gpu_class=machine.gpu_class, gpus=1, nic_gbps=10.0
+                )
+            )
+            runs = [
+                PlacementRun(node=first, gpu=0, slot=0, nodes=whole, gpus=1, slots=machine.divisor),
+                PlacementRun(node=first + whole, gpu=0, slot=0, nodes=1, gpus=1, slots=rest),
+            ]
+            pools.append(
+                Pool(
+                    name=f"pool-{len(pools)}",
+                    gpu_class=machine.gpu_class,
+                    share=share_of_divisor(machine.divisor),
+                    vgpus=vgpus,
+                    placement=tuple(run for run in runs if run.nodes * run.slots),
+                )
+            )
+            took_us = profile.stage_latency_us(
+                machine.gpu_class, machine.divisor, (0, profile.blocks)
+            )[: machine.batch]
+            stage = Stage(
+                blocks=(0, profile.blocks),
+                pool=pools[-1].name,
+                latency_us=ceil(took_us[-1]),
+                transfer_us=0,
+                latency_us_by_batch=tuple(ceil(took) for took in took_us),
+                boundary_bytes_per_sample=0,
+            )
+            rate = min(left, group.rate_rps)
+            left -= rate
+            pipelines.append(
+                Pipeline(
+                    batch=machine.batch,
+                    throughput_rps=rate,
+                    latency_us=stage.latency_us,
+                    stages=(stage,),
+                )
+            )
+        models.append(
+            ModelPlan(
+                name=demand.name,
+                slo_us=budgets[number],
+                throughput_rps=rates[number],
+                policy="throughput-cost",
+                pipelines=tuple(pipelines),
+            )
+        )
+    graph = lines.graphs[0]
+    modules = graph.application.ordered()
+    return Plan(
+        plan_id="study",
+        planner="piccolo",
+        objective=Objective(name="cost", value=served.cost, upper_bound=served.cost, gap=0.0),
+        cluster=Cluster(
+            name="study",
+            gpu_classes=tuple(
+                GpuClass(name=name, vgpu_divisors=(1, 2, 3, 4), hourly_cost=price)
+                for name, price in PRICES.items()
+            ),
+            nodes=tuple(nodes),
+        ),
+        workload=Workload(applications=(graph.application,)),
+        gpus_used={},
+        pools=tuple(pools),
+        models=tuple(models),
+        applications=(
+            ApplicationPlan(
+                application=graph.application,
+                budgets_us={m.name: budgets[n] for m, n in zip(modules, graph.lines, strict=True)},
+            ),
+        ),
+    )
+
+
+def simulated(worst: Sequence[WorstCase]) -> dict[str, Any]:
+    """Print and return how the simulated worst cases stand to the planned ones."""
+    whole = [case for case in worst if not case.dropped]
+    over = [case.most / case.planned for case in whole]
+    figures = {
+        "simulated": len(worst),
+        "within_slo": len(whole),
+        "within_planned": sum(ratio <= 1 for ratio in over),
+        "ratio_median": median(over),
+        "ratio_worst": max(over),
+        "dropped_worst": max(case.dropped for case in worst),
+    }
+    print(
+        f"simulated under throughput-cost, equal gaps: {len(whole)} of {len(worst)} plans serve every"
+        f" job within the SLO (else up to {figures['dropped_worst']:.2%} dropped);"
+        f" worst case at most the planned in {figures['within_planned']},"
+        f" {figures['ratio_median']:.3f} of it in the median, {figures['ratio_worst']:.3f} at worst"
+    )
+    return {"worst_case": figures}
 
 
 def drawn(

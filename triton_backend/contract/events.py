@@ -49,7 +49,7 @@ class Emitted:
 
     Comes right before the `StageDone` that ends the task's last stage, and only where it is needed: a
     task without it gives every such module as many rows as it ran itself. Modules that run the same
-    number of rows for every request (`max_rows` = `rows_per_request`) run that number, whatever comes.
+    number of rows for every request (`Application.rows_vary`) run that number, whatever comes.
 
     Attributes:
         request_id: the task.

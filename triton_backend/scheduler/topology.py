@@ -513,8 +513,7 @@ def _edge_rows(plan: Plan) -> Records:
         for module in modules:
             for place, child in enumerate(modules):
                 if module.name in child.parents:
-                    givers = child.producers or child.parents
-                    rows.append((place, part, module.name in givers))
+                    rows.append((place, part, module.name in child.givers))
                     part += 1
     return np.asarray(rows, dtype=EDGE)
 
@@ -542,13 +541,12 @@ def _fill_modules(plan: Plan, topology: Topology) -> None:
             alone_us[module.name] = 0 if module.optional else int(ways.min(initial=FAR))
             children = sum(module.name in child.parents for child in application.modules)
             most = module.max_rows or 1
-            fixed = not module.parents or module.rows_per_request == most
             topology.modules[row] = (
                 number,
                 len(application.modules),
                 place,
                 at_start[0],
-                round(module.rows_per_request) if fixed else NONE,
+                NONE if application.rows_vary(module) else round(module.rows_per_request),
                 most,
                 sizes.min() if len(sizes) else most,
                 module.optional,

@@ -272,16 +272,15 @@ def _rows_of_modules(
     rows: dict[str, NDArray[np.int64]] = {}
     alike: dict[str, str] = {}  # modules that feed one together, to the first of them
     for module in application.modules:
-        givers = module.producers or module.parents
-        if len(givers) > 1 and module.rows_per_request != module.max_rows:
-            alike |= {giver: alike.get(givers[0], givers[0]) for giver in givers}
+        if application.rows_vary(module):
+            first = module.givers[0]
+            alike |= {giver: alike.get(first, first) for giver in module.givers}
     for module in application.ordered():
         mean, most = module.rows_per_request, module.max_rows or 1
-        givers = module.producers or module.parents
-        if not module.parents or mean == most:
+        if not application.rows_vary(module):
             rows[module.name] = round(mean) * samples
             continue
-        parent = application.module(givers[0])
+        parent = application.module(module.givers[0])
         before = rows[parent.name]
         twin = alike.get(module.name, module.name)
         if (parent.rows_per_request, parent.max_rows) == (mean, most):

@@ -194,7 +194,7 @@ class JobShell:
             assert sum(piece.rows for piece in pieces) == pieces[0].of_rows
             assert hand.ended[module.name] == pieces[0].of_rows
             most = (module.max_rows or 1) * hand.samples
-            if not module.parents or module.rows_per_request == module.max_rows:
+            if not application.rows_vary(module):
                 assert pieces[0].of_rows == round(module.rows_per_request) * hand.samples
             else:
                 given = {min(most, hand.given[parent, module.name]) for parent in module.parents}

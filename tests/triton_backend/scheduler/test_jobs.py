@@ -322,7 +322,7 @@ def dags(draw: st.DrawFn) -> tuple[Module, ...]:
     made: list[Module] = []
     for number in range(draw(st.integers(1, 5))):
         after = tuple(m.name for m in made if draw(st.booleans()))
-        alike = {(m.rows_per_request, m.max_rows) for m in made if m.name in after}
+        alike = sorted({(m.rows_per_request, m.max_rows) for m in made if m.name in after})
         rows, most = 1.0, 1
         if after and len(alike) == 1:
             rows, most = draw(st.sampled_from([(1.0, 1), (2.0, 2), (1.5, 6), *alike]))

@@ -74,6 +74,11 @@ class Module:
         """The modules that it starts after."""
         return self.after or ()
 
+    @property
+    def givers(self) -> tuple[str, ...]:
+        """The modules whose rows it runs, where its rows vary: those it reads, or all it starts after."""
+        return self.producers or self.parents
+
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`; what is as by default is left out."""
         out: dict[str, Any] = {"name": self.name, "model": self.model, "after": list(self.parents)}
@@ -261,6 +266,15 @@ class Application:
                 return module
         names = ", ".join(module.name for module in self.modules)
         raise self._wrong("modules", f"no module {name!r}; there are {names}")
+
+    def rows_vary(self, module: Module) -> bool:
+        """Whether a request's rows of a module are what its givers say, who must agree then.
+
+        Else they are `rows_per_request` for each sample: of a module after none, of one that always runs
+        `max_rows`, and of one that joins rows which do not pair up.
+        """
+        rows = {(m.rows_per_request, m.max_rows) for m in map(self.module, module.givers)}
+        return len(rows) == 1 and module.rows_per_request != module.max_rows
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -264,3 +264,24 @@ def test_a_tensor_that_nothing_feeds_is_named() -> None:
     tensors = TENSORS | {"ssd": ((*inputs, spec("mask", 1)), outputs)}
     with pytest.raises(InputError, match=r"'detect'\.inputs\.mask: is missing; ssd reads"):
         check_tensors(read(TRAFFIC), tensors.__getitem__)
+
+
+def test_rows_vary_where_givers_that_agree_say_them() -> None:
+    """A join of rows that do not pair up runs one row a request, whatever its `max_rows`."""
+
+    def module(name: str, rows: float, most: int, *after: str, **inputs: str) -> Module:
+        return Module(
+            name=name, model="m", after=after, rows_per_request=rows, max_rows=most, inputs=inputs
+        )
+
+    modules = (
+        module("a", 1, 16),
+        module("b", 2, 16, "a"),
+        module("c", 1.3, 16, "a"),
+        module("d", 1, 16, "b", "c"),
+        module("e", 2, 16, "b"),
+        module("f", 2, 16, "b", "c", x="b.y"),
+        module("g", 3, 3, "a"),
+    )
+    application = Application(name="app", slo_us=1, modules=modules)
+    assert [m.name for m in modules if application.rows_vary(m)] == ["b", "c", "e", "f"]
