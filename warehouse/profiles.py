@@ -215,6 +215,7 @@ def read_profile(
         boundaries=model.boundaries,
         block_memory_bytes=model.block_memory_bytes,
         block_workspace_bytes=model.block_workspace_bytes,
+        split=None if model.folder is None else model.model_key,
     )
 
 

@@ -153,7 +153,7 @@ def _as_planned(plan: Plan) -> Plan:
 
 
 def plan_identity(plan: Plan) -> str:
-    """First digits of a hash over what was decided: not the times it took, nor its artifacts.
+    """First digits of a hash over what was decided: not the times it took, nor artifacts and splits.
 
     Artifacts say with which files a decision is carried out, so a plan keeps its id when they are
     attached: the plan that was verified is the plan that is served.
@@ -163,6 +163,8 @@ def plan_identity(plan: Plan) -> str:
         del data[key]
     for stage in (s for m in data["models"] for p in m["pipelines"] for s in p["stages"]):
         stage.pop("artifact", None)
+    for model in data["models"]:
+        model.pop("split", None)
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]
 
@@ -244,6 +246,7 @@ def _model(
         ),
         inputs=profile.inputs,
         outputs=profile.outputs,
+        split=profile.split,
     )
 
 

@@ -446,6 +446,7 @@ class ModelPlan:
     Attributes:
         policy: name of the dispatch policy that it was planned for.
         entries: where its requests come in; none: block 0 with the SLO as budget.
+        split: key of the split whose blocks these are, where known.
     """
 
     name: str
@@ -456,6 +457,7 @@ class ModelPlan:
     entries: tuple[Entry, ...] = ()
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    split: str | None = None
 
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"
@@ -520,6 +522,8 @@ class ModelPlan:
             "inputs": [spec.to_dict() for spec in self.inputs],
             "outputs": [spec.to_dict() for spec in self.outputs],
         }
+        if self.split is not None:
+            out["split"] = self.split
         if self.entries:
             out["entries"] = [entry.to_dict() for entry in self.entries]
         out["pipelines"] = [
@@ -556,6 +560,7 @@ class ModelPlan:
             ),
             inputs=tensors("inputs"),
             outputs=tensors("outputs"),
+            split=fields.text("split") if fields.has("split") else None,
             pipelines=tuple(map(_read_pipeline, fields.items("pipelines"))),
         )
 

@@ -214,6 +214,7 @@ class ModelProfile:
             `block_workspace_bytes` is not known, with what it takes while it runs.
         block_workspace_bytes: what each block takes while it runs, at its largest batch, where known;
             blocks of a stage run one after the other and use the same workspace.
+        split: key of the split whose blocks these are, where one was made.
     """
 
     name: str
@@ -224,6 +225,7 @@ class ModelProfile:
     boundaries: tuple[tuple[TensorSpec, ...], ...] = ()
     block_memory_bytes: tuple[int, ...] = ()
     block_workspace_bytes: tuple[int, ...] = ()
+    split: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("boundaries", "block_memory_bytes", "block_workspace_bytes"):

@@ -22,6 +22,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
+HALF_SUFFIX = ".fp16"
 EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
 
 
@@ -272,8 +273,21 @@ def request_tensors(model: ModelPlan) -> dict[TensorSpec, bool]:
     cuts = [entry.inputs for entry in model.entries] or [model.inputs]
     found: dict[TensorSpec, bool] = {}
     by_name: dict[str, TensorSpec] = {}
+    halves = half_tensors(model)
+    halved = set(halves.values())
     for spec in (spec for cut in cuts for spec in cut):
         if by_name.setdefault(spec.name, spec) != spec:
             raise InputError(f"model {model.name!r}, entries", f"{spec.name!r} is two tensors")
-        found[spec] = not all(spec in cut for cut in cuts)
-    return found
+        found[spec] = spec.name in halved or not all(spec in cut for cut in cuts)
+    return found | dict.fromkeys(halves, True)
+
+
+def half_tensors(model: ModelPlan) -> dict[TensorSpec, str]:
+    """Tensors that a client of a model with entries may send in half the bytes, with their own names."""
+    names = {spec.name for entry in model.entries for spec in entry.inputs}
+    return {
+        replace(spec, name=spec.name + HALF_SUFFIX, dtype="FP16"): spec.name
+        for entry in model.entries
+        for spec in entry.inputs
+        if spec.dtype == "FP32" and spec.name + HALF_SUFFIX not in names
+    }

@@ -176,7 +176,8 @@ def test_what_was_loaded_for_a_change_that_was_taken_back_is_dropped(tmp_path: P
 @pytest.fixture
 def cut(tmp_path: Path) -> Iterator[LocalSystem]:
     root = tmp_path / "artifacts"
-    made = LocalSystem(tmp_path / "serve", plan(with_tail(root)), ServeOptions(artifacts=root))
+    served = plan(with_tail(root).replaced(split="a"))
+    made = LocalSystem(tmp_path / "serve", served, ServeOptions(artifacts=root))
     yield made
     made.stop()
 
@@ -199,18 +200,20 @@ def take(system: LocalSystem, model: str, incoming: Incoming) -> Answer:
 @pytest.mark.parametrize("samples", [1, BATCH])
 def test_requests_enter_where_their_tensors_say(cut: LocalSystem, samples: int) -> None:
     x: Any = numbers(samples, 1)["x"]
-    for tensors, expected in (
-        ({"x": x}, x * np.float32(2) + np.float32(5)),
-        ({"middle": x}, x + np.float32(5)),
+    half = x.astype(np.float16)
+    for tensors, headers, expected in (
+        ({"x": x}, '{"cut": 0, "split": "a"}', x * np.float32(2) + np.float32(5)),
+        ({"middle": x}, "{}", x + np.float32(5)),
+        ({"middle.fp16": half}, '{"cut": 1}', half.astype(np.float32) + np.float32(5)),
     ):
-        answer = take(cut, "cut", Incoming(tensors))
+        answer = take(cut, "cut", Incoming(tensors, headers=headers))
         assert not isinstance(answer, Refusal), answer
         np.testing.assert_array_equal(answer["y"], expected)
     runs = cut.status()["counters"]["stage_runs"]
     assert {tuple(key.split("/")[1:4:2]): n for key, n in runs.items()} == {
         ("0", "0"): 1,
         ("0", "1"): 1,
-        ("1", "0"): 1,
+        ("1", "0"): 2,
     }
 
 
@@ -221,6 +224,10 @@ def test_requests_enter_where_their_tensors_say(cut: LocalSystem, samples: int) 
         (("x", "middle"), "{}", r"inputs ['middle', 'x'] open no entry"),
         (("x",), '{"entry": "tail"}', "inputs ['x'] open no entry"),
         (("x",), '{"entry": "nobody"}', "parameter 'entry': 'nobody' is none of whole, tail"),
+        (("x",), '{"cut": 1}', "inputs ['x'] open no entry (whole: ['x']; tail: ['middle'])"),
+        (("x",), '{"cut": 7}', "parameter 'cut': '7' is none of 0, 1"),
+        (("x",), '{"cut": 0, "split": "b"}', "parameter 'split': 'b', but blocks of 'a' are"),
+        (("x", "x.fp16"), "{}", "inputs 'x' and 'x.fp16' are one tensor"),
     ],
 )
 def test_wrong_or_surplus_tensors_are_told_the_open_cuts(

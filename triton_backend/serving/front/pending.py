@@ -24,6 +24,7 @@ from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
+from triton_backend.runtimes.stage_tensors import half_tensors
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -47,7 +48,7 @@ MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
 TRACE_HEADER = "traceparent"
-ENTRY_PARAMETER = "entry"
+ENTRY_PARAMETER, CUT_PARAMETER, SPLIT_PARAMETER = "entry", "cut", "split"
 _LOG = logging.getLogger(__name__)
 
 
@@ -114,9 +115,12 @@ class RequestReader:
 
     def __init__(self, deployment: Deployment, model: ModelPlan) -> None:
         self._where = f"model {model.name!r}"
+        self._split = model.split
+        self._halved = {half.name: full for half, full in half_tensors(model).items()}
         self._entries = [
             _EntryTensors(
                 name=entry.name,
+                block=entry.block,
                 budget_us=entry.budget_us,
                 largest=deployment.largest_request(model, entry),
                 tensors={
@@ -135,9 +139,10 @@ class RequestReader:
         Raises:
             InputError: what of it makes no sense, and why.
         """
-        tensors: Arrays = {tensor.name(): tensor.as_numpy() for tensor in incoming.inputs()}
+        brought = {tensor.name(): tensor.as_numpy() for tensor in incoming.inputs()}
+        tensors = self._widened(brought)
         parameters, timeout_us = incoming.parameters(), self._timeout_us(incoming.timeout())
-        number = self._entry_of(tensors, _parameter(parameters, ENTRY_PARAMETER), timeout_us)
+        number = self._entry_of(tensors, parameters, timeout_us)
         entry = self._entries[number]
         return Request(
             tensors=tensors,
@@ -151,21 +156,38 @@ class RequestReader:
             entry=number,
         )
 
-    def _entry_of(self, tensors: Arrays, named: str, timeout_us: int) -> int:
+    def _widened(self, brought: Arrays) -> Arrays:
+        """The tensors under their own names; those that came in half the bytes are FP32 again."""
+        if self._halved.keys().isdisjoint(brought):
+            return brought
+        tensors: Arrays = {}
+        for name, array in brought.items():
+            full = self._halved.get(name, name)
+            if full != name and full in brought:
+                raise InputError(self._where, f"inputs {full!r} and {name!r} are one tensor")
+            tensors[full] = array if full == name else array.astype(np.float32)
+        return tensors
+
+    def _entry_of(self, tensors: Arrays, parameters: str, timeout_us: int) -> int:
         """Number of the entry that a request names, or whose tensors it brings.
 
         Of several at one cut it is the one with the largest budget that the time allowed covers.
         """
         fit = [i for i, entry in enumerate(self._entries) if tensors.keys() == entry.tensors.keys()]
-        if named:
-            known = [i for i, entry in enumerate(self._entries) if entry.name == named]
-            if not known:
-                listed = ", ".join(entry.name for entry in self._entries)
-                raise InputError(
-                    f"{self._where}, parameter '{ENTRY_PARAMETER}'",
-                    f"{named!r} is none of {listed}",
-                )
-            fit = [i for i in fit if i in known]
+        split = _parameter(parameters, SPLIT_PARAMETER)
+        if split and self._split and split != self._split:
+            reason = f"{split!r}, but blocks of {self._split!r} are served"
+            raise InputError(f"{self._where}, parameter '{SPLIT_PARAMETER}'", reason)
+        for parameter, values in (
+            (ENTRY_PARAMETER, [entry.name for entry in self._entries]),
+            (CUT_PARAMETER, [str(entry.block) for entry in self._entries]),
+        ):
+            named = _parameter(parameters, parameter)
+            if named and named not in values:
+                listed = ", ".join(dict.fromkeys(values))
+                reason = f"{named!r} is none of {listed}"
+                raise InputError(f"{self._where}, parameter '{parameter}'", reason)
+            fit = [i for i in fit if named in ("", values[i])]
         if len(fit) == 1:
             return fit[0]
         if not fit and len(self._entries) == 1:
@@ -218,6 +240,7 @@ class _EntryTensors:
     """What a request of one entry brings: type and shape of a sample of each tensor, by name."""
 
     name: str
+    block: int
     budget_us: int
     largest: int
     tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]

@@ -1,5 +1,6 @@
 """From an ONNX file to a plan with artifacts, by commands alone."""
 
+import json
 import os
 from pathlib import Path
 
@@ -47,10 +48,17 @@ def test_a_model_is_split_built_profiled_and_planned(poolpipe: Command) -> None:
     plan = poolpipe(*PLAN, "--json").document
     (model,) = plan["models"]
     assert [spec["name"] for spec in model["inputs"]] == ["x"]
+    assert model["split"] == first["key"]
     stages = [stage for pipeline in model["pipelines"] for stage in pipeline["stages"]]
     artifacts = {Path(".poolpipe/artifacts", stage["artifact"]) for stage in stages}
     assert all(folder.is_dir() for folder in artifacts)
     assert poolpipe("verify", plan["plan_id"]).code == 0
+
+    exported = poolpipe("heads", "export", "tiny", "-o", "heads", "--json").document
+    assert (exported["blocks"], exported["split"]) == (2, first["key"])
+    assert exported["tails_known"]
+    whole, tail, local = (cut["tail_us"] for cut in json.loads(Path("heads/cuts.json").read_text()))
+    assert whole > tail > local == 0
 
 
 @pytest.mark.slow
