@@ -1,0 +1,77 @@
+"""An emulated link against a sum over every microsecond."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triton_backend.client.errors import ClientError
+from triton_backend.client.link import EmulatedLink, Trace, Upload, read_trace
+
+LATE_US = 10**9
+
+
+def slow_end_us(rows: list[tuple[float, float]], start_us: int, size: int) -> int:
+    """Adds up each microsecond's bits."""
+    rates = [rate for _, rate in rows]
+    edges = [round((time - rows[0][0]) * 1e6) for time, _ in rows]
+    left, now_us = 8.0 * size, start_us
+    while left > 1e-6:
+        left -= rates[max(i for i, edge in enumerate(edges) if edge <= now_us)]
+        now_us += 1
+    return now_us
+
+
+def test_an_upload_ends_when_the_integral_of_the_rate_is_its_bits() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        times = np.cumsum(rng.integers(1, 40, size=5)) * 1e-5
+        rows = [(float(t), float(rng.integers(0, 4))) for t in times[:-1]] + [
+            (float(times[-1]), 1.0)
+        ]
+        start_us, size = int(rng.integers(0, 900)), int(rng.integers(1, 200))
+        got = EmulatedLink(Trace(rows)).upload(start_us, size, LATE_US)
+        assert abs(got.end_us - slow_end_us(rows, start_us, size)) <= 1
+        assert got.sent == size
+
+
+def test_uploads_leave_one_after_the_other() -> None:
+    link = EmulatedLink(Trace([(0.0, 8.0)]))
+    assert link.upload(0, 1_000, LATE_US) == Upload(start_us=0, end_us=1_000, sent=1_000)
+    assert link.upload(400, 500, LATE_US) == Upload(start_us=1_000, end_us=1_500, sent=500)
+    assert link.upload(9_000, 1, LATE_US) == Upload(start_us=9_000, end_us=9_001, sent=1)
+
+
+def test_what_is_given_up_frees_the_link_then() -> None:
+    link = EmulatedLink(Trace([(5.0, 8.0), (5.001, 0.0)]))  # 1,000 bytes, and no more
+    assert link.upload(0, 4_000, 3_000) == Upload(start_us=0, end_us=3_000, sent=1_000)
+    assert link.upload(10, 4_000, 2_000) == Upload(start_us=2_000, end_us=2_000, sent=0)
+    assert link.upload(10, 4_000, 5_000) == Upload(start_us=3_000, end_us=5_000, sent=0)
+
+
+def test_a_trace_is_read_from_csv_plain_or_packed(tmp_path: Path) -> None:
+    text = "time_s,mbit_per_s\n0,8\n1,4\n"
+    (tmp_path / "t.csv").write_text(text)
+    with gzip.open(tmp_path / "t.csv.gz", "wt") as stream:
+        stream.write(text)
+    for name in ("t.csv", "t.csv.gz"):
+        assert read_trace(tmp_path / name).bits(1.5e6) == 10e6
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "t.csv: cannot be read: No such file"),
+        ("time_s,rate\n0,1\n", "no column mbit_per_s"),
+        ("time_s,mbit_per_s\n", "no rows"),
+        ("time_s,mbit_per_s\n0,fast\n", "not a trace"),
+        ("time_s,mbit_per_s\n0,1\n0,2\n", "line 3: its time is not after"),
+        ("time_s,mbit_per_s\n0,-1\n", "line 2: "),
+    ],
+)
+def test_what_is_no_trace_is_named(tmp_path: Path, text: str | None, complaint: str) -> None:
+    if text is not None:
+        (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ClientError, match=complaint):
+        read_trace(tmp_path / "t.csv")

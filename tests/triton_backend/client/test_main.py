@@ -1,0 +1,79 @@
+"""Bad input of the command: one line that names what is wrong, and exit code 2."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triton_backend.client.__main__ import main
+
+CUTS: list[dict[str, Any]] = [
+    {
+        "model": "m",
+        "block": block,
+        "split": "s",
+        "file": file,
+        "tensors": [{"name": name, "dtype": "FP32", "shape": [-1, 3]}],
+        "bytes_per_sample": 12,
+        "head_us": 0,
+        "tail_us": None,
+    }
+    for block, file, name in ((0, None, "x"), (1, "0-1.onnx", "y"))
+]
+RUN = ("--url", "127.0.0.1:1", "--slo-ms", "100")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cuts.json").write_text(json.dumps(CUTS))
+    (tmp_path / "0-1.onnx").write_text("no model")
+    return tmp_path
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(list(map(str, arguments))) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block": 2}, r"cuts [0, 2], not every one from 0 on"),
+        ({"split": "t"}, "several models or splits: ['m', 's', 't']"),
+        ({"file": "none.onnx"}, "block 1: its file"),
+        ({"tensors": None}, "not written by `poolpipe heads export`"),
+        ({"head_us": None}, "head_us of block 1 is not known: `poolpipe-client measure`"),
+        ({}, "0-1.onnx: "),  # onnxruntime's own words
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+) -> None:
+    (folder / "cuts.json").write_text(json.dumps([CUTS[0], CUTS[1] | change]))
+    assert reason in complaint(capsys, "run", folder, *RUN)
+
+
+def test_options_that_make_no_sense_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
+    np.savez(folder / "x.npz", z=np.zeros(3))
+    for options, reason in (
+        (("--link", folder / "none.csv"), "none.csv: cannot be read"),
+        (("--url", "nowhere"), "--url nowhere: not HOST:PORT"),
+        (("--input", folder / "none.npy"), "cannot be read"),
+        (("--input", folder / "x.npy"), "x is (2, 3), not (1, 3)"),
+        (("--input", folder / "x.npz"), "has z, not x"),
+        (("--input", folder / "x.png"), "x takes (3,), no picture of three channels"),
+    ):
+        assert reason in complaint(capsys, "run", folder, *RUN, *options)
+    assert "cuts.json: cannot be read" in complaint(capsys, "measure", folder / "none")
+    for wrong in (("--rps", "0"), ("--watts", "5"), ("--objective", "joy")):
+        with pytest.raises(SystemExit) as stop:
+            main(["run", str(folder), *RUN, *wrong])
+        assert stop.value.code == 2

@@ -1,0 +1,112 @@
+"""What becomes of requests when the server waits, refuses or is away; with a server in the same process."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.triton_backend.client.cut_models import heads_of, split_shrinking
+from triton_backend.client.device import Arrays, Device, read_input
+from triton_backend.client.heads import Head, Heads
+from triton_backend.client.link import Trace
+from triton_backend.client.run import Client, Record, RunOptions, SpareTime, summary
+from triton_backend.client.server import RefusedError
+
+SLO_US = 2_000_000  # a busy machine is no fault
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    folder = tmp_path_factory.mktemp("cuts")
+    # Blocks take long enough for the server's tails to be worth it.
+    return heads_of(split_shrinking(folder), folder / "heads", [0, *[10**6] * 3, 1_500_000])
+
+
+class FakeServer:
+    """Answers as the whole model does, or as `act` says; a second adapter of `Server`."""
+
+    def __init__(self, heads: Heads, act: Callable[[Head], None] = lambda _: None) -> None:
+        self._act = act
+        self._answer = Device(heads).run(heads.whole, read_input("random", heads.inputs))
+        self.budgets_us: list[int] = []
+        self.probes = 0
+
+    async def open_cuts(self) -> tuple[dict[int, bool], str]:
+        return {0: True, 2: False}, ""
+
+    async def rtt_us(self) -> int:
+        return 1_000
+
+    async def probe(self, size: int) -> bool:
+        self.probes += 1
+        return size > 0
+
+    async def infer(self, head: Head, tensors: Arrays, budget_us: int, wait_s: float) -> Arrays:
+        del tensors, wait_s
+        self.budgets_us.append(budget_us)
+        await asyncio.sleep(0)
+        self._act(head)
+        return self._answer
+
+
+def ran(heads: Heads, server: FakeServer, **options: Any) -> list[Record]:
+    fields: dict[str, Any] = {"slo_us": SLO_US, **options}
+    asked = RunOptions(rps=10, duration_s=0.5, **fields)
+    inputs = read_input("random", heads.inputs)
+    seen: list[Record] = []
+
+    async def go() -> list[Record]:
+        return await Client(heads, server, inputs, asked, seen.append).run()  # pyright: ignore[reportArgumentType]
+
+    records = asyncio.run(go())
+    assert sorted(r.request for r in seen) == [r.request for r in records] == [0, 1, 2, 3, 4]
+    return records
+
+
+@pytest.mark.slow
+def test_the_server_gets_what_is_left_of_the_time(heads: Heads) -> None:
+    server = FakeServer(heads)
+    records = ran(heads, server, link=Trace([(0.0, 16.0)]))  # 110,592 bytes in 55 ms
+    assert {(r.cut, r.on, r.outcome) for r in records} == {(0, "server", "served")}
+    assert all(r.upload_us is not None and r.upload_us >= 55_296 for r in records)
+    assert all(0 < budget <= SLO_US - 55_296 - 1_000 for budget in server.budgets_us)
+    assert server.probes == 0  # the emulated link is probed without the server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_refused_request_runs_on_the_device_and_its_cut_rests(
+    heads: Heads, *, closed: bool
+) -> None:
+    def refuse(_: Head) -> None:
+        raise RefusedError("no", closed=closed)
+
+    server = FakeServer(heads, refuse)
+    records = ran(heads, server)
+    assert {(r.on, r.outcome) for r in records} == {("device", "served")}
+    assert len(server.budgets_us) == 2  # one at each open cut
+    totals = summary(heads, records)
+    assert (totals["refused"], totals["on_device"], totals["served"]) == (2, 5, 5)
+    assert totals["max_error"] == 0
+
+
+@pytest.mark.slow
+def test_what_cannot_leave_in_time_is_late_and_found_out(heads: Heads) -> None:
+    broken = Trace([(0.0, 100.0), (0.006, 0.0)])  # the probe gets through, and nothing after it
+    records = ran(heads, FakeServer(heads), link=broken, slo_us=200_000)
+    assert {r.outcome for r in records} == {"late"}
+    assert records[0].cut == 0
+    totals = summary(heads, records)
+    assert (totals["offered"], totals["served"], totals["late"]) == (5, 0, 5)
+    assert totals["unanswered"] == 5
+
+
+def test_of_the_spare_time_the_server_uses_the_median_part() -> None:
+    spare = SpareTime()
+    assert spare.tail_us(5, 105, 0) == 5
+    for used in (0, 20, 100):
+        spare.note(1_000, 10 + used, 10, 110)
+    assert spare.tail_us(5, 105, 2_000) == 25
+    assert spare.tail_us(5, 1, 2_000) == 5
+    assert spare.tail_us(5, 105, 5_001_001) == 5  # heard nothing since

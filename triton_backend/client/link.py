@@ -1,0 +1,118 @@
+"""An emulated link: a token bucket filled by a recorded trace, without root and without `tc`.
+
+Bytes leave in the order in which they were handed over, at the rate of each instant: an upload ends when
+the integral of the rate since its begin is its bits, not at the rate of its first second. Units: Mbit/s
+is bits per microsecond.
+"""
+
+import csv
+import gzip
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf, isfinite
+from pathlib import Path
+
+from .errors import ClientError
+
+COLUMNS = ("time_s", "mbit_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What became of one upload, in µs since the trace's begin.
+
+    Attributes:
+        start_us: when its first byte left; its end where none did.
+        end_us: when its last byte left, or when it was given up.
+        sent: bytes that left.
+    """
+
+    start_us: int
+    end_us: int
+    sent: float
+
+
+class Trace:
+    """A rate for every instant: each row's until the next one's time, the last row's for ever.
+
+    Args:
+        rows: (seconds, Mbit/s), times rising; the first row's time is the trace's begin.
+
+    Raises:
+        ClientError: no rows, times that do not rise, or a rate that is no number from 0 on.
+    """
+
+    def __init__(self, rows: Sequence[tuple[float, float]], where: str = "trace") -> None:
+        if not rows:
+            raise ClientError(where, "no rows")
+        for number, row in enumerate(rows, 2):
+            if not (all(map(isfinite, row)) and row[1] >= 0):
+                raise ClientError(f"{where}, line {number}", f"{row} are no time and rate")
+        self._times = [round((time - rows[0][0]) * 1e6) for time, _ in rows]
+        for number, (before, after) in enumerate(pairwise(self._times), 3):
+            if before >= after:
+                raise ClientError(f"{where}, line {number}", "its time is not after the one before")
+        self._rates = [rate for _, rate in rows]
+        steps = (
+            (after - before) * rate
+            for (before, after), rate in zip(pairwise(self._times), self._rates, strict=False)
+        )
+        self._bits = list(accumulate(steps, initial=0.0))
+
+    def bits(self, at_us: float) -> float:
+        """Bits that can have passed by an instant."""
+        row = bisect_right(self._times, at_us) - 1
+        return self._bits[row] + (at_us - self._times[row]) * self._rates[row]
+
+    def passed_us(self, bits: float) -> float:
+        """The first instant by which so many bits can have passed; inf where they never can."""
+        row = max(bisect_left(self._bits, bits) - 1, 0)
+        missing = bits - self._bits[row]
+        if missing <= 0:
+            return self._times[row]
+        return self._times[row] + missing / self._rates[row] if self._rates[row] else inf
+
+
+class EmulatedLink:
+    """One uplink; uploads are handed over in order of time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._free_us = 0
+
+    def upload(self, now_us: int, size: int, give_up_us: int) -> Upload:
+        """Send so many bytes after all that were handed over before, or until an instant."""
+        start_us = max(now_us, self._free_us)
+        if start_us >= give_up_us:
+            return Upload(start_us=give_up_us, end_us=give_up_us, sent=0)
+        before = self._trace.bits(start_us)
+        end = self._trace.passed_us(before + 8 * size)
+        if end > give_up_us:
+            self._free_us = give_up_us
+            sent = (self._trace.bits(give_up_us) - before) / 8
+        else:
+            self._free_us = round(end)
+            sent = size
+        return Upload(start_us=start_us, end_us=self._free_us, sent=sent)
+
+
+def read_trace(path: Path) -> Trace:
+    """A CSV file (or .csv.gz) with columns time_s and mbit_per_s.
+
+    Raises:
+        ClientError: it cannot be read as one.
+    """
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as stream:
+            table = csv.DictReader(stream)
+            missing = set(COLUMNS) - set(table.fieldnames or ())
+            if missing:
+                raise ClientError(str(path), f"no column {', '.join(sorted(missing))}")
+            rows = [(float(row[COLUMNS[0]]), float(row[COLUMNS[1]])) for row in table]
+    except OSError as error:
+        raise ClientError(str(path), f"cannot be read: {error.strerror or error}") from error
+    except (TypeError, ValueError) as error:
+        raise ClientError(str(path), f"not a trace: {error}") from error
+    return Trace(rows, str(path))

@@ -1,0 +1,341 @@
+"""A client at work: a request every 1/rps seconds, each cut where `decide` says.
+
+1. The device takes requests in turn; one whose deadline has passed by then is not begun.
+2. `decide` names the cut, from past uploads, past answers and what is left of the SLO; the head runs.
+3. What crosses goes over the link, one request after the other (an emulated link waits by its trace).
+4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the whole model.
+
+Instants and times are µs since the run began. Late is what is answered after its deadline, or never.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from .bandwidth import LEAST_BYTES, Bandwidth
+from .decide import Cut, Decision, Link, Power, decide
+from .device import Arrays, Device, halved, largest_error
+from .heads import Head, Heads, Tensor
+from .link import EmulatedLink, Trace
+from .server import RefusedError, Server
+
+ANSWERS = 5  # whose median tells how much of the spare time the server uses
+TICK_S = 0.5
+LOOK_US = 5_000_000  # between two looks at open cuts and the round trip
+REST_US = 1_000_000  # in which a cut that was refused is not tried
+PROBE_US = 1_000_000  # after which a probe is given up
+PATIENCE_S = 0.1  # beyond the deadline: the server may have died with the request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is asked of a run; `link` None: the network as it is; `power` None: for latency."""
+
+    rps: float
+    slo_us: int
+    duration_s: float
+    link: Trace | None = None
+    power: Power | None = None
+    half: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What became of one request; None where there is nothing to say."""
+
+    request: int
+    due_us: int
+    cut: int | None = None
+    feasible: bool = True
+    mbit_per_s: float | None = None
+    upload_bytes: int = 0
+    head_us: int | None = None
+    upload_us: int | None = None
+    tail_us: int | None = None
+    total_us: int | None = None
+    outcome: str = "late"
+    on: str | None = None
+    refused: str | None = None
+    error: float | None = None
+
+
+class SpareTime:
+    """Which part of the time beyond its least tail the server uses, to wait for company or for its turn.
+
+    A server that fills batches waits the longer the more time it is given, so what one answer took says
+    little of another cut; this part does. After five seconds without an answer nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[float] = deque(maxlen=ANSWERS)
+        self._answered_us = 0
+
+    def note(self, now_us: int, tail_us: int, least_us: int, budget_us: int) -> None:
+        """An answer that came now and took so long."""
+        self._forget(now_us)
+        self._answered_us = now_us
+        self._parts.append(max(tail_us - least_us, 0) / max(budget_us - least_us, 1))
+
+    def tail_us(self, least_us: int, budget_us: int, now_us: int) -> int:
+        """What a tail is expected to take."""
+        self._forget(now_us)
+        used = median(self._parts) if self._parts else 0.0
+        return least_us + round(used * max(budget_us - least_us, 0))
+
+    def _forget(self, now_us: int) -> None:
+        if now_us - self._answered_us > LOOK_US:
+            self._parts.clear()
+
+
+class LateError(Exception):
+    """No time is left for the server."""
+
+
+class Client:
+    """One run of one client."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        server: Server,
+        inputs: Arrays,
+        options: RunOptions,
+        report: Callable[[Record], None],
+    ) -> None:
+        self._heads = heads
+        self._server = server
+        self._inputs = inputs
+        self._options = options
+        self._report = report
+        self._device = Device(heads)
+        self._expected: Arrays = {}
+        self._executor = ThreadPoolExecutor(1)
+        self._busy = asyncio.Lock()
+        self._link = None if options.link is None else EmulatedLink(options.link)
+        self._bandwidth = Bandwidth()
+        self._spare = SpareTime()
+        self._open: dict[int, bool] = {}
+        self._resting_us: dict[int, int] = {}
+        self._rtt_us = 0
+        self._sending = 0
+        self._last: Decision | None = None
+        self._begun = 0.0
+        self.why_closed = ""
+
+    async def run(self) -> list[Record]:
+        """Every request of the run, in order."""
+        loop = asyncio.get_running_loop()
+        for head in self._heads.cuts:
+            self._device.load(head)
+        self._expected = self._device.run(self._heads.whole, self._inputs)
+        await self._look()
+        self._begun = loop.time()
+        await self._probe()
+        watch = loop.create_task(self._watch())
+        first_us = self._now_us()
+        requests: list[asyncio.Task[Record]] = []
+        for number in range(ceil(self._options.duration_s * self._options.rps)):
+            due_us = first_us + round(number * 1e6 / self._options.rps)
+            await self._sleep_until(due_us)
+            requests.append(loop.create_task(self._request(number, due_us)))
+        records = await asyncio.gather(*requests)
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        self._executor.shutdown()
+        return records
+
+    # One request
+
+    async def _request(self, number: int, due_us: int) -> Record:
+        record = Record(request=number, due_us=due_us)
+        deadline_us = due_us + self._options.slo_us
+        async with self._busy:
+            begun_us = self._now_us()
+            if begun_us < deadline_us:
+                head = self._choose(record, deadline_us - begun_us)
+                crossing = await self._on_device(head)
+                record.head_us = self._now_us() - begun_us
+            else:
+                head, crossing = None, {}
+        if head is self._heads.whole:
+            self._answered(record, "device", crossing)
+        elif head is not None:
+            try:
+                self._answered(record, "server", await self._send(record, head, crossing))
+            except LateError:
+                pass
+            except RefusedError as error:
+                record.refused = str(error)
+                rest_us = LOOK_US if error.closed else REST_US
+                self._resting_us[head.block] = self._now_us() + rest_us
+                await self._fall_back(record, deadline_us)
+        self._report(record)
+        return record
+
+    def _choose(self, record: Record, left_us: int) -> Head:
+        now_us = self._now_us()
+        link = Link(mbit_per_s=self._bandwidth.mbit_per_s, rtt_us=self._rtt_us)
+        cuts = [
+            self._as_it_stands(head, link, left_us)
+            for head in self._heads.cuts
+            if head.block in self._open and self._resting_us.get(head.block, 0) <= now_us
+        ]
+        self._last = decide(
+            cuts,
+            self._as_it_stands(self._heads.whole, link, left_us),
+            link,
+            left_us,
+            last=self._last,
+            power=self._options.power,
+        )
+        record.cut, record.feasible = self._last.block, self._last.feasible
+        record.mbit_per_s = link.mbit_per_s
+        return self._heads.cuts[self._last.block]
+
+    def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:
+        """A cut with what is expected of the server there."""
+        least_us, head_us = head.tail_us or 0, head.head_us or 0
+        size = sum(tensor.size for tensor in self._sent(head))
+        budget_us = left_us - head_us - (link.upload_us(size) or 0) - link.rtt_us
+        return Cut(
+            block=head.block,
+            upload_bytes=size,
+            head_us=head_us,
+            tail_us=self._spare.tail_us(least_us, budget_us, self._now_us()),
+            least_tail_us=least_us,
+        )
+
+    def _sent(self, head: Head) -> tuple[Tensor, ...]:
+        """What is sent at a cut; in half the bytes where that is asked for and the server takes it."""
+        if self._options.half and self._open.get(head.block):
+            return tuple(tensor.half() for tensor in head.tensors)
+        return head.tensors
+
+    async def _on_device(self, head: Head) -> Arrays:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._device.run, head, self._inputs)
+
+    async def _send(self, record: Record, head: Head, crossing: Arrays) -> Arrays:
+        """The server's answer.
+
+        Raises:
+            LateError: no time is left for it.
+            RefusedError: it refuses.
+        """
+        deadline_us = record.due_us + self._options.slo_us
+        sent = crossing
+        if self._sent(head) is not head.tensors:
+            sent = halved(crossing, head.tensors)
+        size = record.upload_bytes = sum(array.nbytes for array in sent.values())
+        self._sending += 1
+        try:
+            if self._link is None:
+                link = Link(mbit_per_s=self._bandwidth.mbit_per_s)
+                record.upload_us = uploading_us = link.upload_us(size) or 0
+            else:
+                handed_us, uploading_us = self._now_us(), 0
+                upload = self._link.upload(handed_us, size, deadline_us)
+                await self._sleep_until(upload.end_us)
+                took_us = upload.end_us - upload.start_us
+                self._bandwidth.note(upload.end_us, size, took_us, upload.sent)
+                record.upload_us = upload.end_us - handed_us
+                if upload.sent < size:
+                    raise LateError
+            begun_us = self._now_us()
+            on_the_way_us = self._rtt_us + uploading_us
+            budget_us = deadline_us - begun_us - on_the_way_us
+            if budget_us < 1:
+                raise LateError
+            wait_s = (deadline_us - begun_us) / 1e6 + PATIENCE_S
+            answer = await self._server.infer(head, sent, budget_us, wait_s)
+        finally:
+            self._sending -= 1
+        now_us = self._now_us()
+        record.tail_us = max(now_us - begun_us - on_the_way_us, 0)
+        self._spare.note(now_us, record.tail_us, head.tail_us or 0, budget_us)
+        return answer
+
+    async def _fall_back(self, record: Record, deadline_us: int) -> None:
+        """Run the whole model on the device, unless the deadline has passed when its turn comes."""
+        async with self._busy:
+            if self._now_us() < deadline_us:
+                self._answered(record, "device", await self._on_device(self._heads.whole))
+
+    def _answered(self, record: Record, on: str, answer: Arrays) -> None:
+        record.on = on
+        record.total_us = self._now_us() - record.due_us
+        record.outcome = "served" if record.total_us <= self._options.slo_us else "late"
+        record.error = largest_error(answer, self._expected)
+
+    # What is known of link and server
+
+    async def _watch(self) -> None:
+        """Probe a link of which nothing was heard, and look what is open, as long as the run lasts."""
+        looked_us = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self._sending and self._bandwidth.probe_due(self._now_us()):
+                await self._probe()
+            if self._now_us() - looked_us >= LOOK_US:
+                looked_us = self._now_us()
+                await self._look()
+
+    async def _look(self) -> None:
+        self._open, self.why_closed = await self._server.open_cuts()
+        self._rtt_us = await self._server.rtt_us() or self._rtt_us
+
+    async def _probe(self) -> None:
+        now_us = self._now_us()
+        if self._link is not None:
+            upload = self._link.upload(now_us, LEAST_BYTES, now_us + PROBE_US)
+            await self._sleep_until(upload.end_us)
+            took_us = upload.end_us - upload.start_us
+            self._bandwidth.note(upload.end_us, LEAST_BYTES, took_us, upload.sent)
+        elif await self._server.probe(LEAST_BYTES):
+            took_us = max(self._now_us() - now_us - self._rtt_us, 1)
+            self._bandwidth.note(self._now_us(), LEAST_BYTES, took_us)
+
+    # Time
+
+    def _now_us(self) -> int:
+        return round((asyncio.get_running_loop().time() - self._begun) * 1e6)
+
+    async def _sleep_until(self, at_us: int) -> None:
+        await asyncio.sleep(max(at_us - self._now_us(), 0) / 1e6)
+
+
+def summary(heads: Heads, records: list[Record]) -> dict[str, Any]:
+    """One object for all requests; offered = served + late, late ones without an answer too."""
+    answered_ms = [r.total_us / 1e3 for r in records if r.total_us is not None]
+    used = [r.cut for r in records if r.cut is not None]
+    errors = [r.error for r in records if r.error is not None]
+    served = sum(r.outcome == "served" for r in records)
+    return {
+        "model": heads.model,
+        "split": heads.split,
+        "offered": len(records),
+        "served": served,
+        "late": len(records) - served,
+        "attainment": served / len(records) if records else None,
+        "unanswered": len(records) - len(answered_ms),
+        "refused": sum(r.refused is not None for r in records),
+        "infeasible": sum(not r.feasible for r in records),
+        "on_device": sum(r.on == "device" for r in records),
+        "cuts": {str(cut): count for cut, count in sorted(Counter(used).items())},
+        "changes": sum(a != b for a, b in pairwise(used)),
+        "latency_ms": {
+            f"p{q}": float(np.percentile(answered_ms, q)) if answered_ms else None for q in (50, 99)
+        },
+        "max_error": max(errors, default=None),
+        "requests": [asdict(record) for record in records],
+    }

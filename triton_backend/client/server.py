@@ -1,0 +1,142 @@
+"""The server, over gRPC or HTTP: which cuts are open, requests, the round trip, probes."""
+
+import asyncio
+import importlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from .device import Arrays
+from .errors import ClientError
+from .heads import Head, Heads, Tensor
+
+# No such model: the server reads the whole body, and says so.
+PROBE_MODEL = "poolpipe_probe"
+PATIENCE_S = 2.0
+CLOSED_STATUS = frozenset({"StatusCode.INVALID_ARGUMENT", "400"})
+ROUND_TRIPS = 5
+
+
+class RefusedError(Exception):
+    """The server did not answer a request.
+
+    Attributes:
+        closed: because its tensors open no cut.
+    """
+
+    def __init__(self, message: str, *, closed: bool = False) -> None:
+        super().__init__(message)
+        self.closed = closed
+
+
+class Server:
+    """One endpoint and one model; made and used in one event loop.
+
+    Args:
+        url: HOST:PORT of gRPC, or http://HOST:PORT.
+        heads: the model's, and of which split they are.
+    """
+
+    def __init__(self, url: str, heads: Heads) -> None:
+        protocol, _, address = url.rpartition("://")
+        if protocol not in ("", "grpc", "http") or ":" not in address:
+            raise ClientError(f"--url {url}", "not HOST:PORT (gRPC) or http://HOST:PORT")
+        self._module: Any = importlib.import_module(f"tritonclient.{protocol or 'grpc'}.aio")
+        # Of gRPC's client a keyword of its own; of HTTP's nothing but the wait around the call.
+        self._client: Any = self._module.InferenceServerClient(address)
+        self._heads = heads
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    async def open_cuts(self) -> tuple[dict[int, bool], str]:
+        """Cuts all of whose tensors the server takes now, and whether in half the bytes too.
+
+        Which sets of tensors belong together only a request shows. No server: no cuts, and why.
+        """
+        try:
+            metadata = await self._patiently(self._client.get_model_metadata(self._heads.model))
+        except RefusedError as error:
+            return {}, str(error)
+        inputs = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
+        known = {_tensor(given) for given in inputs}
+        return {
+            cut.block: all(tensor.half() in known for tensor in cut.tensors)
+            for cut in self._heads.cuts[:-1]
+            if known.issuperset(cut.tensors)
+        }, ""
+
+    async def rtt_us(self) -> int | None:
+        """The least of a few round trips without a body; None where nobody answers."""
+        loop = asyncio.get_running_loop()
+        times: list[float] = []
+        try:
+            for _ in range(ROUND_TRIPS):
+                begun = loop.time()
+                await self._patiently(self._client.is_server_live())
+                times.append(loop.time() - begun)
+        except RefusedError:
+            return None
+        return round(min(times) * 1e6)
+
+    async def probe(self, size: int) -> bool:
+        """Send so many bytes to nobody; whether the server had them all."""
+        try:
+            await self._infer(PROBE_MODEL, {"probe": np.zeros((1, size), np.uint8)}, {}, PATIENCE_S)
+        except RefusedError as error:
+            return PROBE_MODEL in str(error)
+        return True
+
+    async def infer(self, head: Head, tensors: Arrays, budget_us: int, wait_s: float) -> Arrays:
+        """The answer to what crosses at a cut.
+
+        Args:
+            head: whose tensors these are.
+            tensors: what is sent.
+            budget_us: what the server may take, from 1 on.
+            wait_s: how long the client waits at most.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        named = {"cut": head.block, "split": self._heads.split}
+        answer = await self._infer(
+            self._heads.model, tensors, {"timeout": budget_us, "parameters": named}, wait_s
+        )
+        return {t.name: answer.as_numpy(t.name) for t in self._heads.whole.tensors}
+
+    async def _infer(
+        self, model: str, tensors: Arrays, options: dict[str, Any], wait_s: float
+    ) -> Any:
+        given = [self._input(name, array) for name, array in tensors.items()]
+        return await self._patiently(self._client.infer(model, given, **options), wait_s)
+
+    def _input(self, name: str, array: NDArray[Any]) -> Any:
+        made = self._module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        made.set_data_from_numpy(array)
+        return made
+
+    async def _patiently(self, call: Any, wait_s: float = PATIENCE_S) -> Any:
+        try:
+            return await asyncio.wait_for(call, wait_s)
+        except TimeoutError as error:
+            raise RefusedError(f"no answer within {wait_s:.1f} s") from error
+        except InferenceServerException as error:
+            closed = str(error.status()) in CLOSED_STATUS
+            raise RefusedError(str(error.message()), closed=closed) from error
+        except (
+            Exception
+        ) as error:  # connections fail with errors of gRPC's, aiohttp's, or the system's
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+
+def _tensor(given: Any) -> Tensor:
+    """A tensor of a model's metadata."""
+    if isinstance(given, dict):
+        name, dtype, shape = given["name"], given["datatype"], given["shape"]
+    else:
+        name, dtype, shape = given.name, given.datatype, given.shape
+    return Tensor(name=str(name), dtype=str(dtype), shape=tuple(map(int, shape[1:])))
