@@ -258,9 +258,9 @@ def plan_of(
                     placement=tuple(run for run in runs if run.nodes * run.slots),
                 )
             )
-            took_us = profile.stage_latency_us(
-                machine.gpu_class, machine.divisor, (0, profile.blocks)
-            )[: machine.batch]
+            table = profile.table(machine.gpu_class, pools[-1].share)
+            assert table is not None  # the machine is one of its rows
+            took_us = table.stage_latency_us((0, profile.blocks))[: machine.batch]
             stage = Stage(
                 blocks=(0, profile.blocks),
                 pool=pools[-1].name,
