@@ -70,7 +70,7 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
 @inlined
 def _end(tables: Tables, batch: int) -> None:
     """The last report of a batch came."""
-    if len(tables.jobs) > 0:
+    if len(tables.job_memory) > 0:
         end_tasks(tables, batch)
     serve_batch(tables, batch)
 

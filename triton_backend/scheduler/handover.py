@@ -30,8 +30,23 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, slot_table
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.jobs import end_job
-from triton_backend.scheduler.tables import KINDS, LIVE, TASK_MODULE, Tables, new_tables
-from triton_backend.scheduler.topology import Lead, Topology, resource_count, with_orphans
+from triton_backend.scheduler.tables import (
+    KINDS,
+    LIVE,
+    TASK_MODULE,
+    Tables,
+    new_tables,
+    pack,
+    unpack,
+)
+from triton_backend.scheduler.topology import (
+    Lead,
+    Topology,
+    edge_rows,
+    module_rows,
+    resource_count,
+    with_orphans,
+)
 
 Link = tuple[str, str]  # "uplink" or "downlink", and the node's name
 SIDES = ("uplink", "downlink")
@@ -157,7 +172,8 @@ def hand_over(
         nic: "shared" or "isolated" links.
     """
     plan, topology = new
-    modules, jobs_left_out = _leave_out_jobs(old, before.plan, plan, topology)
+    rows = module_rows(plan, topology), edge_rows(plan)
+    modules, jobs_left_out = _leave_out_jobs(old, before.plan, plan, topology, rows[0])
     flying = np.flatnonzero(old.batches["number"] != NONE)
     links = _links_of(plan, topology, nic)
     to = _continued(old, before, topology, links, inherited)
@@ -171,6 +187,7 @@ def hand_over(
     tables = new_tables(
         topology,
         Lead(int(counts["lead_us"]), int(counts["lead_us_per_sample"])),
+        rows,
         batches=len(old.batches),
         requests=len(old.requests),
         hops=int(old.batches["stages"][flying].max(initial=0)) + 1,
@@ -180,7 +197,7 @@ def hand_over(
     tables.counts[0] = counts
     for name in ("out", "paused", "timers", "unsettled"):
         tables.counts[0][name] = 0
-    if len(old.jobs):
+    if len(old.job_memory):
         tables = _with_jobs(old, tables, modules)
     else:
         tables.counts[0]["free_job"] = free_job
@@ -266,10 +283,11 @@ def _queues_in_flight(tables: Tables) -> Integers:
 
 
 def _leave_out_jobs(
-    old: Tables, before: Plan, after: Plan, topology: Topology
+    old: Tables, before: Plan, after: Plan, topology: Topology, then: Records
 ) -> tuple[Integers, list[LeftOut]]:
     """[old module] its new number, NONE where it has none; jobs that do not go on, which have left."""
-    rows, then = old.topology.modules, topology.modules
+    known = unpack(old.job_memory)
+    rows = known.modules
     places = [row["place"] == 0 for row in then]
     begins = dict(zip((a.name for a in after.applications), np.flatnonzero(places), strict=True))
     shapes = {planned.name: _shape(planned) for planned in after.applications}
@@ -279,11 +297,11 @@ def _leave_out_jobs(
             mine = np.flatnonzero(rows["application"] == n)
             numbers[mine] = begins[planned.name] + np.arange(len(mine))
     left_out: list[LeftOut] = []
-    for slot in np.flatnonzero(old.jobs["state"] == LIVE).tolist():
-        first = numbers[old.jobs[slot]["first_module"]]
+    for slot in np.flatnonzero(known.jobs["state"] == LIVE).tolist():
+        first = numbers[known.jobs[slot]["first_module"]]
         tasks = np.flatnonzero((old.requests["job"] == slot) & (old.requests["sequence"] != NONE))
         tasks = tasks[old.requests["batch"][tasks] == NONE]
-        queues = then["queue"][first + old.tasks[tasks, TASK_MODULE]] if first != NONE else tasks
+        queues = then["queue"][first + known.tasks[tasks, TASK_MODULE]] if first != NONE else tasks
         if first == NONE:
             left_out.append(LeftOut(slot, DropReason.MODEL_REMOVED))
         elif (old.requests["samples"][tasks] > topology.queues["largest"][queues]).any():
@@ -301,17 +319,20 @@ def _shape(planned: ApplicationPlan) -> object:
 
 def _with_jobs(old: Tables, new: Tables, modules: Integers) -> Tables:
     """All jobs at the same slots; parts and tasks are as wide as the wider plan needs."""
-    jobs = old.jobs.copy()
-    first = np.clip(modules[jobs["first_module"]], 0, None) if len(modules) else 0
-    jobs["first_module"] = first
-    widths = [
-        max(a.shape[1], b.shape[1]) for a, b in ((old.parts, new.parts), (old.tasks, new.tasks))
-    ]
-    parts = np.zeros((len(jobs), widths[0]), dtype=old.parts.dtype)
-    parts[:, : old.parts.shape[1]] = old.parts
-    tasks = np.full((len(old.requests), widths[1]), NONE, dtype=np.int64)
-    tasks[:, : old.tasks.shape[1]] = old.tasks
-    return new._replace(jobs=jobs, parts=parts, tasks=tasks)
+    before, after = unpack(old.job_memory), unpack(new.job_memory)
+    jobs = before.jobs.copy()
+    if len(modules):
+        jobs["first_module"] = np.clip(modules[jobs["first_module"]], 0, None)
+    else:
+        jobs["first_module"] = 0  # none is live
+    width = max(before.parts.shape[1], after.parts.shape[1])
+    parts = np.zeros((len(jobs), width), dtype=before.parts.dtype)
+    parts[:, : before.parts.shape[1]] = before.parts
+    columns = max(before.tasks.shape[1], after.tasks.shape[1])
+    tasks = np.full((len(old.requests), columns), NONE, dtype=np.int64)
+    tasks[:, : before.tasks.shape[1]] = before.tasks
+    kept = after._replace(jobs=jobs, parts=parts, tasks=tasks)
+    return new._replace(job_memory=pack(kept))
 
 
 def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
@@ -322,11 +343,12 @@ def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
     waits = here & (rows["batch"] == NONE)
     goes_to = np.full(len(rows), NONE, dtype=np.int64)
     goes_to[here] = queues[rows["queue"][here]]
+    known = unpack(new.job_memory)
     for task in np.flatnonzero(here & (rows["job"] != NONE)):
-        job = new.jobs[rows["job"][task]]
+        job = known.jobs[rows["job"][task]]
         if job["state"] == LIVE:
-            module = job["first_module"] + new.tasks[task, TASK_MODULE]
-            goes_to[task] = new.topology.modules[module]["queue"]
+            module = job["first_module"] + known.tasks[task, TASK_MODULE]
+            goes_to[task] = known.modules[module]["queue"]
     removed = waits & (goes_to == NONE)
     too_large = waits & ~removed & (rows["samples"] > new.topology.queues["largest"][goes_to])
     orphans = len(new.topology.queues) - 1  # where a batch in flight has any

@@ -21,6 +21,7 @@ from triton_backend.scheduler.tables import (
     UPLINK,
     VGPU,
     Tables,
+    unpack,
 )
 from triton_backend.scheduler.topology import BLOCK
 
@@ -172,7 +173,7 @@ def _free_slots(tables: Tables) -> Iterator[str]:
     for name, records, mark, link in (
         ("batch", tables.batches, "number", "next_free"),
         ("request", tables.requests, "sequence", "next"),
-        ("job", tables.jobs, "state", "next"),
+        ("job", unpack(tables.job_memory).jobs, "state", "next"),
     ):
         free = _chain(records, counts[f"free_{name}"], link)
         unused = int((records[mark] == NONE).sum())
@@ -196,7 +197,8 @@ def _conservation(tables: Tables) -> Iterator[str]:
 
 def _jobs(tables: Tables) -> Iterator[str]:
     """A job counts what is open of it, its tasks are its own, and no live one waits for nothing."""
-    rows, counts = tables.jobs, tables.counts[0]
+    known, counts = unpack(tables.job_memory), tables.counts[0]
+    rows = known.jobs
     requests = tables.requests
     for slot in np.flatnonzero(rows["state"] != NONE).tolist():
         job, name = rows[slot], f"job {rows[slot]['id']}"
@@ -205,7 +207,7 @@ def _jobs(tables: Tables) -> Iterator[str]:
         task = int(job["first_task"])
         while task != NONE and len(chain) <= len(requests):
             chain.append(task)
-            task = int(tables.tasks[task, TASK_NEXT])
+            task = int(known.tasks[task, TASK_NEXT])
         if sorted(chain) != mine or len(mine) != job["open"]:
             yield f"{name} counts {job['open']} tasks, chains {chain}, owns {mine}"
         if job["state"] != LIVE:
@@ -227,16 +229,17 @@ def _jobs(tables: Tables) -> Iterator[str]:
 
 def _parts(tables: Tables, slot: int, mine: list[int]) -> Iterator[str]:
     """Modules of a live job whose tasks are in the request slots `mine`."""
-    job, requests = tables.jobs[slot], tables.requests
+    known, requests = unpack(tables.job_memory), tables.requests
+    job = known.jobs[slot]
     name = f"job {job['id']}"
-    modules = int(tables.topology.modules[job["first_module"]]["modules"])
-    parts = tables.parts[slot, :modules]
+    modules = int(known.modules[job["first_module"]]["modules"])
+    parts = known.parts[slot, :modules]
     if not mine and not (parts["state"] == READY).any():
         yield f"{name} lives, and no task of it is open"
     if (parts["state"] != CLOSED).sum() != job["modules_left"]:
         yield f"{name} counts {job['modules_left']} modules left, its parts say {parts['state']}"
     for place, part in enumerate(parts):
-        own = [task for task in mine if tables.tasks[task, TASK_MODULE] == place]
+        own = [task for task in mine if known.tasks[task, TASK_MODULE] == place]
         rows_open = sum(int(requests[task]["samples"]) for task in own)
         if len(own) != part["open"] or rows_open > part["cut"]:
             yield f"{name}, module {place}: {part['open']} tasks open, it has {own}"

@@ -48,6 +48,7 @@ from triton_backend.scheduler.tables import (
     TOO_LARGE,
     Tables,
     add_decision,
+    jobs_of,
 )
 from triton_backend.scheduler.topology import pipelines_of
 
@@ -55,9 +56,10 @@ from triton_backend.scheduler.topology import pipelines_of
 @kernel
 def new_job(tables: Tables, job_id: int, first_module: int, deadline_us: int, samples: int) -> int:
     """A job came; a job slot must be free. Lists the modules that come after none; returns its slot."""
+    known = jobs_of(tables)
     counts = tables.counts[0]
     slot = counts["free_job"]
-    job = tables.jobs[slot]
+    job = known.jobs[slot]
     counts["free_job"] = job["next"]
     counts["jobs"] += 1
     job["id"] = job_id
@@ -66,18 +68,18 @@ def new_job(tables: Tables, job_id: int, first_module: int, deadline_us: int, sa
     job["deadline_us"] = deadline_us
     job["samples"] = samples
     job["first_module"] = first_module
-    job["modules_left"] = tables.topology.modules[first_module]["modules"]
+    job["modules_left"] = known.modules[first_module]["modules"]
     job["open"] = job["listed"] = 0
     job["first_task"] = NONE
     too_large = False
-    for place in range(tables.parts.shape[1]):
-        part = tables.parts[slot, place]
+    for place in range(known.parts.shape[1]):
+        part = known.parts[slot, place]
         part["rows"] = part["cut"] = part["open"] = 0
         part["skipped"] = NONE
         part["state"] = AWAITS
     for place in range(job["modules_left"]):
-        module = tables.topology.modules[first_module + place]
-        part = tables.parts[slot, place]
+        module = known.modules[first_module + place]
+        part = known.parts[slot, place]
         part["parents_left"] = module["parents"]
         part["rows"] = NONE if module["rows"] == NONE else module["rows"] * samples
         if module["parents"] == 0:
@@ -102,15 +104,16 @@ def release(tables: Tables) -> int:
 
     Returns `NEEDS_ROOM` where it broke off: make room and call again.
     """
+    known = jobs_of(tables)
     counts = tables.counts[0]
-    width = tables.parts.shape[1]
+    width = known.parts.shape[1]
     while counts["first_listed"] != NONE:
         if counts["out"] == len(tables.out):
             return NEEDS_ROOM
         number = counts["first_listed"]
         slot, place = number // width, number % width
-        part = tables.parts[slot, place]
-        if tables.jobs[slot]["state"] != LIVE:
+        part = known.parts[slot, place]
+        if known.jobs[slot]["state"] != LIVE:
             _unlist_first(tables)
             _free_if_over(tables, slot)
         elif part["state"] == ENDED:
@@ -132,10 +135,11 @@ def release(tables: Tables) -> int:
 @inlined
 def _new_task(tables: Tables, slot: int, place: int) -> None:
     """The next rows of a module become a task and enter its queue, in the order of their aims."""
+    known = jobs_of(tables)
     counts = tables.counts[0]
-    job = tables.jobs[slot]
-    part = tables.parts[slot, place]
-    module = tables.topology.modules[job["first_module"] + place]
+    job = known.jobs[slot]
+    part = known.parts[slot, place]
+    module = known.modules[job["first_module"] + place]
     has_us = job["deadline_us"] - job["arrival_us"]
     aim = job["deadline_us"] - module["tail_us"] * has_us // module["slo_us"]
     rows = min(module["piece"], part["rows"] - part["cut"])
@@ -143,7 +147,7 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
     counts["tasks"] += 1
     request = new_request(tables, module["queue"], request_id, aim, rows)
     tables.requests[request]["job"] = slot
-    task = tables.tasks[request]
+    task = known.tasks[request]
     task[TASK_MODULE] = place
     task[TASK_ROW] = part["cut"]
     task[TASK_LIMIT] = max(aim, job["deadline_us"] - module["least_tail_us"])
@@ -151,12 +155,12 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
     task[TASK_PREVIOUS] = NONE
     task[TASK_EMITTED:] = NONE
     if job["first_task"] != NONE:
-        tables.tasks[job["first_task"], TASK_PREVIOUS] = request
+        known.tasks[job["first_task"], TASK_PREVIOUS] = request
     job["first_task"] = request
     job["open"] += 1
     part["open"] += 1
     add_decision(
-        tables, TASK_READY, request_id, slot * tables.parts.shape[1] + place, part["cut"], rows
+        tables, TASK_READY, request_id, slot * known.parts.shape[1] + place, part["cut"], rows
     )
     part["cut"] += rows
     enqueue(tables, request)
@@ -166,20 +170,20 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
 @inlined
 def _close(tables: Tables, slot: int, place: int) -> None:
     """A module has ended: release those after it that wait for no other. The last one ends the job."""
-    topology = tables.topology
-    job = tables.jobs[slot]
-    part = tables.parts[slot, place]
-    module = topology.modules[job["first_module"] + place]
+    known = jobs_of(tables)
+    job = known.jobs[slot]
+    part = known.parts[slot, place]
+    module = known.modules[job["first_module"] + place]
     part["state"] = CLOSED
     differ = False
     for e in range(module["first_edge"], module["end_edge"]):
-        edge = topology.edges[e]
-        child = tables.parts[slot, edge["child"]]
-        after = topology.modules[job["first_module"] + edge["child"]]
+        edge = known.edges[e]
+        child = known.parts[slot, edge["child"]]
+        after = known.modules[job["first_module"] + edge["child"]]
         if part["skipped"] != NONE:
             child["skipped"] = part["skipped"]
         elif edge["gives_rows"] == 1 and after["rows"] == NONE:
-            rows = min(tables.parts[slot, edge["part"]]["rows"], after["max_rows"] * job["samples"])
+            rows = min(known.parts[slot, edge["part"]]["rows"], after["max_rows"] * job["samples"])
             if child["rows"] != NONE and child["rows"] != rows:
                 child["skipped"] = ROWS_DIFFER
                 differ |= after["optional"] == 0
@@ -201,22 +205,22 @@ def _close(tables: Tables, slot: int, place: int) -> None:
 @kernel
 def end_tasks(tables: Tables, batch: int) -> None:
     """A batch left its last stage: the tasks in it have ended; their slots are the caller's to free."""
-    topology = tables.topology
+    known = jobs_of(tables)
     request = tables.batches[batch]["first"]
     while request != NONE:
         slot = tables.requests[request]["job"]
         if slot != NONE:
-            job = tables.jobs[slot]
-            task = tables.tasks[request]
-            part = tables.parts[slot, task[TASK_MODULE]]
+            job = known.jobs[slot]
+            task = known.tasks[request]
+            part = known.parts[slot, task[TASK_MODULE]]
             _leave_job(tables, request)
             if job["state"] == LIVE and part["skipped"] == NONE:
-                module = topology.modules[job["first_module"] + task[TASK_MODULE]]
+                module = known.modules[job["first_module"] + task[TASK_MODULE]]
                 for e in range(module["first_edge"], module["end_edge"]):
                     given = task[TASK_EMITTED + e - module["first_edge"]]
                     if given == NONE:
                         given = tables.requests[request]["samples"]
-                    tables.parts[slot, topology.edges[e]["part"]]["rows"] += given
+                    known.parts[slot, known.edges[e]["part"]]["rows"] += given
                 if part["open"] == 0 and part["state"] == OPEN:
                     _list(tables, slot, task[TASK_MODULE], ENDED)
             _free_if_over(tables, slot)
@@ -234,7 +238,8 @@ def drop_request(tables: Tables, request: int, reason: int, finish_us: int) -> N
     if slot == NONE:
         drop(tables, request, reason, finish_us)
         return
-    task = tables.tasks[request]
+    known = jobs_of(tables)
+    task = known.tasks[request]
     if reason == DEADLINE and row["deadline_us"] < task[TASK_LIMIT]:
         remove(tables, request)
         row["deadline_us"] = task[TASK_LIMIT]
@@ -242,12 +247,12 @@ def drop_request(tables: Tables, request: int, reason: int, finish_us: int) -> N
         return
     drop(tables, request, reason, finish_us)
     _leave_job(tables, request)
-    job = tables.jobs[slot]
+    job = known.jobs[slot]
     place = task[TASK_MODULE]
-    if tables.topology.modules[job["first_module"] + place]["optional"] == 0:
+    if known.modules[job["first_module"] + place]["optional"] == 0:
         end_job(tables, slot)
         return
-    part = tables.parts[slot, place]
+    part = known.parts[slot, place]
     part["skipped"] = tables.out[tables.counts[0]["out"] - 1, 2]  # `drop` may have found another
     _take_out(tables, slot, place)
     if part["state"] == OPEN:
@@ -261,11 +266,12 @@ def queue_again(tables: Tables, request: int) -> bool:
 
     What the batch emitted is forgotten too. Its slot is free where it is forgotten.
     """
+    known = jobs_of(tables)
     slot = tables.requests[request]["job"]
-    task = tables.tasks[request]
+    task = known.tasks[request]
     task[TASK_EMITTED:] = NONE
-    part = tables.parts[slot, task[TASK_MODULE]]
-    if tables.jobs[slot]["state"] == LIVE and part["skipped"] == NONE:
+    part = known.parts[slot, task[TASK_MODULE]]
+    if known.jobs[slot]["state"] == LIVE and part["skipped"] == NONE:
         return True
     _leave_job(tables, request)
     _free_if_over(tables, slot)
@@ -277,7 +283,8 @@ def queue_again(tables: Tables, request: int) -> bool:
 @kernel
 def end_job(tables: Tables, slot: int) -> None:
     """A live job is dropped: its queued tasks leave at once, those in batches end with them."""
-    tables.jobs[slot]["state"] = DEAD
+    known = jobs_of(tables)
+    known.jobs[slot]["state"] = DEAD
     tables.counts[0]["jobs_dropped"] += 1
     _take_out(tables, slot, NONE)
     _free_if_over(tables, slot)
@@ -290,12 +297,13 @@ def _take_out(tables: Tables, slot: int, place: int) -> None:
     A late queue's candidates may count on them: they are made too old to be sent, so that they are
     formed anew.
     """
+    known = jobs_of(tables)
     topology = tables.topology
-    request = tables.jobs[slot]["first_task"]
+    request = known.jobs[slot]["first_task"]
     while request != NONE:
-        following = tables.tasks[request, TASK_NEXT]
+        following = known.tasks[request, TASK_NEXT]
         row = tables.requests[request]
-        mine = place == NONE or tables.tasks[request, TASK_MODULE] == place
+        mine = place == NONE or known.tasks[request, TASK_MODULE] == place
         if mine and row["batch"] == NONE:
             remove(tables, request)
             tables.queues[row["queue"]]["timer_us"] = FAR
@@ -311,22 +319,24 @@ def _take_out(tables: Tables, slot: int, place: int) -> None:
 @inlined
 def _leave_job(tables: Tables, request: int) -> None:
     """A task belongs to its job no more."""
+    known = jobs_of(tables)
     slot = tables.requests[request]["job"]
-    before, after = tables.tasks[request, TASK_PREVIOUS], tables.tasks[request, TASK_NEXT]
+    before, after = known.tasks[request, TASK_PREVIOUS], known.tasks[request, TASK_NEXT]
     if before == NONE:
-        tables.jobs[slot]["first_task"] = after
+        known.jobs[slot]["first_task"] = after
     else:
-        tables.tasks[before, TASK_NEXT] = after
+        known.tasks[before, TASK_NEXT] = after
     if after != NONE:
-        tables.tasks[after, TASK_PREVIOUS] = before
-    tables.jobs[slot]["open"] -= 1
-    tables.parts[slot, tables.tasks[request, TASK_MODULE]]["open"] -= 1
+        known.tasks[after, TASK_PREVIOUS] = before
+    known.jobs[slot]["open"] -= 1
+    known.parts[slot, known.tasks[request, TASK_MODULE]]["open"] -= 1
 
 
 @inlined
 def _free_if_over(tables: Tables, slot: int) -> None:
     """Give the slot of a job back that has ended and of which nothing is left."""
-    job = tables.jobs[slot]
+    known = jobs_of(tables)
+    job = known.jobs[slot]
     if job["state"] > LIVE and job["open"] == 0 and job["listed"] == 0:
         job["state"] = NONE
         job["next"] = tables.counts[0]["free_job"]
@@ -344,29 +354,31 @@ def touch(tables: Tables, queue: int) -> None:
 @inlined
 def _list(tables: Tables, slot: int, place: int, state: int) -> None:
     """Put a part at the end of the list, in the state that says what is to be done."""
+    known = jobs_of(tables)
     counts = tables.counts[0]
-    width = tables.parts.shape[1]
+    width = known.parts.shape[1]
     number = slot * width + place
-    tables.parts[slot, place]["state"] = state
-    tables.parts[slot, place]["next"] = NONE
+    known.parts[slot, place]["state"] = state
+    known.parts[slot, place]["next"] = NONE
     last = counts["last_listed"]
     if last == NONE:
         counts["first_listed"] = number
     else:
-        tables.parts[last // width, last % width]["next"] = number
+        known.parts[last // width, last % width]["next"] = number
     counts["last_listed"] = number
     counts["unsettled"] += 1
-    tables.jobs[slot]["listed"] += 1
+    known.jobs[slot]["listed"] += 1
 
 
 @inlined
 def _unlist_first(tables: Tables) -> None:
     """Take the first part out of the list."""
+    known = jobs_of(tables)
     counts = tables.counts[0]
-    width = tables.parts.shape[1]
+    width = known.parts.shape[1]
     number = counts["first_listed"]
-    counts["first_listed"] = tables.parts[number // width, number % width]["next"]
+    counts["first_listed"] = known.parts[number // width, number % width]["next"]
     if counts["first_listed"] == NONE:
         counts["last_listed"] = NONE
     counts["unsettled"] -= 1
-    tables.jobs[number // width]["listed"] -= 1
+    known.jobs[number // width]["listed"] -= 1

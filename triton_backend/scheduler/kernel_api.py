@@ -78,8 +78,10 @@ from triton_backend.scheduler.tables import (
     WORDS,
     Tables,
     interval_of,
+    jobs_of,
     lacks_slots,
     tables_at,
+    unpack,
 )
 from triton_backend.scheduler.timeline import refresh
 
@@ -362,24 +364,25 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
 @kernel
 def _write_job_item(tables: Tables, answer: Integers, at: int, row: int) -> int:
     """Write one of `TASK_READY`, `MODULE_SKIPPED` and `JOB_DROPPED`; returns where the next begins."""
+    known = jobs_of(tables)
     out = tables.out[row]
-    width = tables.parts.shape[1]
+    width = known.parts.shape[1]
     kind = out[0]
     if kind == TASK_READY:
         slot, place = out[2] // width, out[2] % width
-        _fill(answer, at, kind, out[1], tables.jobs[slot]["id"])
+        _fill(answer, at, kind, out[1], known.jobs[slot]["id"])
         answer[at + 4] = place
         answer[at + 5] = out[3]
         answer[at + 6] = out[4]
-        answer[at + 7] = tables.parts[slot, place]["rows"]
+        answer[at + 7] = known.parts[slot, place]["rows"]
     elif kind == MODULE_SKIPPED:
-        _fill(answer, at, kind, tables.jobs[out[1] // width]["id"], out[1] % width)
+        _fill(answer, at, kind, known.jobs[out[1] // width]["id"], out[1] % width)
         answer[at + 4] = out[2]
         answer[at + 5] = out[3]
         answer[at + 6] = out[4]
     else:
-        _fill(answer, at, kind, tables.jobs[out[1]]["id"], NONE)
-        answer[at + 4] = tables.jobs[out[1]]["deadline_us"]
+        _fill(answer, at, kind, known.jobs[out[1]]["id"], NONE)
+        answer[at + 4] = known.jobs[out[1]]["deadline_us"]
         for k in range(3):  # reason, finish, position
             answer[at + 5 + k] = out[2 + k]
     return at + HEAD
@@ -388,11 +391,12 @@ def _write_job_item(tables: Tables, answer: Integers, at: int, row: int) -> int:
 @kernel
 def _write_task_drop(tables: Tables, answer: Integers, at: int, row: int) -> int:
     """Write what the drop of a task means for its job; returns where the next item begins."""
+    known = jobs_of(tables)
     request = tables.out[row, 1]
-    job = tables.jobs[tables.requests[request]["job"]]
-    place = tables.tasks[request, TASK_MODULE]
+    job = known.jobs[tables.requests[request]["job"]]
+    place = known.tasks[request, TASK_MODULE]
     k = at + 4
-    if tables.topology.modules[job["first_module"] + place]["optional"] == 1:
+    if known.modules[job["first_module"] + place]["optional"] == 1:
         _fill(answer, at, MODULE_SKIPPED, job["id"], place)
     else:
         _fill(answer, at, JOB_DROPPED, job["id"], place)
@@ -592,8 +596,9 @@ def check_emitted(tables: Tables, event: Emitted) -> int:
         or request["batch"] == NONE
     ):
         raise InputError(f"request {event.request_id}", "is no task in a batch")
-    first = tables.jobs[request["job"]]["first_module"]
-    module = tables.topology.modules[first + tables.tasks[slot, TASK_MODULE]]
+    known = unpack(tables.job_memory)
+    first = known.jobs[request["job"]]["first_module"]
+    module = known.modules[first + known.tasks[slot, TASK_MODULE]]
     wanted = int(module["end_edge"] - module["first_edge"])
     if len(event.rows) != wanted or min(event.rows, default=0) < 0:
         reason = f"gives {list(event.rows)} rows, {wanted} modules come after its own"

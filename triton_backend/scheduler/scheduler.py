@@ -97,6 +97,7 @@ from triton_backend.scheduler.tables import (
     addresses,
     fuller,
     new_tables,
+    unpack,
 )
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
@@ -106,6 +107,8 @@ from triton_backend.scheduler.topology import (
     LinkPace,
     Topology,
     build_topology,
+    edge_rows,
+    module_rows,
     set_pace,
     vgpus_of,
     with_latencies,
@@ -151,7 +154,7 @@ class Scheduler:
         self._count_io = count_io
         self._policy = policy
         topology = self._adopt(plan)
-        self._use(new_tables(topology, lead))
+        self._use(new_tables(topology, lead, (module_rows(plan, topology), edge_rows(plan))))
         self._numbering = first_numbering(plan, topology, nic)
         self._prepared: _Prepared | None = None
         self._orphans: dict[
@@ -301,7 +304,7 @@ class Scheduler:
         check_job(self._plan, event)
         if event.job_id in self._jobs:
             raise InputError(f"job {event.job_id}", "is in hand already")
-        modules = self._tables.topology.modules
+        modules = unpack(self._tables.job_memory).modules
         (first, *_) = np.flatnonzero(modules["application"] == event.application)
         self._jobs[event.job_id] = int(self._tables.counts[0]["free_job"])
         return self._take(
@@ -317,7 +320,8 @@ class Scheduler:
         slot = check_emitted(self._tables, event)
         self._now_us = event.now_us
         self._tables.counts[0]["now_us"] = event.now_us
-        self._tables.tasks[slot, TASK_EMITTED : TASK_EMITTED + len(event.rows)] = event.rows
+        task = unpack(self._tables.job_memory).tasks[slot]
+        task[TASK_EMITTED : TASK_EMITTED + len(event.rows)] = event.rows
         return []
 
     def _job_cancel(self, event: JobCancel) -> list[Decision]:
@@ -412,7 +416,8 @@ class Scheduler:
         return [*gone, *drops, *self._take(decide, event.now_us)]
 
     def _job_left_out(self, old: Tables, slot: int, reason: DropReason) -> JobDropped:
-        job_id, deadline_us = (int(old.jobs[slot][name]) for name in ("id", "deadline_us"))
+        job = unpack(old.job_memory).jobs[slot]
+        job_id, deadline_us = int(job["id"]), int(job["deadline_us"])
         del self._jobs[job_id]
         return JobDropped(job_id=job_id, reason=reason, deadline_us=deadline_us)
 

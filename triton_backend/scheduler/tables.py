@@ -273,6 +273,24 @@ COUNTS = np.dtype(
 )
 
 
+class JobTables(NamedTuple):
+    """What there is of jobs.
+
+    Attributes:
+        modules: [module] `MODULE`, application after application.
+        edges: [edge] `EDGE`, by the module that they come from.
+        jobs: [job slot] jobs in hand; free slots are chained.
+        parts: [job slot, part] of its modules, then of its edges.
+        tasks: [request slot, column] what requests that are tasks have besides.
+    """
+
+    modules: Records
+    edges: Records
+    jobs: Records
+    parts: Records
+    tasks: Integers
+
+
 class Tables(NamedTuple):
     """Topology and state of one scheduler.
 
@@ -287,9 +305,8 @@ class Tables(NamedTuple):
         block_from_us: [block] least `free_from_us` of its vGPUs.
         batches: [batch slot] batches in flight; free slots are chained.
         requests: [request slot] requests queued or in flight; free slots are chained.
-        jobs: [job slot] jobs in hand; free slots are chained; none where the plan has no applications.
-        parts: [job slot, part] of its modules, then of its edges.
-        tasks: [request slot, column] what requests that are tasks have besides.
+        job_memory: `JobTables`, packed: a call between kernels hands every array over, and few need
+            these. Empty where no plan so far had applications.
         queues: [queue] requests that wait, as a chain of request slots.
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
@@ -308,9 +325,7 @@ class Tables(NamedTuple):
     block_from_us: Integers
     batches: Records
     requests: Records
-    jobs: Records
-    parts: Records
-    tasks: Integers
+    job_memory: Integers
     queues: Records
     offers: Records
     quotes: Records
@@ -325,6 +340,7 @@ class Tables(NamedTuple):
 def new_tables(
     topology: Topology,
     lead: Lead = NO_LEAD,
+    rows: tuple[Records, Records] | None = None,
     *,
     batches: int = 256,
     requests: int = 1024,
@@ -334,7 +350,7 @@ def new_tables(
 ) -> Tables:
     """Empty tables with room for so many batches, requests and jobs at a time.
 
-    There are no jobs where the plan has no applications.
+    `rows` are `module_rows` and `edge_rows` of a plan with applications; without there are no jobs.
 
     `hops` is the least that a batch slot has, where batches of other plans have more than the
     topology's own; `others` are resources that the topology does not know, numbered past its own.
@@ -355,6 +371,7 @@ def new_tables(
     heaps["place"] = NONE
     counts["free_batch"] = counts["free_request"] = counts["free_job"] = NONE
     counts["first_listed"] = counts["last_listed"] = NONE
+    modules, edges = rows or (np.zeros(0, dtype=MODULE), np.zeros(0, dtype=EDGE))
     counts["armed_timer_us"] = FAR
     empty = Tables(
         topology=topology,
@@ -364,9 +381,7 @@ def new_tables(
         block_from_us=np.zeros(block_count(topology), dtype=np.int64),
         batches=np.zeros(0, dtype=BATCH),
         requests=np.zeros(0, dtype=REQUEST),
-        jobs=np.zeros(0, dtype=JOB),
-        parts=np.zeros((0, part_count(topology)), dtype=PART),
-        tasks=np.zeros((0, task_columns(topology)), dtype=np.int64),
+        job_memory=np.zeros(0, dtype=np.int64),
         queues=queues,
         offers=np.zeros((pipelines, hops), dtype=OFFER),
         quotes=np.zeros(pipelines, dtype=QUOTE),
@@ -377,7 +392,15 @@ def new_tables(
         out=np.zeros((OUT_ROWS, OUT_COLUMNS), dtype=np.int64),
         counts=counts,
     )
-    jobs = jobs if len(topology.modules) else 0
+    if len(modules):
+        none = JobTables(
+            modules=modules,
+            edges=edges,
+            jobs=np.zeros(0, dtype=JOB),
+            parts=np.zeros((0, part_count(modules, edges)), dtype=PART),
+            tasks=np.zeros((0, task_columns(modules)), dtype=np.int64),
+        )
+        empty = empty._replace(job_memory=pack(none))
     return with_room(empty, batches=batches, requests=requests, jobs=jobs)
 
 
@@ -391,10 +414,16 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
     batch_rows["number"][old_batches:] = NONE
     request_rows = _longer(tables.requests, requests)
     request_rows["sequence"][old_requests:] = NONE
-    job_rows = _longer(tables.jobs, jobs)
-    job_rows["state"][len(tables.jobs) :] = NONE
     counts = tables.counts
-    counts[0]["free_job"] = _chain(job_rows, "next", len(tables.jobs), int(counts[0]["free_job"]))
+    memory = tables.job_memory
+    if len(memory):
+        now = unpack(memory)
+        job_rows = _longer(now.jobs, jobs)
+        job_rows["state"][len(now.jobs) :] = NONE
+        free_job = int(counts[0]["free_job"])
+        counts[0]["free_job"] = _chain(job_rows, "next", len(now.jobs), free_job)
+        parts, tasks = _more_rows(now.parts, jobs), _more_rows(now.tasks, requests)
+        memory = pack(now._replace(jobs=job_rows, parts=parts, tasks=tasks))
     counts[0]["free_batch"] = _chain(
         batch_rows, "next_free", old_batches, int(counts[0]["free_batch"])
     )
@@ -405,9 +434,7 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
         intervals=intervals,
         batches=batch_rows,
         requests=request_rows,
-        jobs=job_rows,
-        parts=_more_rows(tables.parts, jobs),
-        tasks=_more_rows(tables.tasks, requests),
+        job_memory=memory,
         paths=np.concatenate(
             [tables.paths, np.full((batches - old_batches, hops), NONE, dtype=np.int64)]
         ),
@@ -415,10 +442,9 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
     )
 
 
-def task_columns(topology: Topology) -> int:
-    """Columns of `Tables.tasks`: what every task has, and one for each module after its own."""
-    rows = topology.modules
-    return TASK_EMITTED + int((rows["end_edge"] - rows["first_edge"]).max()) if len(rows) else 0
+def task_columns(modules: Records) -> int:
+    """Columns of `JobTables.tasks`: what every task has, and one for each module after its own."""
+    return TASK_EMITTED + int((modules["end_edge"] - modules["first_edge"]).max(initial=0))
 
 
 def _longer(records: Records, length: int) -> Records:
@@ -444,7 +470,7 @@ def fuller(tables: Tables) -> Tables:
         tables,
         batches=lengths(tables.batches, "free_batch"),
         requests=lengths(tables.requests, "free_request"),
-        jobs=lengths(tables.jobs, "free_job"),
+        jobs=lengths(unpack(tables.job_memory).jobs, "free_job"),
     )
 
 
@@ -461,7 +487,9 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 def lacks_slots(tables: Tables) -> bool:
     """Whether no slot is free of something that the next event may need one of."""
     counts = tables.counts[0]
-    return counts["free_request"] == NONE or (len(tables.jobs) > 0 and counts["free_job"] == NONE)
+    return counts["free_request"] == NONE or (
+        len(tables.job_memory) > 0 and counts["free_job"] == NONE
+    )
 
 
 @inlined
@@ -497,8 +525,6 @@ EXAMPLE = new_tables(
         move_us=np.zeros((1, 1, 1), dtype=np.int64),
         answer_us=np.zeros((1, 1, 1), dtype=np.int64),
         path_us=np.zeros((1, 1), dtype=np.int64),
-        modules=np.zeros(0, dtype=MODULE),
-        edges=np.zeros(0, dtype=EDGE),
     )
 )
 TABLES: Any = typeof(EXAMPLE)
@@ -521,58 +547,122 @@ def _words(field: Any) -> list[int]:
 WORDS = len(addresses(EXAMPLE))
 
 
-def _tables_at(memory: Integers) -> Tables:
-    words = iter(memory[:WORDS].tolist())
+def by_address(example: Any) -> Any:
+    """A function of kernels: arrays as those of `example`, whose addresses and lengths memory begins with."""
+    kind, count = typeof(example), len(_words(example))
 
-    def built(like: Any) -> Any:
-        if isinstance(like, tuple):
-            parts = cast("tuple[Any]", like)
-            return type(parts)(*[built(part) for part in parts])
-        address = next(words)
-        shape = [next(words) for _ in like.shape]
-        size = int(np.prod(shape)) * like.itemsize
-        if size == 0:
-            return np.zeros(shape, like.dtype)
-        data = (ctypes.c_char * size).from_address(address)
-        return np.frombuffer(data, like.dtype).reshape(shape)
+    def found_at(memory: Integers) -> Any:
+        words = iter(memory[:count].tolist())
 
-    return built(EXAMPLE)
+        def built(like: Any) -> Any:
+            if isinstance(like, tuple):
+                parts = cast("tuple[Any]", like)
+                return type(parts)(*[built(part) for part in parts])
+            address = next(words)
+            shape = [next(words) for _ in like.shape]
+            size = int(np.prod(shape)) * like.itemsize
+            if size == 0:
+                return np.zeros(shape, like.dtype)
+            data = (ctypes.c_char * size).from_address(address)
+            return np.frombuffer(data, like.dtype).reshape(shape)
+
+        return built(example)
+
+    def of_memory(memory: Any) -> Any:
+        del memory
+        return kind
+
+    type_callable(found_at)(lambda _context: of_memory)
+
+    @lower_builtin(found_at, types.Array)
+    def compiled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """The same in compiled code; what a kernel does not use is never read."""
+        memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        words = iter(range(count))
+
+        def word() -> Any:
+            return builder.load(cgutils.gep_inbounds(builder, memory, next(words)))
+
+        def built(kind: Any) -> Any:
+            if isinstance(kind, types.BaseTuple):
+                return context.make_tuple(
+                    builder, kind, [built(part) for part in cast("Any", kind)]
+                )
+            array = context.make_array(kind)(context, builder)
+            size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            data = builder.inttoptr(word(), array.data.type)
+            shape = [word() for _ in range(kind.ndim)]
+            strides = [context.get_constant(types.intp, size)]
+            for length in reversed(shape[1:]):
+                strides.insert(0, builder.mul(strides[0], length))
+            itemsize = context.get_constant(types.intp, size)
+            populate_array(
+                array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None
+            )
+            return array._getvalue()  # noqa: SLF001 - numba's own code says it so
+
+        return built(kind)
+
+    return found_at
 
 
-@type_callable(_tables_at)
-def _type_of(_context: Any) -> Any:
-    return lambda _memory: TABLES  # type: ignore[no-any-return]
-
-
-@lower_builtin(_tables_at, types.Array)
-def _compiled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """The same in compiled code; what a kernel does not use is never read."""
-    memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-    words = iter(range(WORDS))
-
-    def word() -> Any:
-        return builder.load(cgutils.gep_inbounds(builder, memory, next(words)))
-
-    def built(kind: Any) -> Any:
-        if isinstance(kind, types.BaseTuple):
-            return context.make_tuple(builder, kind, [built(part) for part in cast("Any", kind)])
-        array = context.make_array(kind)(context, builder)
-        size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-        data = builder.inttoptr(word(), array.data.type)
-        shape = [word() for _ in range(kind.ndim)]
-        strides = [context.get_constant(types.intp, size)]
-        for length in reversed(shape[1:]):
-            strides.insert(0, builder.mul(strides[0], length))
-        itemsize = context.get_constant(types.intp, size)
-        populate_array(
-            array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None
-        )
-        return array._getvalue()  # noqa: SLF001 - numba's own code says it so
-
-    return built(TABLES)
+_tables_at = by_address(EXAMPLE)
 
 
 @inlined
 def tables_at(memory: Integers) -> Tables:
     """The tables whose `addresses` the first `WORDS` integers of `memory` are."""
     return _tables_at(memory)
+
+
+# Arrays in one array: their addresses in it, and then themselves.
+
+NO_JOBS = JobTables(
+    modules=np.zeros(0, dtype=MODULE),
+    edges=np.zeros(0, dtype=EDGE),
+    jobs=np.zeros(0, dtype=JOB),
+    parts=np.zeros((0, 0), dtype=PART),
+    tasks=np.zeros((0, 0), dtype=np.int64),
+)
+
+
+def pack(arrays: tuple[Any, ...]) -> Integers:
+    """One array that holds all of these, and where in it they are."""
+    words = [-(-array.nbytes // 8) for array in arrays]
+    first = len(_words(arrays))
+    memory = np.zeros(first + sum(words), dtype=np.int64)
+    header: list[int] = []
+    for array, length in zip(arrays, words, strict=True):
+        header += [memory.ctypes.data + 8 * first, *array.shape]
+        data = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.uint8)
+        memory[first : first + length].view(np.uint8)[: array.nbytes] = data
+        first += length
+    memory[: len(header)] = header
+    return memory
+
+
+def unpack(memory: Integers) -> JobTables:
+    """The arrays of `JobTables` that memory holds, for Python; they keep it. None where it is empty."""
+    return cast("JobTables", views(memory, NO_JOBS)) if len(memory) else NO_JOBS
+
+
+def views(memory: Integers, example: Any) -> Any:
+    """The arrays that memory holds, of types as in `example`; they keep it."""
+    words = iter(memory[: len(_words(example))].tolist())
+    found: list[Any] = []
+    for like in example:
+        begin = (next(words) - memory.ctypes.data) // 8
+        shape = [next(words) for _ in like.shape]
+        size = int(np.prod(shape)) * like.itemsize
+        data = memory[begin : begin + -(-size // 8)].view(np.uint8)[:size]
+        found.append(data.view(like.dtype).reshape(shape))
+    return type(example)(*found)
+
+
+_jobs_at = by_address(NO_JOBS)
+
+
+@inlined
+def jobs_of(tables: Tables) -> JobTables:
+    """All of jobs, for kernels; there must be applications."""
+    return _jobs_at(tables.job_memory)

@@ -214,8 +214,6 @@ class Topology(NamedTuple):
         answer_us: [pipeline, rate, n] to move the answer back to the gateway.
         path_us: [pipeline, n] least time from dispatch to answer, nothing else running; for late
             binding with the lead, and at least that of any smaller batch.
-        modules: [module] `MODULE`, application after application.
-        edges: [edge] `EDGE`, by the module that they come from.
     """
 
     queues: Records
@@ -227,8 +225,6 @@ class Topology(NamedTuple):
     move_us: Integers
     answer_us: Integers
     path_us: Integers
-    modules: Records
-    edges: Records
 
 
 @inlined
@@ -263,13 +259,9 @@ def block_count(topology: Topology) -> int:
     return int(topology.pools["end_block"].max(initial=0))
 
 
-def part_count(topology: Topology) -> int:
+def part_count(modules: Records, edges: Records) -> int:
     """Parts of a job at most: modules and edges of its application."""
-    most = 0
-    for row in topology.modules:
-        edges = [edge["part"] + 1 for edge in topology.edges[row["first_edge"] : row["end_edge"]]]
-        most = max(most, row["modules"], *edges)
-    return int(most)
+    return int(max(modules["modules"].max(initial=0), edges["part"].max(initial=-1) + 1))
 
 
 def _blocks(vgpus: Integers) -> Integers:
@@ -350,8 +342,6 @@ def build_topology(
         move_us=np.zeros((stages, len(rates), most + 1), dtype=np.int64),
         answer_us=np.zeros((len(pipelines), len(rates), most + 1), dtype=np.int64),
         path_us=np.zeros((len(pipelines), most + 1), dtype=np.int64),
-        modules=np.zeros(sum(len(a.application.modules) for a in plan.applications), dtype=MODULE),
-        edges=_edge_rows(plan),
     )
     numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
     for number, known in enumerate(pipelines):
@@ -370,7 +360,6 @@ def build_topology(
         topology.answer_us[number] = _transfers(back, rates, largest, most)
     _fill_pools(plan, topology)
     _bound(topology, lead)
-    _fill_modules(plan, topology)
     return topology
 
 
@@ -504,7 +493,7 @@ def _node_rates(plan: Plan, link_paces: Mapping[int, LinkPace]) -> list[tuple[fl
     ]
 
 
-def _edge_rows(plan: Plan) -> Records:
+def edge_rows(plan: Plan) -> Records:
     """All of `EDGE`, by application and then by the module that they come from."""
     rows: list[tuple[int, int, int]] = []
     for planned in plan.applications:
@@ -518,8 +507,13 @@ def _edge_rows(plan: Plan) -> Records:
     return np.asarray(rows, dtype=EDGE)
 
 
-def _fill_modules(plan: Plan, topology: Topology) -> None:
-    """All of `MODULE`; ways through models are those of one row."""
+def module_rows(plan: Plan, topology: Topology) -> Records:
+    """`MODULE` of every module, application after application; ways through models are those of one row.
+
+    Raises:
+        InputError: a module's model cannot be entered at its first block.
+    """
+    rows = np.zeros(sum(len(a.application.modules) for a in plan.applications), dtype=MODULE)
     entries = {model.name: model.queues for model in plan.models}
     queues = dict(zip(entries, plan.queues(), strict=True))
     row = edge = 0
@@ -541,7 +535,7 @@ def _fill_modules(plan: Plan, topology: Topology) -> None:
             alone_us[module.name] = 0 if module.optional else int(ways.min(initial=FAR))
             children = sum(module.name in child.parents for child in application.modules)
             most = module.max_rows or 1
-            topology.modules[row] = (
+            rows[row] = (
                 number,
                 len(application.modules),
                 place,
@@ -561,7 +555,8 @@ def _fill_modules(plan: Plan, topology: Topology) -> None:
             row += 1
         for name, tail_us in application.tails(alone_us).items():
             place = [module.name for module in application.modules].index(name)
-            topology.modules[first + place]["least_tail_us"] = tail_us
+            rows[first + place]["least_tail_us"] = tail_us
+    return rows
 
 
 def _rate(nic_gbps: float, percent: int) -> float:

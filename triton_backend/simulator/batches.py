@@ -28,6 +28,7 @@ from triton_backend.simulator.world import (
     WAITING_LINK,
     WAITING_VGPU,
     World,
+    jobs_in,
     push,
 )
 
@@ -55,7 +56,8 @@ def launch(world: World, slot: int) -> None:
             record["batch_id"] = batch["number"]
             record["batch_samples"] = batch["samples"]
         else:
-            task = world.tasks[world.task_of[request]]
+            jobs = jobs_in(world)
+            task = jobs.tasks[jobs.task_of[request]]
             task["batch_id"] = batch["number"]
             task["batch_samples"] = batch["samples"]
         request = tables.requests[request]["next"]

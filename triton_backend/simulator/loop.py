@@ -32,6 +32,7 @@ from triton_backend.scheduler.tables import (
     SLOT_BITS,
     TASK_MODULE,
     TASK_READY,
+    jobs_of,
     lacks_slots,
 )
 from triton_backend.simulator.batches import end_move, end_stage, forget, launch
@@ -49,7 +50,7 @@ from triton_backend.simulator.heap import (
 from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
 from triton_backend.simulator.workers import try_stage
-from triton_backend.simulator.world import DROPPED, LATE, RUNNING, SERVED, World
+from triton_backend.simulator.world import DROPPED, LATE, RUNNING, SERVED, World, jobs_in
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -100,7 +101,8 @@ def _has_room(world: World) -> bool:
     counts = world.tables.counts[0]
     if counts["free_batch"] == NONE or lacks_slots(world.tables):
         return False
-    if len(world.tables.jobs) > 0 and cursor["tasks"] + OUT_ROWS > len(world.tasks):
+    jobs = len(world.tables.job_memory) > 0
+    if jobs and cursor["tasks"] + OUT_ROWS > len(jobs_in(world).tasks):
         return False
     if cursor["events"] + cursor["room"] > len(world.heap):
         return False
@@ -151,13 +153,13 @@ def _arrive(world: World) -> int:
 @kernel
 def _arrive_job(world: World, number: int) -> int:
     request = world.requests[number]
-    first = world.applications[request["application"]]
+    first = jobs_in(world).first_modules[request["application"]]
     if first == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
     samples, deadline = request["samples"], request["deadline_us"]
     if len(world.admission) > 0 and not admits_job(
-        world.admission, world.work, first, samples, deadline, request["arrival_us"]
+        world.admission, jobs_in(world).work, first, samples, deadline, request["arrival_us"]
     ):
         return _refuse(request, OVERLOAD)
     new_job(world.tables, number, first, deadline, samples)
@@ -273,9 +275,10 @@ def carry_out(world: World) -> None:
             if job == NONE:
                 _note_drop(world, tables.requests[slot]["id"], tables.out[row, 2], now)
             else:
-                module = tables.jobs[job]["first_module"] + tables.tasks[slot, TASK_MODULE]
-                if tables.topology.modules[module]["optional"] == 0:
-                    _note_drop(world, tables.jobs[job]["id"], tables.out[row, 2], now)
+                known = jobs_of(tables)
+                module = known.jobs[job]["first_module"] + known.tasks[slot, TASK_MODULE]
+                if known.modules[module]["optional"] == 0:
+                    _note_drop(world, known.jobs[job]["id"], tables.out[row, 2], now)
             free_request(tables, slot)
         elif kind == TASK_READY:
             _note_task(world, row)
@@ -284,7 +287,7 @@ def carry_out(world: World) -> None:
             record["finish_us"] = now
             record["outcome"] = SERVED if now <= record["deadline_us"] else LATE
         elif kind == JOB_DROPPED:
-            _note_drop(world, tables.jobs[slot]["id"], tables.out[row, 2], now)
+            _note_drop(world, jobs_of(tables).jobs[slot]["id"], tables.out[row, 2], now)
     tables.counts[0]["out"] = 0
 
 
@@ -304,11 +307,12 @@ def _note_task(world: World, row: int) -> None:
     """A task was released."""
     tables, cursor = world.tables, world.cursor[0]
     out = tables.out[row]
-    width = tables.parts.shape[1]
-    world.task_of[out[1] & ((1 << SLOT_BITS) - 1)] = cursor["tasks"]
-    task = world.tasks[cursor["tasks"]]
+    known, jobs = jobs_of(tables), jobs_in(world)
+    width = known.parts.shape[1]
+    jobs.task_of[out[1] & ((1 << SLOT_BITS) - 1)] = cursor["tasks"]
+    task = jobs.tasks[cursor["tasks"]]
     cursor["tasks"] += 1
-    task["request"] = tables.jobs[out[2] // width]["id"]
+    task["request"] = known.jobs[out[2] // width]["id"]
     task["module"] = out[2] % width
     task["plan"] = cursor["plan"]
     task["rows"] = out[4]

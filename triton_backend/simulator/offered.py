@@ -28,7 +28,12 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE, Records
-from triton_backend.scheduler.topology import build_topology, part_count
+from triton_backend.scheduler.topology import (
+    build_topology,
+    edge_rows,
+    module_rows,
+    part_count,
+)
 from triton_backend.simulator.world import REQUEST_RECORD
 
 Instants = NDArray[np.int64]
@@ -245,8 +250,8 @@ def drawn_rows(
         draw: one of `ROWS`.
         seed: of the run.
     """
-    topology = build_topology(plan)
-    drawn = np.zeros((len(requests), part_count(topology)), dtype=np.int64)
+    modules, edges = module_rows(plan, build_topology(plan)), edge_rows(plan)
+    drawn = np.zeros((len(requests), part_count(modules, edges)), dtype=np.int64)
     known = [planned.name for planned in plan.applications]
     for number, name in enumerate(names):
         mine = np.flatnonzero(requests["application"] == number)
@@ -255,12 +260,12 @@ def drawn_rows(
         application = plan.applications[known.index(name)].application
         rng = np.random.default_rng([seed, JOBS, number, 1])
         rows = _rows_of_modules(application, requests["samples"][mine].astype(np.int64), draw, rng)
-        first = next(r for r in topology.modules if r["application"] == known.index(name))
+        first = next(r for r in modules if r["application"] == known.index(name))
         at = int(first["first_edge"])
         for module in application.modules:
             for child in application.modules:
                 if module.name in child.parents:
-                    drawn[mine, topology.edges[at]["part"]] = rows[child.name]
+                    drawn[mine, edges[at]["part"]] = rows[child.name]
                     at += 1
     return drawn
 

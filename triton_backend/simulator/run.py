@@ -20,9 +20,16 @@ from triton_backend.scheduler.handover import (
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import settle_all
 from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
-from triton_backend.scheduler.tables import Tables, fuller, new_tables
+from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
-from triton_backend.scheduler.topology import Lead, Topology, build_topology, resource_count
+from triton_backend.scheduler.topology import (
+    Lead,
+    Topology,
+    build_topology,
+    edge_rows,
+    module_rows,
+    resource_count,
+)
 from triton_backend.simulator.baselines.reactive import simulate_reactive
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
@@ -43,7 +50,16 @@ from triton_backend.simulator.results import (
 from triton_backend.simulator.scenario import INTERFERENCE, PlanChange, SimOptions, rates_of
 from triton_backend.simulator.ticks import cycles_now
 from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, seats_of
-from triton_backend.simulator.world import DROPPED, World, fit, interfering, new_world, with_tables
+from triton_backend.simulator.world import (
+    DROPPED,
+    World,
+    fit,
+    interfering,
+    new_world,
+    tasks_of,
+    with_jobs,
+    with_tables,
+)
 
 FACTORS = 1 << 16
 TIMED = 1 << 20  # decisions timed at most
@@ -116,12 +132,8 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    firsts = np.flatnonzero(world.tables.topology.modules["place"] == 0)
-    world = world._replace(
-        queues=np.arange(len(world.tables.queues)),
-        applications=firsts,
-        rows=_drawn(plan, plan, world.requests, options),
-    )
+    world = world._replace(queues=np.arange(len(world.tables.queues)))
+    world = _with_jobs(world, plan, plan, options)
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
@@ -130,10 +142,19 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
     return world
 
 
-def _drawn(offered: Plan, plan: Plan, requests: Records, options: SimOptions) -> Integers:
-    """Rows of jobs of the applications that were `offered`, under a plan."""
+def _with_jobs(world: World, offered: Plan, plan: Plan, options: SimOptions) -> World:
+    """The world where jobs of the applications that were `offered` come, under a plan."""
+    if not offered.applications:
+        return world
     names = [planned.name for planned in offered.applications]
-    return drawn_rows(plan, names, requests, options.rows, options.seed)
+    known = [planned.name for planned in plan.applications]
+    firsts = np.flatnonzero(unpack(world.tables.job_memory).modules["place"] == 0)
+    return with_jobs(
+        world,
+        drawn_rows(plan, names, world.requests, options.rows, options.seed),
+        np.asarray([firsts[known.index(n)] if n in known else NONE for n in names], dtype=np.int64),
+        job_work(plan),
+    )
 
 
 def run_on(world: World) -> World:
@@ -144,7 +165,8 @@ def run_on(world: World) -> World:
 
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
-    return new_tables(_topology(plan, options), _lead(options))
+    topology = _topology(plan, options)
+    return new_tables(topology, _lead(options), (module_rows(plan, topology), edge_rows(plan)))
 
 
 def _topology(plan: Plan, options: SimOptions) -> Topology:
@@ -163,10 +185,10 @@ def _lead(options: SimOptions) -> Lead:
     return Lead(options.lead_us, options.lead_us_per_sample)
 
 
-def _admission(plan: Plan, options: SimOptions) -> tuple[Records, Records]:
+def _admission(plan: Plan, options: SimOptions) -> Records:
     if not options.admission:
-        return no_admission(), job_work(plan)
-    return new_admission(plan, options.policy, late_too=True), job_work(plan)
+        return no_admission()
+    return new_admission(plan, options.policy, late_too=True)
 
 
 def _warm_up(world: World) -> None:
@@ -219,7 +241,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     new = change.plan, _topology(change.plan, options)
     done = hand_over(world.tables, now.numbering, new, inherited, options.nic)
     left_out = [(world.tables.requests, left) for left in done.left_out]
-    left_out += [(world.tables.jobs, left) for left in done.jobs_left_out]
+    left_out += [(unpack(world.tables.job_memory).jobs, left) for left in done.jobs_left_out]
     for rows, (slot, reason) in left_out:
         record = world.requests[int(rows[slot]["id"])]
         record["outcome"] = DROPPED
@@ -269,18 +291,7 @@ def _taken_over(
         np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         done.resources,
     )
-    names = [planned.name for planned in plan.applications]
-    firsts = np.flatnonzero(tables.topology.modules["place"] == 0)
-    world = world._replace(
-        rows=_drawn(offered, plan, world.requests, options),
-        applications=np.asarray(
-            [
-                firsts[names.index(known.name)] if known.name in names else NONE
-                for known in offered.applications
-            ],
-            dtype=np.int64,
-        ),
-    )
+    world = _with_jobs(world, offered, plan, options)
     world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
     lost = reschedule_failures(world, plan, options.failures, done.resources, now_us)
     tables.resources["lost"][lost] = 1
@@ -311,7 +322,7 @@ def _result(
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
     topology = world.tables.topology
-    tasks = world.tasks[: int(cursor["tasks"])]
+    tasks = tasks_of(world)
     served = with_tasks(plan, world.requests, tasks)
     links = world.busy_us[len(topology.vgpus) : resource_count(topology)]
     since_us = end.changes[-1].swap_us if end.changes else 0

@@ -21,7 +21,7 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
-from triton_backend.scheduler.tables import LIVE, TASK_EMITTED, TASK_MODULE, TASK_ROW
+from triton_backend.scheduler.tables import LIVE, TASK_EMITTED, TASK_MODULE, TASK_ROW, jobs_of
 from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import (
@@ -34,6 +34,7 @@ from triton_backend.simulator.world import (
     SERVED,
     WAITING_VGPU,
     World,
+    jobs_in,
     push,
 )
 
@@ -154,7 +155,8 @@ def _note_start(world: World, request: int, now_us: int) -> None:
     if row["job"] == NONE:
         world.requests[row["id"]]["dispatch_us"] = now_us
         return
-    task = world.tasks[world.task_of[request]]
+    jobs = jobs_in(world)
+    task = jobs.tasks[jobs.task_of[request]]
     task["dispatch_us"] = now_us
     if world.requests[task["request"]]["dispatch_us"] == NONE:
         world.requests[task["request"]]["dispatch_us"] = now_us
@@ -212,7 +214,8 @@ def answer(world: World, slot: int, now_us: int) -> None:
     while request != NONE:
         if tables.requests[request]["job"] != NONE:
             emit(world, request)
-            world.tasks[world.task_of[request]]["finish_us"] = now_us
+            jobs = jobs_in(world)
+            jobs.tasks[jobs.task_of[request]]["finish_us"] = now_us
             request = tables.requests[request]["next"]
             continue
         record = world.requests[tables.requests[request]["id"]]
@@ -287,15 +290,15 @@ def emit(world: World, request: int) -> None:
     Of the n rows that its module runs, those before row r give R r // n of the R that go over an edge.
     """
     tables = world.tables
-    topology = tables.topology
+    known = jobs_of(tables)
     slot = tables.requests[request]["job"]
-    if tables.jobs[slot]["state"] != LIVE:
+    if known.jobs[slot]["state"] != LIVE:
         return
-    task = tables.tasks[request]
-    module = topology.modules[tables.jobs[slot]["first_module"] + task[TASK_MODULE]]
-    of_rows = tables.parts[slot, task[TASK_MODULE]]["rows"]
+    task = known.tasks[request]
+    module = known.modules[known.jobs[slot]["first_module"] + task[TASK_MODULE]]
+    of_rows = known.parts[slot, task[TASK_MODULE]]["rows"]
     end = task[TASK_ROW] + tables.requests[request]["samples"]
     for e in range(module["first_edge"], module["end_edge"]):
-        rows = world.rows[tables.jobs[slot]["id"], topology.edges[e]["part"]]
+        rows = jobs_in(world).rows[known.jobs[slot]["id"], known.edges[e]["part"]]
         given = rows * end // of_rows - rows * task[TASK_ROW] // of_rows
-        tables.tasks[request, TASK_EMITTED + e - module["first_edge"]] = given
+        known.tasks[request, TASK_EMITTED + e - module["first_edge"]] = given

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.scheduler.admission import WORK
 from triton_backend.scheduler.compiled import NONE, Integers, Record, Records, inlined
-from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables
+from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables, by_address, pack, views
 from triton_backend.scheduler.topology import resource_count
 from triton_backend.simulator.heap import EVENT, sift_up
 
@@ -127,15 +128,31 @@ CURSOR = np.dtype(
 )
 
 
+class JobWorld(NamedTuple):
+    """What there is of jobs.
+
+    Attributes:
+        tasks: [task] records, in the order in which tasks were released; `cursor.tasks` of them.
+        task_of: [request slot] the record of the task that it is.
+        rows: [request, part] rows that go over every edge of a job's application (`JobTables.parts`).
+        first_modules: [application of the first plan] its first in the plan in force, or NONE.
+        work: [module] `admission.WORK` of that plan.
+    """
+
+    tasks: Records
+    task_of: Integers
+    rows: Integers
+    first_modules: Integers
+    work: Records
+
+
 class World(NamedTuple):
     """Everything the event loop reads and writes.
 
     Attributes:
         tables: the scheduler's; the loop changes them through the scheduler's own steps only.
         requests: [request] all requests of the run by arrival; a request's id is its row.
-        tasks: [task] records, in the order in which tasks were released; `cursor.tasks` of them.
-        task_of: [request slot] the record of the task that it is.
-        rows: [request, part] rows that go over every edge of a job's application (`Tables.parts`).
+        job_memory: `JobWorld`, packed; empty where no plan so far had applications.
         heap: [event] future events, `cursor.events` of them; see `heap`.
         runs: [batch slot] where the batch is.
         hops: [batch slot, hop] as dispatched; what happens follows these, not the tables.
@@ -147,9 +164,7 @@ class World(NamedTuple):
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
         queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
-        applications: [application of the first plan] its first module in the plan in force, or NONE.
         admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
-        work: [module] `admission.WORK` of that plan.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
@@ -159,9 +174,7 @@ class World(NamedTuple):
 
     tables: Tables
     requests: Records
-    tasks: Records
-    task_of: Integers
-    rows: Integers
+    job_memory: Integers
     heap: Records
     runs: Records
     hops: Records
@@ -173,20 +186,48 @@ class World(NamedTuple):
     uses: Records
     factors: Integers
     queues: Integers
-    applications: Integers
     admission: Records
-    work: Records
     seats: Records
     beside: Integers
     ticks: Integers
     cursor: Records
 
 
+NO_JOBS = JobWorld(
+    tasks=np.zeros(0, dtype=TASK_RECORD),
+    task_of=np.zeros(0, dtype=np.int64),
+    rows=np.zeros((0, 0), dtype=np.int64),
+    first_modules=np.zeros(0, dtype=np.int64),
+    work=np.zeros(0, dtype=WORK),
+)
+_jobs_at = by_address(NO_JOBS)
+
+
+@inlined
+def jobs_in(world: World) -> JobWorld:
+    """All of jobs, for kernels; there must be applications."""
+    return _jobs_at(world.job_memory)
+
+
+def with_jobs(world: World, rows: Integers, first_modules: Integers, work: Records) -> World:
+    """The same world where jobs of these applications come, under the plan in force."""
+    before = views(world.job_memory, NO_JOBS) if len(world.job_memory) else NO_JOBS
+    jobs = before._replace(rows=rows, first_modules=first_modules, work=work)
+    return world._replace(job_memory=pack(jobs))
+
+
+def tasks_of(world: World) -> Records:
+    """`TASK_RECORD` rows so far."""
+    if not len(world.job_memory):
+        return NO_JOBS.tasks
+    return views(world.job_memory, NO_JOBS).tasks[: int(world.cursor[0]["tasks"])]
+
+
 def new_world(
     tables: Tables,
     requests: Records,
     factors: Integers,
-    admission: tuple[Records, Records],
+    admission: Records,
     *,
     keep_uses: bool,
     timed: int = 0,
@@ -199,9 +240,7 @@ def new_world(
     empty = World(
         tables=tables,
         requests=requests,
-        tasks=np.zeros(0, dtype=TASK_RECORD),
-        task_of=np.zeros(0, dtype=np.int64),
-        rows=np.zeros((0, 0), dtype=np.int64),
+        job_memory=np.zeros(0, dtype=np.int64),
         heap=np.zeros(0, dtype=EVENT),
         runs=np.zeros(0, dtype=RUN),
         hops=np.zeros((0, tables.offers.shape[1]), dtype=HOP),
@@ -213,9 +252,7 @@ def new_world(
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
         queues=np.zeros(0, dtype=np.int64),
-        applications=np.zeros(0, dtype=np.int64),
-        admission=admission[0],
-        work=admission[1],
+        admission=admission,
         seats=np.zeros(0, dtype=SEAT),
         beside=np.zeros((0, 0), dtype=np.int64),
         ticks=np.zeros(timed, dtype=np.int64),
@@ -232,17 +269,21 @@ def fit(world: World, spare: int = 0) -> World:
     uses = len(world.uses)
     if cursor["keep_uses"] and uses < cursor["uses"] + OUT_ROWS:
         uses = 2 * uses + 4 * OUT_ROWS
-    tasks = len(world.tasks)
-    if len(world.tables.jobs) and tasks < cursor["tasks"] + OUT_ROWS:
-        tasks = 2 * tasks + 4 * OUT_ROWS
+    memory = world.job_memory
+    if len(memory):
+        jobs = views(memory, NO_JOBS)
+        tasks = len(jobs.tasks)
+        if tasks < cursor["tasks"] + OUT_ROWS:
+            tasks = 2 * tasks + 4 * OUT_ROWS
+        task_of = _longer(jobs.task_of, len(world.tables.requests))
+        memory = pack(jobs._replace(tasks=_longer(jobs.tasks, tasks), task_of=task_of))
     runs = _longer(world.runs, slots)
     runs["number"][len(world.runs) :] = NONE
     hops = np.zeros((slots, world.hops.shape[1]), dtype=HOP)
     hops[: len(world.hops)] = world.hops
     return world._replace(
         heap=_longer(world.heap, events),
-        tasks=_longer(world.tasks, tasks),
-        task_of=_longer(world.task_of, len(world.tables.requests)),
+        job_memory=memory,
         runs=runs,
         hops=hops,
         moves=_longer(world.moves, slots),
@@ -261,7 +302,7 @@ def interfering(world: World, mode: int, seats: Records, beside: Integers) -> Wo
 def with_tables(
     world: World,
     tables: Tables,
-    admission: tuple[Records, Records],
+    admission: Records,
     queues: Integers,
     resources: Integers,
 ) -> World:
@@ -287,8 +328,7 @@ def with_tables(
     return fit(
         renewed._replace(
             queues=queues,
-            tasks=world.tasks,
-            task_of=world.task_of,
+            job_memory=world.job_memory,
             heap=world.heap,
             moves=world.moves,
             uses=world.uses,

@@ -56,6 +56,7 @@ class JobShell:
     Attributes:
         ends: by job, when it was answered (done) or the decision that dropped it.
         log: every decision with the instant at which it came.
+        items: events and decisions, in order.
     """
 
     def __init__(self, scheduler: Scheduler, rows: Rows = row_by_row) -> None:
@@ -71,6 +72,7 @@ class JobShell:
         self.requests: dict[int, int | Drop] = {}
         self.finished: dict[int, Hand] = {}
         self.log: list[tuple[int, Decision]] = []
+        self.items: list[Event | Decision] = []
         self.timer_us: int | None = None
         self._reports: list[tuple[int, int, int, int, bool]] = []
         self._count = 0
@@ -79,6 +81,7 @@ class JobShell:
         """Hand an event over and carry out what is decided."""
         self.now_us = event.now_us
         decided = self.scheduler.handle(event)
+        self.items += [event, *decided]
         for decision in decided:
             self.log.append((self.now_us, decision))
             self._obey(decision)

@@ -1,6 +1,10 @@
 """Jobs: DAGs of modules as tasks of queues, from arrival to done or dropped."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -8,10 +12,12 @@ from hypothesis import strategies as st
 
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan
+from tests.repository.files import ROOT
 from tests.triton_backend.scheduler.job_shell import JobShell, Rows, row_by_row
 from triton_backend.contract.applications import ApplicationPlan, Module
 from triton_backend.contract.decisions import (
     FIRST_TASK,
+    Decision,
     Dispatch,
     DropReason,
     JobDone,
@@ -24,6 +30,7 @@ from triton_backend.contract.events import (
     Arrival,
     Cancel,
     Emitted,
+    Event,
     JobArrival,
     JobCancel,
     PlanChanged,
@@ -32,6 +39,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.serving.gateway.event_log import read_events, to_line
 
 MS = 1_000
 LATENCY_US = (4_000, 5_000, 6_000, 7_000)
@@ -398,3 +406,52 @@ def test_reports_of_a_dropped_job_change_nothing() -> None:
     )
     assert app.scheduler.handle(done) == []
     app.scheduler.check_invariants()
+
+
+def busy(policy: str | None) -> JobShell:
+    """A diamond with rows that vary beside models that are asked for by themselves."""
+    app = shell(*diamond(optional=True), rows=hashed, policy=policy)
+    for number in range(60):
+        app.arrive(number * 2 * MS, number, (30 + number % 7 * 20) * MS)
+        app.request(number * 2 * MS, number, number % 4, 40 * MS)
+        if number % 9 == 8:
+            live = sorted(app.hand)
+            app.apply(JobCancel(now_us=app.now_us, job_id=live[0]))
+    app.run()
+    return app
+
+
+@pytest.mark.parametrize("policy", ["reservation-ahead", "throughput-cost", "deferred"])
+def test_a_log_of_events_replays_to_the_same_decisions(policy: str) -> None:
+    app = busy(policy)
+    assert {"done", "cancelled"} <= set(app.outcomes().values())
+    lines = [to_line(item) for item in app.items]
+    again, expected = Scheduler(app.scheduler.plan, policy=policy), list[Decision]()
+    for item in read_events(lines):
+        if isinstance(item, get_args(Event)):
+            assert not expected
+            expected = again.handle(item)  # pyright: ignore[reportArgumentType]
+        else:
+            assert item == expected.pop(0)
+    assert not expected
+
+
+@pytest.mark.slow
+def test_plain_python_decides_as_compiled_kernels() -> None:
+    code = (
+        "from tests.triton_backend.scheduler.test_jobs import busy\n"
+        "for policy in ('reservation-ahead', 'throughput-cost', 'eager'):\n"
+        "    print(*busy(policy).log, sep='\\n')\n"
+    )
+
+    def printed(plain: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"NUMBA_DISABLE_JIT": plain, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert printed("0") == printed("1") != ""
