@@ -547,6 +547,16 @@ def _words(field: Any) -> list[int]:
 WORDS = len(addresses(EXAMPLE))
 
 
+def _typing_of(kind: Any) -> Callable[[Any], Callable[[Any], Any]]:
+    """What numba asks for the type of a function's result: `kind`, whatever it is called with."""
+
+    def of_memory(memory: Any) -> Any:
+        del memory
+        return kind
+
+    return lambda _context: of_memory
+
+
 def by_address(example: Any) -> Any:
     """A function of kernels: arrays as those of `example`, whose addresses and lengths memory begins with."""
     kind, count = typeof(example), len(_words(example))
@@ -568,11 +578,7 @@ def by_address(example: Any) -> Any:
 
         return built(example)
 
-    def of_memory(memory: Any) -> Any:
-        del memory
-        return kind
-
-    type_callable(found_at)(lambda _context: of_memory)
+    type_callable(found_at)(_typing_of(kind))
 
     @lower_builtin(found_at, types.Array)
     def compiled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

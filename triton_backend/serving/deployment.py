@@ -335,13 +335,14 @@ class Deployment:
         return tuple({m.name: m for m in last if m.name in self.shelved}.values())
 
     def shelf_slots(self, vgpu: int) -> int:
-        """Slots of a vGPU's shelf: as many batches of one as end within the longest SLO of a job."""
+        """Slots of a vGPU's shelf, of both sets: batches of one that end within the longest SLO of a job."""
         if not self.shelf_models(vgpu):
             return 0
         slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
         rows = self.rows_of(vgpu)
         least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
-        return min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_SHELF_SLOTS)
+        own = min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_SHELF_SLOTS)
+        return self.slot_sets * own
 
     def shelf_layout(self, model: ModelPlan, vgpu: int) -> SlotLayout:
         """How the outputs of a batch of a model lie in a slot of a vGPU's shelf."""

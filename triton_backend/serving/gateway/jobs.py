@@ -27,11 +27,15 @@ _THE_ANSWER = -1  # among those that read a module
 
 
 class ShelfSlots:
-    """The shelves of a generation: which of their slots are free."""
+    """The shelves of a generation: which of their slots are free; of every life its own (`WorkerSlots`)."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, life: int) -> None:
         self._generation = deployment.generation
-        self._pools = [SlotPool(range(deployment.shelf_slots(v.index))) for v in deployment.vgpus]
+        sets = deployment.slot_sets
+        self._pools = [
+            SlotPool(range(life % sets, deployment.shelf_slots(v.index), sets))
+            for v in deployment.vgpus
+        ]
 
     @property
     def taken(self) -> int:

@@ -187,6 +187,7 @@ class WorkerSlots:
     """
 
     def __init__(self, deployment: Deployment, life: int, free_us: int) -> None:
+        self.life = life
         sets = deployment.slot_sets
         self._pools = [
             SlotPool(range(life % sets, deployment.segment_slots(v.index), sets))
@@ -322,7 +323,7 @@ class _Generation:
         self.admission = Admission(deployment.plan, deployment.settings.policy)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
-        self.shelves = ShelfSlots(deployment)
+        self.shelves = ShelfSlots(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.shelved = [model.name in deployment.shelved for model in models]
         self.supervisor = WorkerSupervisor(deployment, now_us)

@@ -29,7 +29,7 @@ class Books:
 
     def __init__(self, deployment: Deployment, samples: int = 3) -> None:
         self.deployment = deployment
-        self.shelves = ShelfSlots(deployment)
+        self.shelves = ShelfSlots(deployment, 0)
         self.jobs = Jobs()
         self.jobs.begin(JOB, deployment.applications[0], samples, 1, 9)
         self._next = FIRST_TASK
@@ -70,6 +70,17 @@ class Books:
     def pieces(self, module: int, tasks: Sequence[int]) -> list[Piece]:
         batch, _ = self.batch(module, tasks)
         return self.jobs.pieces(self.deployment, batch)
+
+
+def test_two_lives_of_the_scheduler_grant_none_of_each_others_slots(deployment: Deployment) -> None:
+    granted: list[set[int]] = []
+    for life in (8, 9):
+        shelves, slots = ShelfSlots(deployment, life), set[int]()
+        while (shelf := shelves.grant(A)) is not None:
+            slots.add(shelf.slot)
+        granted.append(slots)
+    assert not granted[0] & granted[1]
+    assert granted[0] | granted[1] == set(range(deployment.shelf_slots(A)))
 
 
 def test_rows_come_from_the_request_and_then_from_the_shelves(deployment: Deployment) -> None:
