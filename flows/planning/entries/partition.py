@@ -43,14 +43,19 @@ from triton_backend.scheduler.compiled import entry as kernel_entry
 
 MOST_SUBSETS = 1 << 12
 MOST_CLASSES = 120
+MANY = 400  # items, of which none is moved by itself
 _ROUNDS = 200
 _INNER = 8  # rounds over near options between two over all
 _NEAR = 600  # options
 _FRESH = 40  # columns of a round
 _CLOSE = 2e-3  # of the bound, where generating columns ends
-_NODES = 2_000
+_ENOUGH = 6e-3  # of the bound, where the integer program ends
+_CLOSE_OF_CLASSES = 5e-3  # the same where classes round the limits of their items
+_NODES = 500
+_FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
 _TINY = 1e-9
+_PARTS = 6  # numbers of vGPUs that a class may end at
 _MOST_UNITS = 20_000  # of rates together, for exact pricing
 
 
@@ -179,11 +184,14 @@ class _Pricing:
         full = np.where(used & (vgpus <= self.most), price * vgpus - profit, np.inf)
         # the last class in part, so that fewer vGPUs are full
         before = load - number * rate[order]
-        fewer = np.minimum(np.floor(load * work), self.most)
-        part = np.floor((fewer / work - before) / rate[order] * (1 + SLACK) + SLACK)
-        part = np.clip(part, 0.0, number)
-        some = price * np.maximum(fewer, 1.0) - (profit - (number - part) * gain)
-        some = np.where(used & (part > 0), some, np.inf)
+        some, part = np.full(load.shape, np.inf), np.zeros(load.shape)
+        for less in range(_PARTS if self.counts.max() > 1 else 1):
+            fewer = np.minimum(np.floor(load * work) - less, self.most)
+            fits = np.floor((fewer / work - before) / rate[order] * (1 + SLACK) + SLACK)
+            fits = np.clip(fits, 0.0, number)
+            reduced = price * fewer - (profit - (number - fits) * gain)
+            better = used & (fewer >= 1) & (fits > 0) & (reduced < some)
+            some, part = np.where(better, reduced, some), np.where(better, fits, part)
         return _Look(
             self, pi, which, order, number, part, full, some, (load, profit, vgpus, density)
         )
@@ -239,12 +247,23 @@ class _Look:
         after = np.hstack([vgpus[:, 1:], vgpus[:, -1:]])
         next_load = np.diff(load, axis=1, append=load[:, -1:])
         lowest = np.full(len(load), np.inf)
-        for full in (vgpus, np.maximum(after - 1, vgpus)):
-            held = np.minimum(full, pricing.most)
+
+        def reduced(held: Floats, unit: float) -> Floats:
+            held = np.minimum(held, pricing.most)
             left = np.maximum(0.0, held / work - load)
-            left = np.floor(left / pricing.unit * (1 + SLACK) + SLACK) * pricing.unit
-            left = np.minimum(left, next_load)
-            lowest = np.minimum(lowest, (price * held - profit - density * left).min(axis=1))
+            left = np.floor(left / unit * (1 + SLACK) + SLACK) * unit
+            return price * held - profit - density * np.minimum(left, next_load)
+
+        # whole vGPUs next to either end of what a class spans; in between they count in fractions
+        span = after - vgpus
+        parts = int(min(_PARTS, max(1.0, span.max())))
+        for held in (vgpus, *(np.maximum(after - 1 - k, vgpus) for k in range(parts))):
+            lowest = np.minimum(lowest, reduced(held, pricing.unit).min(axis=1))
+        wide = span > parts + 1
+        if wide.any():
+            for held in (vgpus, after - 1 - parts):
+                between = np.where(wide, reduced(held, _TINY), np.inf)
+                lowest = np.minimum(lowest, between.min(axis=1))
         return lowest
 
     def exact(self, bound: Floats, pi: Floats) -> tuple[Floats, list[_Column]]:
@@ -306,7 +325,7 @@ def by_columns(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partit
         upper = _Pricing(field.table, _items(field, classes, "largest"), counts)
         _, _, bound = _generate(upper, counts, watch, pi)
     bound = raised(bound, whole=whole)
-    groups = _rounded(field, classes, lower, columns, pi, bound, gap)
+    groups = _rounded(field, classes, lower, columns, pi, (bound, gap, watch))
     value = math.fsum(group.cost for group in groups)
     proven = value - bound <= gap * value
     return Partition(
@@ -373,6 +392,7 @@ def _generate(
 ) -> tuple[list[_Column], Floats, float]:
     """Groups of the linear relaxation's optimum, nearly, duals, and the bound that they prove."""
     master = _Master(counts)
+    close = 1e-6 if counts.sum() <= _FEW else _CLOSE if counts.max() == 1 else _CLOSE_OF_CLASSES
     master.add(_single(pricing, counts))
     best, highest = np.zeros(len(counts)), -np.inf
     if start is not None:
@@ -395,7 +415,7 @@ def _generate(
                 highest, best = score, duals
             if fresh:
                 break
-        if not fresh or master.value - highest <= _CLOSE * master.value or watch.over():
+        if not fresh or master.value - highest <= close * master.value or watch.over():
             break
         for _ in range(_INNER):  # the options that look best, before all are looked at again
             master.add(fresh)
@@ -561,10 +581,10 @@ def _rounded(
     pricing: _Pricing,
     columns: Sequence[_Column],
     pi: Floats,
-    bound: float,
-    gap: float,
+    proof: tuple[float, float, Watch],
 ) -> list[Group]:
     """Groups of the integer program over the best columns, then moved about."""
+    bound, gap, watch = proof
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
     columns = [*columns, *pricing.look(pi).prefixes(_COLUMNS)]
     slack = np.array([_reduced(c, pi) for c in columns])
@@ -573,9 +593,13 @@ def _rounded(
     kept = list(
         {c.key: c for c in (columns[n] for n in sorted({*order.tolist(), *single}))}.values()
     )
-    answer = solve_integer(
-        _program(kept, counts), Limits(relative_gap=max(gap, 1e-3), nodes=_NODES, seconds=2.0)
+    limits = Limits(
+        relative_gap=gap,
+        nodes=_NODES,
+        seconds=watch.left_s(),
+        enough=-bound * (1 + (gap if len(field.items) <= _FEW else _ENOUGH)),
     )
+    answer = solve_integer(_program(kept, counts), limits)
     left = [list(c.items) for c in classes]
     by_root: dict[int, list[int]] = {}
     values = np.zeros(len(kept)) if answer.values is None else np.rint(answer.values)
@@ -591,7 +615,7 @@ def _rounded(
 
 def improved(field: Field, groups: list[Group], bound: float, gap: float) -> list[Group]:
     """Move single items between groups, join groups, while that pays."""
-    if len(field.items) > 400:  # noqa: PLR2004 - then rounding costs little
+    if len(field.items) > MANY:
         return groups
     while math.fsum(g.cost for g in groups) * (1 - gap) > bound:
         before = math.fsum(g.cost for g in groups)

@@ -13,7 +13,14 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.entries.groups import Field, Group, items_of
-from flows.planning.entries.partition import MOST_SUBSETS, bound_of_pools, by_subsets, exact, raised
+from flows.planning.entries.partition import (
+    MANY,
+    MOST_SUBSETS,
+    bound_of_pools,
+    by_subsets,
+    exact,
+    raised,
+)
 from flows.planning.entries.pooling import Pooled, best_joined, joined_by_subsets, pooled
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
@@ -91,8 +98,9 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
             tried.append(best_joined(field, found.groups))
     for threshold in (0.2, -math.inf):
         uniform = Field(table, merged(table, threshold))
-        tried.append(pooled(uniform, _similar(uniform, _PAPER)))
         tried.append(pooled(uniform, alone(uniform)))
+        if len(field.items) <= MANY:
+            tried.append(pooled(uniform, _similar(uniform, _PAPER)))
     best = min(tried, key=lambda p: p.cost)
     if best.cost < max(proven, found.value if space == GROUPS else 0.0) * (1 - _TINY):
         space = POOLS

@@ -223,3 +223,18 @@ def test_a_plan_of_format_1_has_a_pool_for_every_stage() -> None:
     assert model["pipelines"][1]["stages"] == [
         {"pool": "l4-1", "blocks": [0, 1], "latency_us": 1_000, "transfer_us": 250}
     ]
+
+
+def test_stages_that_board_are_read_and_written_and_must_be_alike() -> None:
+    data = example()
+    shared = data["models"][0]["pipelines"][1]["stages"][0]
+    first = data["models"][0]["pipelines"][0]
+    first["stages"][1] = {**shared, "boards": True, "batch": 2, "latency_us": 1_500}
+    shared |= {"boards": True, "batch": 2, "latency_us": 1_500}
+    data["pools"] = [p for p in data["pools"] if p["name"] != "p40"]
+    plan = Plan.from_dict(data)
+    assert [s.boards for s in plan.stages_of(1)] == [True, True]
+    assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
+    shared |= {"batch": 4, "latency_us": 2_500}
+    with pytest.raises(InputError, match="pool 'p60', boards: its stages differ in model, blocks"):
+        Plan.from_dict(data)
