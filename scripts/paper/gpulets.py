@@ -1,6 +1,6 @@
 """Figures of the gpulets paper that tables of others allow, beside what it states.
 
-    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,scenarios] [--gpus 4]
+    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,wave,overload,scenarios] [--gpus 4]
         [--scale 1] [--seconds 600] [--out FILE] [--warehouse FILE]
 
 `--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone, utilisations, pairs),
@@ -9,6 +9,7 @@ derived from the paper's SLOs and were not measured. Plans keep a tenth of every
 
 `workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios` decides which of the 19,682
 mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles all mixes of no more, a proof all of no less.
+`wave` plans a mix anew every 20 s while its load rises and falls twice; `overload` has one model offer three times its rate.
 """
 
 import argparse
@@ -26,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
+from flows.operations.replanning.autoscale import HEADROOM, Follower, follow_simulated
+from flows.operations.replanning.backtest_run import cheapest_planner
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.baselines import RULES, Greedy, placed
 from flows.planning.gpulets.master import Goal, Master
@@ -44,6 +47,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.goodput import find_goodput
+from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -59,6 +63,8 @@ BASELINES = ("ideal-static", "gpulets-greedy", "sbp", "best-fit")
 COMPARED = ("gpulets-greedy", "sbp", "best-fit")  # the paper's own, time sharing, best fit
 LOADS = (0.8, 0.95)
 SIMULATED_S = 20.0
+WAVE_MIX, WAVE_S = "scen2", 3_200
+WAVE = (0.15, 0.7)  # lowest and highest load, in parts of what the GPUs carry
 
 Profiles = dict[str, ModelProfile]
 
@@ -238,6 +244,100 @@ def overlap_figures(name: str, plans: Mapping[str, Plan]) -> list[Figure]:
     ]
 
 
+def wave_figures(data: Path, gpus: int) -> list[Figure]:
+    """A mix of which the load rises and falls twice, planned anew every 20 s; and its plan for the peak."""
+    used, asked = mix(profiles_of(data), workloads(data)[WAVE_MIX])
+    known = {GPU: constants(data)}
+    options = PlanOptions(planner="gpulets")
+    most = make_plan(used, cluster(gpus), asked, options, interference=known)
+
+    def at(share: float) -> Workload:
+        rates = {m.name: share * most.model(m.name).throughput_rps for m in asked.models}
+        return Workload(models=tuple(replace(m, rate_rps=rates[m.name]) for m in asked.models))
+
+    few = replace(options, objective="gpus")
+    first, peak = (
+        make_plan(used, cluster(gpus), at(share * HEADROOM), few, interference=known)
+        for share in (WAVE[0], WAVE[1])
+    )
+    planner = cheapest_planner(
+        used, cluster(gpus), at(1.0), few, interference=known, objective="gpus", in_force=first
+    )
+    random = np.random.default_rng(0)
+    seconds = np.arange(WAVE_S)
+    shape = WAVE[0] + (WAVE[1] - WAVE[0]) * np.sin(2 * np.pi * seconds / WAVE_S) ** 2
+    instants: dict[str, NDArray[np.int64]] = {}
+    for model in most.models:
+        counts = random.poisson(model.throughput_rps * shape)
+        offered = np.repeat(seconds, counts) + random.uniform(0, 1, int(counts.sum()))
+        instants[model.name] = np.sort(offered * 1e6).astype(np.int64)
+    run = SimOptions(
+        arrivals=Instant(by_model=instants),
+        duration_s=WAVE_S,
+        interference="overlap",
+        keep_uses=False,
+    )
+    watch = Stopwatch()
+    found = follow_simulated(
+        Follower.of(planner, first),
+        run,
+        20.0,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    mean = found.gpu_hours * 3600 / WAVE_S
+    static = sum(peak.gpus_used.values())
+    worst = min(found.attainment_by_model.values())
+    note = (
+        f"{found.changes} changes, {watch.seconds():.0f} s; worst model {100 * worst:.2f} % in time"
+    )
+    missed = 100 * (1 - found.attainment)
+    return [
+        Figure(
+            name=f"wave of {WAVE_MIX}: late or dropped", value=missed, unit="%", most=1.0, note=note
+        ),
+        Figure(
+            name=f"wave of {WAVE_MIX}: mean GPUs",
+            value=mean,
+            most=static - 1e-9,
+            note=f"the plan for the peak has {static}",
+        ),
+    ]
+
+
+def overload_figures(data: Path, gpus: int) -> list[Figure]:
+    """The worst a model fares at its even planned rate while one beside it offers three times its own."""
+    profiles, known = profiles_of(data), {GPU: constants(data)}
+    figures: list[Figure] = []
+    for name, items in workloads(data).items():
+        used, asked = mix(profiles, items)
+        options = PlanOptions(planner="gpulets")
+        plan = make_plan(used, cluster(gpus), asked, options, interference=known)
+        worst = 1.0
+        for crowded in plan.models:
+            instants = {
+                m.name: np.arange(
+                    0, SIMULATED_S * 1e6, 1e6 / m.throughput_rps / (3 if m is crowded else 1)
+                ).astype(np.int64)
+                for m in plan.models
+            }
+            run = SimOptions(
+                arrivals=Instant(by_model=instants), duration_s=SIMULATED_S, interference="overlap"
+            )
+            worst = min(
+                worst,
+                *(m.attainment for m in simulate(plan, run).models if m.name != crowded.name),
+            )
+        figures.append(
+            Figure(
+                name=f"{name}: others while one model is at 3x",
+                value=100 * worst,
+                unit="%",
+                least=99.0,
+            )
+        )
+    return figures
+
+
 def tables_of(profiles: Profiles, model: InterferenceModel, data: Path, gpus: int) -> Problem:
     """All nine models as the planners read them."""
     with (data / "glet_models.csv").open() as lines:
@@ -360,7 +460,7 @@ def main() -> int:
     """Take the figures asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--only", default="fit,workloads,scenarios")
+    parser.add_argument("--only", default="fit,workloads,wave,overload,scenarios")
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="of the rates of scenarios")
     parser.add_argument("--seconds", type=float, default=600.0, help="of deciding scenarios")
@@ -372,6 +472,10 @@ def main() -> int:
         figures += fit_figures(asked.data)
     if "workloads" in wanted:
         figures += workload_figures(asked.data, asked.gpus)
+    if "wave" in wanted:
+        figures += wave_figures(asked.data, asked.gpus)
+    if "overload" in wanted:
+        figures += overload_figures(asked.data, asked.gpus)
     if "scenarios" in wanted:
         figures += scenario_figures(asked.data, asked.gpus, asked.seconds, asked.scale)
     show(figures)

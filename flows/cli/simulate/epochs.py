@@ -1,4 +1,8 @@
-"""`simulate --epoch S [--autoscale]`: epochs one by one, with the advice on GPUs after each."""
+"""`simulate --epoch S [--autoscale]`: epochs one by one, pools or plans following the load.
+
+Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, a pool cannot grow by itself:
+plans follow the load instead, as `poolpipe autoscale` does it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +14,41 @@ from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
     from flows.cli.simulate.request import SimulationRequest
+    from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
+    from triton_backend.simulator.scenario import SimOptions
+
+
+def _show_plans(
+    plan: "Plan", options: "SimOptions", period_s: float, work: "Workspace", *, as_json: bool
+) -> None:
+    """The same where plans follow; an epoch has `gpus` and `plan_id` of its beginning, and no pools."""
+    from flows.operations.replanning.autoscale import follow_simulated, follower_of
+
+    with progress("simulating") as report:
+        follower = follower_of(work, plan.cluster, plan.workload, plan, lambda _: None)
+        found = follow_simulated(follower, options, period_s, report)
+    if as_json:
+        print_json(
+            {
+                "policy": options.policy_of(plan),
+                "seed": options.seed,
+                "duration_s": options.duration_s,
+                "attainment": found.attainment,
+                "attainment_by_model": dict(found.attainment_by_model),
+                "gpu_hours": found.gpu_hours,
+                "changes": found.changes,
+                "epochs": [period.to_dict() for period in found.periods],
+            }
+        )
+        return
+    rows = [
+        (f"{p.start_s:g}", p.plan_id, p.gpus, p.offered, words.percent(p.attainment, 2))
+        for p in found.periods
+    ]
+    show(table(("from s", "plan", "GPUs", "offered", "attainment"), rows, texts=2))
+    attained = words.percent(found.attainment, 2)
+    show(f"attainment {attained}; {found.changes} changes; {found.gpu_hours:.3g} GPU-hours")
 
 
 def show_epochs(
@@ -18,6 +56,7 @@ def show_epochs(
     request: "SimulationRequest",
     how: tuple[float | None, bool],
     unused: Mapping[str, object],
+    work: "Workspace",
     *,
     as_json: bool,
 ) -> None:
@@ -39,6 +78,9 @@ def show_epochs(
         if value is not None:
             raise InputError(option, "does not go with --epoch")
     options = replace(request.options, arrivals=request.load.read())
+    if follow and all(model.policy == "turns" for model in plan.models):
+        _show_plans(plan, options, epoch_s, work, as_json=as_json)
+        return
     with progress("simulating"):
         epochs = list(epochs_of(plan, options, epoch_s, follow=follow))
     offered = sum(epoch.offered for epoch in epochs)

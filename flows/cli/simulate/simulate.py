@@ -145,7 +145,10 @@ def simulate(
     ] = None,
     autoscale: Annotated[
         bool,
-        typer.Option("--autoscale", help="Pools follow the advice after every --epoch."),
+        typer.Option(
+            "--autoscale",
+            help="Pools follow the advice after every --epoch, or plans follow the load.",
+        ),
     ] = False,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,
@@ -236,7 +239,7 @@ def simulate(
         note(f"policy {policy} in place of the plan's {stated}")
     if epoch is not None or autoscale:
         unused = {"--find-goodput": find_goodput, "--records": records}
-        show_epochs(found, request, (epoch, autoscale), unused, as_json=as_json)
+        show_epochs(found, request, (epoch, autoscale), unused, work, as_json=as_json)
         return
     with progress("simulating"):
         result = request.run(found, find_goodput)

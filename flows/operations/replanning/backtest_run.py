@@ -149,12 +149,14 @@ def cheapest_planner(
     report: Callable[[str], None] = lambda _: None,
     *,
     interference: Mapping[str, InterferenceModel] | None = None,
+    objective: str = "cost",
+    in_force: Plan | None = None,
 ) -> Planner:
-    """Least cost at the rates asked for; the most the cluster can do where they are too high.
+    """Least of an objective at the rates asked for; the most the cluster can do where they are too high.
 
-    Each plan keeps what it can of the one before in its place.
+    Each plan keeps what it can of the one before in its place, the first one of that in force.
     """
-    plans: list[Plan] = []
+    plans: list[Plan] = [] if in_force is None else [in_force]
 
     def plan(rates_rps: Mapping[str, float]) -> Plan:
         report(f"backtesting: plan {len(plans) + 1}")
@@ -166,12 +168,12 @@ def cheapest_planner(
         )
         asked = with_rates(workload, rates_rps)
 
-        def made_for(objective: str) -> Plan:
-            chosen = replace(quick, objective=objective)
+        def made_for(wanted: str) -> Plan:
+            chosen = replace(quick, objective=wanted)
             return make_plan(profiles, cluster, asked, chosen, interference=interference)
 
         try:
-            made = made_for("cost")
+            made = made_for(objective)
         except InfeasibleError:
             made = made_for("throughput")
         plans.append(made)

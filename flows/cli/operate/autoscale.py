@@ -1,0 +1,98 @@
+"""`autoscale`: plans that follow the rates of the running system every few seconds."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import show
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, WarehouseFile
+
+if TYPE_CHECKING:
+    from flows.clock import Stopwatch
+    from flows.workspace import Workspace
+    from triton_backend.contract.plan import Plan
+
+
+@command(
+    "autoscale",
+    "poolpipe autoscale --period 20 --max-gpus 8",
+    "poolpipe autoscale --period 20 --advisory",
+)
+def autoscale(
+    *,
+    period: Annotated[
+        float, typer.Option(metavar="S", min=2.0, max=1e5, help="Seconds between two plans.")
+    ] = 20.0,
+    max_gpus: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="The first N GPUs of the cluster; all without it."),
+    ] = None,
+    periods: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
+    ] = None,
+    advisory: Annotated[
+        bool, typer.Option("--advisory", help="Everything but the changes.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Whose runtimes build new stages; without it, none are.")
+    ] = None,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Follow the rates of the running system: as few GPUs as carry them, changed in place.
+
+    Plans are made by the planner and with the options of the plan in force; one is made where a rate has
+    moved far enough. Beyond the GPUs there are, all models get the same share of what they ask for.
+    """
+    from flows.clock import Stopwatch
+    from flows.operations.replanning.autoscale import follow_live, follower_of, limited
+    from flows.release.rollout.change import plan_in_force
+    from flows.workspace import workspace
+
+    work = workspace(warehouse)
+    in_force = plan_in_force(work.state.serve)
+    within = limited(in_force.cluster, max_gpus)
+    follower = follower_of(work, within, in_force.workload, in_force, lambda _: None)
+    follow_live(
+        follower,
+        _Running(work, cluster, Stopwatch()),
+        period,
+        show,
+        periods=periods,
+        advisory=advisory,
+    )
+
+
+class _Running:
+    """The system served from this project."""
+
+    def __init__(self, work: "Workspace", cluster: Path | None, watch: "Stopwatch") -> None:
+        self._work, self._cluster, self._watch = work, cluster, watch
+
+    def offered(self) -> Mapping[str, int]:
+        """Requests so far, by model."""
+        from flows.release.server.running import read_state
+
+        status = read_state(self._work.state.serve).control("status")
+        return {name: int(count) for name, count in status["counters"]["offered"].items()}
+
+    def wait(self, seconds: float) -> float:
+        """Wait; seconds since the last time."""
+        time.sleep(seconds)
+        return self._watch.restart()
+
+    def bring(self, plan: "Plan") -> str:
+        """Change plans in place, unwatched: the next period sees what came of it."""
+        from flows.planning.stored_plans import store_plan
+        from flows.release.artifacts import attach_devices
+        from flows.release.rollout.guarded import RolloutOptions, roll_out
+
+        store_plan(self._work, plan)
+        if self._cluster is not None:
+            plan = attach_devices(self._work, plan, self._cluster)
+        done = roll_out(self._work, plan, RolloutOptions(bake_seconds=0, reason="autoscale"))
+        return f"{done.state}, {done.outcome}"
