@@ -236,7 +236,10 @@ HEAP = np.dtype(
             "place",  # [item] where it stands; NONE: nowhere
             "key",  # [item] what it is ordered by
             "ready_count",  # [pool]
-            "touched",  # [pool] 1 where a candidate became ready
+            "touched",  # [pool] 1 where a candidate became ready, or others wait than before
+            "waiting_count",  # [pool] candidates that wait to open
+            "next_sent",  # [place] candidate that goes then, where they are put in order
+            "send_us",  # [place] and when, at the latest
         )
     ]
 )

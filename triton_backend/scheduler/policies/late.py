@@ -29,7 +29,12 @@ Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple
 the pipeline can do with.
 Ties: the lower pipeline number, that is model, entry, place in the model.
 
-Windows depend on the queue alone, never on vGPUs, so a grant makes no other candidate stale. A
+Candidates that wait for their own last moments may all wait for the same vGPU. Two rules of ours
+keep such requests, and act only where a vGPU is free: one opens early where those that wait outnumber
+the vGPUs (`_open_crowded`), and a ready one that can wait lets one go first that cannot
+(`_endangered`).
+
+But for these, windows depend on the queue alone, never on vGPUs, so a grant makes no other candidate stale. A
 candidate that nobody touches stays true until `keep`: the last instant at which its batch still
 ends in time and the rule for heads keeps its head (the target only shrinks until somebody comes, so
 no head goes before). So an event costs a few heap steps:
@@ -77,6 +82,7 @@ MEASURED = 1
 MEMORY_REQUESTS = 200  # the measured rate is a mean over so many requests,
 MEMORY_BUDGETS = 5  # or over so many budgets of the entry where that is longer
 WASTE_SHIFT = 20
+MOST_CROWDED = 64  # candidates of a pool that are put in order
 
 POLICIES = {
     "deferred": LateRules(opens=AT_FRONTRUN, heads=BY_WINDOW, rank=LEAST_LATEST),
@@ -274,7 +280,7 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
     if row["samples"] == samples and samples < largest:
         opens = _opens(tables, queue, pipeline)
     if opens > now:
-        candidate["state"] = WAITING
+        _become(tables, pipeline, WAITING)
         _arm(tables, pipeline, opens)
     else:
         _make_ready(tables, pipeline)
@@ -284,8 +290,19 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
 @inlined
 def _withdraw(tables: Tables, pipeline: int) -> None:
     """A pipeline has no candidate; it is in no heap of ready ones."""
-    tables.candidates[pipeline]["state"] = ABSENT
+    _become(tables, pipeline, ABSENT)
     _disarm(tables, pipeline)
+
+
+@inlined
+def _become(tables: Tables, pipeline: int, state: int) -> None:
+    """Change the state of a candidate; its pool has to be looked at, and counts those that wait."""
+    pool = tables.heaps[tables.topology.pipelines[pipeline]["pool"]]
+    before = tables.candidates[pipeline]["state"]
+    pool["waiting_count"] += int(state == WAITING) - int(before == WAITING)
+    if state in (WAITING, READY):
+        pool["touched"] = 1
+    tables.candidates[pipeline]["state"] = state
 
 
 @inlined
@@ -371,8 +388,7 @@ def _opens(tables: Tables, queue: int, pipeline: int) -> int:
 def _make_ready(tables: Tables, pipeline: int) -> None:
     """A candidate may be sent from now on, until its latest."""
     _join_ready(tables, pipeline)
-    tables.candidates[pipeline]["state"] = READY
-    tables.heaps[tables.topology.pipelines[pipeline]["pool"]]["touched"] = 1
+    _become(tables, pipeline, READY)
     _arm(tables, pipeline, tables.candidates[pipeline]["keep_us"] + 1)
 
 
@@ -390,35 +406,191 @@ def _match_all(tables: Tables) -> int:
 @kernel
 def _match(tables: Tables, pool: int) -> int:
     """Send candidates that begin on a pool, best rank first, while it has a vGPU free."""
-    topology = tables.topology
     counts = tables.counts[0]
     now = counts["now_us"]
     tables.heaps[pool]["touched"] = 0
-    soonest = FAR
-    while tables.heaps[pool]["ready_count"] > 0 and counts["paused"] == 0:
-        if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
-            return NEEDS_ROOM
+    due = FAR
+    while counts["paused"] == 0:
+        if tables.heaps[pool]["ready_count"] == 0:
+            due = _open_crowded(tables, pool)
+            if tables.heaps[pool]["ready_count"] == 0:
+                break
         pipeline = tables.heaps[_ready_base(tables, pool)]["item"] - _timers(tables)
-        queue = topology.pipelines[pipeline]["queue"]
-        if tables.candidates[pipeline]["keep_us"] < now:
-            if _gather(tables, queue) == NEEDS_ROOM:
-                return NEEDS_ROOM
-            continue
         soonest = _pool_free_from(tables, pool)
-        if soonest > now + _lead_us(tables, tables.candidates[pipeline]["samples"]):
+        kept = tables.candidates[pipeline]["keep_us"] >= now
+        if kept and soonest > now + _lead_us(tables, tables.candidates[pipeline]["samples"]):
+            due = soonest
+            if soonest < FAR:
+                due = max(now + 1, soonest - _lead_us(tables, tables.topology.path_us.shape[1] - 1))
             break
-        if not _path_is_free(tables, queue, pipeline):
-            continue
-        commit(tables, pipeline, make_batch(tables, queue, pipeline))
-        tables.queues[queue]["served"] = counts["batches"]
-        if _gather(tables, queue) == NEEDS_ROOM:
+        if _send(tables, pool, pipeline) == NEEDS_ROOM:
             return NEEDS_ROOM
     item = len(tables.candidates) + pool
-    if tables.heaps[pool]["ready_count"] > 0 and counts["paused"] == 0 and soonest < FAR:
-        _arm(tables, item, max(now + 1, soonest - _lead_us(tables, topology.path_us.shape[1] - 1)))
+    if due < FAR:
+        _arm(tables, item, due)
     else:
         _disarm(tables, item)
     return SETTLED
+
+
+@kernel
+def _send(tables: Tables, pool: int, pipeline: int) -> int:
+    """Send a ready candidate of a pool that has a vGPU free, or one that it lets go first."""
+    counts = tables.counts[0]
+    if counts["free_batch"] == NONE or counts["out"] == len(tables.out):
+        return NEEDS_ROOM
+    queue = tables.topology.pipelines[pipeline]["queue"]
+    if tables.candidates[pipeline]["keep_us"] < counts["now_us"]:
+        return _gather(tables, queue)
+    hurried = _endangered(tables, pool, pipeline)
+    if hurried != NONE:
+        if _gather(tables, queue) == NEEDS_ROOM:  # opened for a crowd, it may wait on
+            return NEEDS_ROOM
+        _make_ready(tables, hurried)
+        pipeline = hurried
+        queue = tables.topology.pipelines[pipeline]["queue"]
+    if not _path_is_free(tables, queue, pipeline):
+        return SETTLED
+    commit(tables, pipeline, make_batch(tables, queue, pipeline))
+    tables.queues[queue]["served"] = counts["batches"]
+    return _gather(tables, queue)
+
+
+@kernel
+def _open_crowded(tables: Tables, pool: int) -> int:
+    """Open a candidate, where they cannot all wait as long as each of them could alone.
+
+    The vGPUs that are free when the first would open take them in turns, in the order in which they
+    would: number j goes before number j + vGPUs, so it is sent at the latest at
+
+        send[j] = min(opens[j], send[j + vGPUs] - its time on its vGPU with one sample more)
+
+    Of those whose instant has come the best is ready now. Answers when to look again: at the first
+    such instant to come or, while no vGPU is free, when one is.
+    """
+    now = tables.counts[0]["now_us"]
+    heaps = tables.heaps
+    waiting = heaps[pool]["waiting_count"]
+    if waiting < 2 or waiting <= _free_by(tables, pool, now, waiting):  # noqa: PLR2004
+        return FAR
+    soonest = _pool_free_from(tables, pool) - _lead_us(tables, 1)
+    if soonest > now:
+        return soonest
+    count = _in_order(tables, pool)
+    vgpus = _free_by(tables, pool, heaps[0]["send_us"], count)
+    due = FAR
+    best = NONE
+    for place in range(count - vgpus - 1, -1, -1):
+        pipeline = heaps[place]["next_sent"]
+        stage = tables.topology.pipelines[pipeline]["first_stage"]
+        took = tables.topology.latency_us[stage, tables.candidates[pipeline]["samples"] + 1]
+        send = heaps[place + vgpus]["send_us"] - took
+        if send < heaps[place]["send_us"]:
+            heaps[place]["send_us"] = send
+            due = min(due, max(send, now + 1))
+            if send <= now and (best == NONE or _goes_first(tables, pipeline, best)):
+                best = pipeline
+    if best != NONE:
+        _make_ready(tables, best)
+    return due
+
+
+@inlined
+def _goes_first(tables: Tables, one: int, other: int) -> bool:
+    """Whether a candidate is ranked before another one."""
+    a, b = tables.candidates[one]["key"], tables.candidates[other]["key"]
+    return a < b or (a == b and one < other)
+
+
+@inlined
+def _free_by(tables: Tables, pool: int, at_us: int, most: int) -> int:
+    """vGPUs of a pool to which a batch may be sent at an instant; no more than `most` are counted."""
+    row = tables.topology.pools[pool]
+    start = at_us + _lead_us(tables, 1)
+    count = 0
+    for vgpu in range(row["first_vgpu"], row["end_vgpu"]):
+        if count == most:
+            break
+        count += int(tables.free_from_us[vgpu] <= start)
+    return count
+
+
+@kernel
+def _in_order(tables: Tables, pool: int) -> int:
+    """Put the waiting candidates of a pool in the order in which they open; answers how many.
+
+    No more than `MOST_CROWDED`, the first of them; ties: the lower pipeline number.
+    """
+    heaps = tables.heaps
+    count = 0
+    for pipeline in range(len(tables.candidates)):
+        if tables.candidates[pipeline]["state"] != WAITING:
+            continue
+        if tables.topology.pipelines[pipeline]["pool"] != pool:
+            continue
+        opens = heaps[pipeline]["key"]
+        place = count
+        if count < MOST_CROWDED:
+            count += 1
+        elif opens < heaps[count - 1]["send_us"]:
+            place -= 1
+        else:
+            continue
+        while place > 0 and heaps[place - 1]["send_us"] > opens:
+            heaps[place]["send_us"] = heaps[place - 1]["send_us"]
+            heaps[place]["next_sent"] = heaps[place - 1]["next_sent"]
+            place -= 1
+        heaps[place]["send_us"] = opens
+        heaps[place]["next_sent"] = pipeline
+    return count
+
+
+@kernel
+def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
+    """A waiting candidate that would be lost if a ready one went now, and that it can wait for; or NONE.
+
+    Those are lost that change before a vGPU is free again, where they are as many as the vGPUs free
+    now. Of those that the ready one can wait for, the first to change.
+    """
+    now = tables.counts[0]["now_us"]
+    waiting = tables.heaps[pool]["waiting_count"]
+    if waiting == 0:
+        return NONE
+    topology = tables.topology
+    row = topology.pools[pool]
+    lead = _lead_us(tables, tables.candidates[pipeline]["samples"])
+    free = 0
+    busy_until = FAR
+    for vgpu in range(row["first_vgpu"], row["end_vgpu"]):
+        until = tables.free_from_us[vgpu] - lead
+        if until > now:
+            busy_until = min(busy_until, until)
+        else:
+            free += 1
+            if free > waiting:
+                return NONE
+    again = min(busy_until, now + _stage_us(tables, pipeline))
+    keep = tables.candidates[pipeline]["keep_us"]
+    lost = 0
+    found = NONE
+    first = again
+    for other in range(len(tables.candidates)):
+        candidate = tables.candidates[other]
+        if candidate["state"] != WAITING or topology.pipelines[other]["pool"] != pool:
+            continue
+        if candidate["keep_us"] < again:
+            lost += 1
+            back = min(busy_until, now + _stage_us(tables, other))
+            if candidate["keep_us"] < first and back <= keep:
+                found, first = other, candidate["keep_us"]
+    return found if lost >= free else NONE
+
+
+@inlined
+def _stage_us(tables: Tables, pipeline: int) -> int:
+    """Time of a candidate on its first vGPU."""
+    row = tables.topology.pipelines[pipeline]["first_stage"]
+    return tables.topology.latency_us[row, tables.candidates[pipeline]["samples"]]
 
 
 @kernel
@@ -444,7 +616,7 @@ def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
             break
         samples = prefix(tables, queue, samples - 1) if samples > 1 else 0
     _leave_ready(tables, pipeline)
-    candidate["state"] = BLOCKED
+    _become(tables, pipeline, BLOCKED)
     _arm(tables, pipeline, max(now + 1, min(again, candidate["keep_us"] + 1)))
     return False
 

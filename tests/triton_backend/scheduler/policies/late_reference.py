@@ -8,6 +8,7 @@ that compare batches one by one.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 NEVER = 10**15
 ONE = 1 << 24  # mean gaps and sizes are whole multiples of 1 / ONE
@@ -89,6 +90,16 @@ class Batch:
     vgpu: int
 
 
+class Candidate(NamedTuple):
+    """A batch that is open: until when it stays as it is, and its time on a vGPU."""
+
+    members: list[Request]
+    opens: int
+    latest: int
+    keep: int
+    took: int
+
+
 class Reference:
     def __init__(self, models: Sequence[Model], vgpus: int, rules: Rules) -> None:
         self.models = models
@@ -114,24 +125,63 @@ class Reference:
 
     def decide(self, now: int) -> None:
         while True:
-            ready: list[tuple[Fraction, int, list[Request]]] = []
+            ready: list[tuple[Fraction, int, Candidate]] = []
+            waiting: list[tuple[int, Candidate]] = []
             for m, model in enumerate(self.models):
                 while model.line and not self.keeps(model, now):
                     self.drops.append((now, model.line.pop(0).number))
-                if model.line:
-                    members, opens, latest = self.candidate(model, now) or ([], NEVER, NEVER)
-                    if opens <= now:
-                        ready.append((self.key(model, members, latest), m, members))
+                if model.line and (found := self.candidate(model, now)):
+                    if found.opens <= now:
+                        ready.append((self.key(model, found.members, found.latest), m, found))
+                    else:
+                        waiting.append((m, found))
             idle = [v for v, at in enumerate(self.free) if at <= now]
-            if not ready or not idle:
+            if not idle:
                 return
-            _, m, members = min(ready, key=lambda r: (r[0], r[1]))
+            if not ready:
+                ready = [
+                    (self.key(self.models[m], found.members, found.latest), m, found)
+                    for m, found in self.crowded(waiting, now)
+                ]
+                waiting = [each for each in waiting if each[0] not in {m for _, m, _ in ready}]
+            if not ready:
+                return
+            _, m, best = min(ready, key=lambda r: (r[0], r[1]))
+            m, best = self.hurried(best, waiting, now, len(idle)) or (m, best)
+            members = best.members
             model = self.models[m]
             model.line = model.line[len(members) :]
             took = model.latency[sum(r.samples for r in members) - 1]
             self.free[idle[0]] = now + took
             self.batches.append(Batch(now, m, tuple(r.number for r in members), idle[0]))
             model.served = len(self.batches)
+
+    def crowded(
+        self, waiting: Sequence[tuple[int, "Candidate"]], now: int
+    ) -> list[tuple[int, "Candidate"]]:
+        """Those that cannot wait as long as each could alone: vGPUs are taken in turns."""
+        order = sorted(waiting, key=lambda each: (each[1].opens, each[0]))
+        if not order or sum(at <= now for at in self.free) >= len(order):
+            return []
+        turns = sum(at <= order[0][1].opens for at in self.free)
+        send = [each.opens for _, each in order]
+        for place in reversed(range(len(order) - turns)):
+            m, each = order[place]
+            longer = self.models[m].latency[sum(r.samples for r in each.members)]  # by one sample
+            send[place] = min(send[place], send[place + turns] - longer)
+        return [each for each, at in zip(order, send, strict=True) if at <= now]
+
+    def hurried(
+        self, best: "Candidate", waiting: Sequence[tuple[int, "Candidate"]], now: int, idle: int
+    ) -> tuple[int, "Candidate"] | None:
+        """Who goes instead: somebody lost otherwise, while the best can wait."""
+        busy = min((at for at in self.free if at > now), default=NEVER)
+        again = min(busy, now + best.took)
+        lost = [(m, each) for m, each in waiting if each.keep < again]
+        saved = [(m, each) for m, each in lost if min(busy, now + each.took) <= best.keep]
+        if len(lost) < idle or not saved:
+            return None
+        return min(saved, key=lambda each: (each[1].keep, each[0]))
 
     def key(self, model: Model, members: Sequence[Request], latest: int) -> Fraction:
         keys = {
@@ -144,9 +194,15 @@ class Reference:
 
     def keeps(self, model: Model, now: int) -> bool:
         """Whether the head stays, by the rule for heads."""
+        head = model.line[0]
+        needed = self.needed(model, now)
+        return needed is not None and now + model.longest(needed) <= head.deadline
+
+    def needed(self, model: Model, now: int) -> int | None:
+        """Samples that a batch with the head must be able to hold; None: it never can."""
         head, largest = model.line[0], len(model.latency)
         if head.samples > largest:
-            return False
+            return None
         needed = head.samples
         if self.rules.heads == "window":
             tail = 0
@@ -157,11 +213,12 @@ class Reference:
                 tail = size
             goal = model.planned if self.rules.target == "planned" else model.measured()
             needed = max(needed, min(tail, goal))
-        return now + model.longest(needed) <= head.deadline
+        return needed
 
-    def candidate(self, model: Model, now: int) -> tuple[list[Request], int, int] | None:
-        """Members, when it opens, the latest; None where the head is to be dropped."""
-        if not self.keeps(model, now):
+    def candidate(self, model: Model, now: int) -> "Candidate | None":
+        """The batch that it would send; None where the head is to be dropped."""
+        needed = self.needed(model, now)
+        if needed is None or not self.keeps(model, now):
             return None
         head, largest = model.line[0], len(model.latency)
         members: list[Request] = []
@@ -172,12 +229,14 @@ class Reference:
             members = model.line[:count]
         size = sum(r.samples for r in members)
         latest = head.deadline - model.longest(size)
+        keep = min(latest, head.deadline - model.longest(needed))
+        took = model.latency[size - 1]
         if len(members) < len(model.line) or size == largest:
-            return members, now, latest
+            return Candidate(members, now, latest, keep, took)
         opens = {
             "now": now,
             "frontrun": head.deadline - model.longest(size + 1) + 1,
             "timeout": head.arrival + self.rules.timeout,
             "latest": latest,
         }[self.rules.opens]
-        return members, max(now, min(opens, latest)), latest
+        return Candidate(members, max(now, min(opens, latest)), latest, keep, took)
