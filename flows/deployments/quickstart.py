@@ -23,6 +23,7 @@ from flows.progress import Say, StepLog
 from flows.quickstart.example_project import (
     BLOCKS,
     MAX_BATCH,
+    SLOW,
     OfferedModel,
     example_classes,
     example_cluster,
@@ -56,6 +57,7 @@ class QuickstartOptions:
         models: the user's own models with their SLOs; none for the two examples.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
         http_seconds: length of the sample over HTTP.
+        planner: by whom the models are planned; its plan names the policy.
     """
 
     models: tuple[OfferedModel, ...] = ()
@@ -63,6 +65,7 @@ class QuickstartOptions:
     load_factor: float | None = None
     load_seconds: float = 20.0
     http_seconds: float = 5.0
+    planner: str = "pool"
     seed: int = 0
     ports: Endpoints = field(default_factory=Endpoints)
 
@@ -105,11 +108,11 @@ def _profile(work: Workspace, split: SplitModel, say: Say) -> Prepared:
 
 
 @task(name="plan", cache_policy=NO_CACHE)
-def _plan(work: Workspace, models: tuple[OfferedModel, ...]) -> Plan:
+def _plan(work: Workspace, models: tuple[OfferedModel, ...], options: PlanOptions) -> Plan:
     cluster = example_cluster()
     profiles, _ = load_profiles(work, cluster, workload_of(models))
     chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
-    planned = plan_step(work, cluster, workload_of(chosen), PlanOptions())
+    planned = plan_step(work, cluster, workload_of(chosen), options)
     return attach_artifacts(work, planned.plan, _devices())
 
 
@@ -151,7 +154,7 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     watch, log = Stopwatch(), StepLog(say)
     models, splits = _prepare(work, options, log)
     with log.step("plan") as note:
-        plan = _plan(work, models)
+        plan = _plan(work, models, _planning(options.planner))
         note.text = _plan_in_words(plan)
     with log.step("simulate (the first time, the scheduler is compiled)") as note:
         simulated = _simulate(plan, options)
@@ -239,6 +242,12 @@ def _drive(
     return measured, sampled
 
 
+def _planning(planner: str) -> PlanOptions:
+    """How to plan; whole models that share GPUs are all on the fast ones, so that they do share them."""
+    whole = planner == "subclusters"
+    return PlanOptions(planner=planner, excluded_classes={"*": (SLOW,)} if whole else {})
+
+
 def _plan_file(work: Workspace, plan: Plan) -> Path:
     path = work.state.reports / f"plan-{plan.plan_id}.json"
     write_plan(path, plan)
@@ -251,7 +260,8 @@ def _devices() -> dict[str, DeviceClass]:
 
 def _plan_in_words(plan: Plan) -> str:
     rates = ", ".join(f"{m.name} {m.throughput_rps:.1f} rps" for m in plan.models)
-    return f"{rates}; gap {plan.objective.gap:.2%} of the bound"
+    pools = f"{len(plan.pools)} pools under {plan.models[0].policy}"
+    return f"{rates}; {pools}; gap {plan.objective.gap:.2%} of the bound"
 
 
 def _load_in_words(result: LoadResult) -> str:

@@ -33,6 +33,7 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
 @command(
     "quickstart",
     "poolpipe quickstart",
+    "poolpipe quickstart --planner subclusters",
     "poolpipe quickstart --model net.onnx --slo-ms 80",
     "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
 )
@@ -54,6 +55,9 @@ def quickstart(
             help="Its latency objective; one for all models, or one each, in their order.",
         ),
     ] = None,
+    planner: Annotated[
+        str, typer.Option(metavar="NAME", help="Who plans; see `poolpipe planners`.")
+    ] = "pool",
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
     ] = False,
@@ -85,6 +89,7 @@ def quickstart(
     left is reused, and everything started is stopped at the end. Wrong answers, and a model under
     the attainment target, end it with 1.
     """
+    from flows.planning.registry import PlanOptions
     from flows.release.server.admin import check_can_start
     from triton_backend.serve_folder.endpoints import Endpoints
 
@@ -97,6 +102,7 @@ def quickstart(
         accept_old_server=accept_old_server,
     )
     # Said at once, not after the minutes that profiling takes.
+    PlanOptions(planner=planner)
     models = _own_models(model or (), slo_ms or ())
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
@@ -111,6 +117,7 @@ def quickstart(
         load_seconds=duration,
         seed=seed,
         ports=ports,
+        planner=planner,
     )
     if not start_prefect_server():  # others write through that server too
         work = taking_turns(work)

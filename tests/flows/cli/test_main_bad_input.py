@@ -15,6 +15,7 @@ from tests.flows.cli.conftest import Command
         (("profiles", "export", "t"), "poolpipe.duckdb: no such warehouse"),
         (("profile", "--cluster", "cluster.yaml"), "none has a `runtime"),
         (("quickstart", "--slo-ms", "5"), "--model and --slo-ms go together"),
+        (("quickstart", "--planner=none"), "'none' is none of"),
         (("quickstart", "--model=none.onnx", "--slo-ms=5"), "none.onnx: no such file"),
         (("report", "x"), "poolpipe.duckdb: no such warehouse"),
         (("status",), "nothing is being served from here"),

@@ -40,14 +40,14 @@ class Project:
             stdin=subprocess.DEVNULL,
         )
 
-    def quickstart(self) -> dict[str, Any]:
+    def quickstart(self, *more: str) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
         names = ("--http-port", "--grpc-port", "--metrics-port")
         ports = [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
         own += ["--duration=3", "--load-factor=0.02"]
         own.append("--attainment-target=0")  # a busy machine does not decide
-        done = self.run("quickstart", "--json", *own, *ports)
+        done = self.run("quickstart", "--json", *own, *ports, *more)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 
@@ -70,6 +70,18 @@ def test_every_request_is_accounted_for_and_every_answer_is_right(first: dict[st
         assert row["checked"]["responses"] == row["served"] + row["late"] > 0
         assert row["checked"]["wrong"] == 0
         assert first["http"][name]["checked"]["wrong"] == 0
+
+
+def test_two_models_share_one_pool_under_deferred(project: Project, first: dict[str, Any]) -> None:
+    shared = project.quickstart("--planner=subclusters")
+    plan = json.loads((project.folder / f"state/reports/plan-{shared['plan_id']}.json").read_text())
+    assert plan["planner"] == "subclusters"
+    assert len(plan["pools"]) == 1
+    assert {model["policy"] for model in plan["models"]} == {"deferred"}
+    assert shared["models"].keys() == first["models"].keys()
+    for row in shared["models"].values():
+        assert row["checked"]["responses"] == row["served"] + row["late"] > 0
+        assert row["checked"]["wrong"] == 0
 
 
 def test_the_report_is_one_page_that_needs_no_network(first: dict[str, Any]) -> None:
