@@ -195,6 +195,11 @@ def served_model(plan: Plan, name: str) -> ModelPlan:
     raise InputError(f"plan {plan.plan_id}", f"no model {name!r}; it serves {names}")
 
 
+def dropped_name(module: str) -> str:
+    """The output that says of an optional module that it was dropped: not that it had no rows."""
+    return f"{module}.dropped"
+
+
 def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
     graph = planned.application
     outputs: list[TensorSpec] = []
@@ -202,6 +207,11 @@ def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
         producer, _, tensor = source.partition(".")
         given = plan.model(graph.module(producer).model).outputs
         outputs += [replace(spec, name=output) for spec in given if spec.name == tensor]
+    outputs += [
+        TensorSpec(name=dropped_name(module.name), dtype="BOOL", shape=(-1,))
+        for module in graph.modules
+        if module.optional
+    ]
     return ModelPlan(
         name=planned.name,
         slo_us=graph.slo_us,

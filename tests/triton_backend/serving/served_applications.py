@@ -22,6 +22,7 @@ from triton_backend.runtimes.emulated import drawn_rows, row_mark, sample_marks
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays
 
+DROPPED = "classify.dropped"
 CROPS_ROWS = "crops_rows"
 SLO_US = 1_500_000
 
@@ -105,7 +106,8 @@ def expected(deployment: Deployment, name: str, request: Arrays) -> Arrays:
             made[output] = _filled(spec.shape, spec.dtype, rows)
             made[counts] = np.array(drawn, dtype=np.int64)
         known[one.name] = made
-    return {
+    not_dropped = {f"{m.name}.dropped": np.array([False]) for m in graph.modules if m.optional}
+    return not_dropped | {
         output: known[source.partition(".")[0]][source.partition(".")[2]]
         for output, source in graph.outputs.items()
     }
@@ -186,7 +188,7 @@ class OneAfterTheOther:
         if name == "crops":
             crops, counts = self._run("detect", x=x)
             (y,) = self._run("a", x=crops)
-            return {"found": counts, "y": y}
+            return {"found": counts, "y": y, DROPPED: np.array([False])}
         (a,) = self._run("a", x=x)
         (b,), (c,) = self._run("b", x=a), self._run("c", x=a)
         (d,) = self._run("d", left=b, right=c)

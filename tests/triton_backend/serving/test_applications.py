@@ -142,6 +142,28 @@ def test_a_job_that_is_dropped_names_the_module_with_numbers_and_frees_all(
     assert drops == {"actdet/d": 1}
 
 
+def test_a_job_goes_on_without_an_optional_module_that_is_dropped_and_says_so(
+    system: LocalSystem,
+) -> None:
+    for vgpu in range(len(system.deployment.vgpus)):
+        if system.deployment.rows_of(vgpu)[0].model == 1:  # m_b, which `cars` runs
+            system.stop_worker(1, vgpu)
+    seed = next(  # that has both cars and people
+        seed
+        for seed in range(100)
+        if (made := expected(system.deployment, "traffic", request(system, "traffic", 1, seed)))
+        and len(made["car"])
+        and len(made["person"])
+    )
+    tensors = request(system, "traffic", 1, seed)
+    wanted = expected(system.deployment, "traffic", tensors)
+    check(
+        system.ask("traffic", tensors)(),
+        wanted | {"car": wanted["car"][:0], "cars.dropped": np.array([True])},
+    )
+    wait_for(lambda: settled(system))
+
+
 def test_a_cancelled_job_leaves_nothing_behind(system: LocalSystem) -> None:
     gone: list[bool] = []
     results = [

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.runtimes.stage_tensors import dropped_name
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import DEAD_BY_NOW_US
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.shelves import Shelves
-from triton_backend.serving.transport.wire import FrameError, JobDoneBody, Piece
+from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, Piece
 
 
 class _Generation:
@@ -134,7 +135,8 @@ class FrontJobs:
         if generation is None:
             raise FrameError(f"a job of plan {tag:016x}, which is not known here")
         by_group: dict[tuple[int, int], list[Piece]] = {}
-        for piece in sorted(body.pieces):
+        dropped = {piece.producer for piece in body.pieces if piece.slot == NONE}
+        for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
             before = by_group.setdefault((piece.producer, piece.group), [])
             if piece.at != sum(one.rows for one in before):
                 raise FrameError(f"rows before {piece} are missing")
@@ -146,6 +148,10 @@ class FrontJobs:
             pieces = by_group.get((generation.modules[module], group), ())
             parts = [self._shelves.tensors(self._name, piece)[tensor] for piece in pieces]
             found[output] = generation.joined(output, parts)
+        for module in generation.graph.modules:
+            if module.optional:
+                left_out = generation.modules[module.name] in dropped
+                found[dropped_name(module.name)] = np.array([left_out])
         self.bytes_out += sum(tensor.nbytes for tensor in found.values())
         return found
 

@@ -88,6 +88,7 @@ class Job:
         outputs: by module, what its tasks have given so far and is still wanted.
         readers: by module, who still wants its outputs.
         tasks: by module, those that have not ended.
+        dropped: optional modules that go without.
         done: its modules have ended; it is in hand until its front has read it.
         over: nobody wants anything of it, but tasks in batches may still end.
     """
@@ -100,6 +101,7 @@ class Job:
     outputs: dict[int, list[_Output]] = field(default_factory=dict[int, list[_Output]])
     readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     tasks: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    dropped: set[int] = field(default_factory=set[int])
     done: bool = False
     over: bool = False
 
@@ -204,9 +206,11 @@ class Jobs:
         )
         job.tasks.setdefault(task.module, set()).add(task.request_id)
 
-    def skip(self, number: int, module: int) -> None:
-        """A module of a job gives nothing."""
+    def skip(self, number: int, module: int, *, dropped: bool = False) -> None:
+        """A module of a job gives nothing: it has no rows, or is optional and was dropped."""
         job = self._jobs[number]
+        if dropped:
+            job.dropped.add(module)
         self._forget(job, module)
         job.release(module)
         job.read_by(module)
@@ -347,6 +351,8 @@ class Jobs:
                         place = shelf.generation, shelf.vgpu, shelf.slot, output.row[group]
                         found.append(Piece(at, rows, application, NONE, module, group, *place))
                     at += rows
+        nowhere = NONE, NONE, NONE, 0
+        found += [Piece(0, 1, application, NONE, m, 0, *nowhere) for m in sorted(job.dropped)]
         return found
 
 

@@ -1100,10 +1100,11 @@ class Gateway:
                 self.counters.module_rows[name] += decision.rows
                 self.counters.offered[self._jobs.model_of(decision.job_id, decision.module)] += 1
             case ModuleSkipped():
-                if decision.reason is not None:
+                dropped = decision.reason is not None
+                if dropped:
                     name = self._jobs.module_name(decision.job_id, decision.module)
                     self.counters.module_drops[name] += 1
-                self._jobs.skip(decision.job_id, decision.module)
+                self._jobs.skip(decision.job_id, decision.module, dropped=dropped)
             case JobDone():
                 self._answer_job(decision.job_id)
             case JobDropped():

@@ -431,7 +431,8 @@ class Piece(NamedTuple):
 class JobDoneBody(NamedTuple):
     """JOB_DONE: the outputs of a front's request; a module without pieces had no rows.
 
-    Of every piece `module` is NONE, and `at` counts the rows of `producer`.
+    Of every piece `module` is NONE, and `at` counts the rows of `producer`. A piece of slot NONE says that
+    the optional module `producer` was dropped.
     """
 
     request: int
