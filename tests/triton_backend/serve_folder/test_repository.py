@@ -12,6 +12,12 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, read_state, status
+from tests.triton_backend.serving.served_applications import (
+    application,
+    module,
+    one_stage,
+    with_applications,
+)
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -111,6 +117,19 @@ def test_ports_that_are_not_there_are_refused_before_anything_starts(tmp_path: P
     many = served(*(f"m{number}" for number in range(901)))
     with pytest.raises(InputError, match="more than 900 models"):
         render_repository(tmp_path, many, ServeOptions())
+
+
+def test_an_application_is_a_model_of_its_own_and_runs_on_one_host(tmp_path: Path) -> None:
+    models = plan(one_stage("m_a"), one_stage("m_b"))
+    chain = application("chain", module("first", model="m_a"), module("then", "first", model="m_b"))
+    made = with_applications(models, chain)
+    render_repository(tmp_path, made, ServeOptions())
+    config = (tmp_path / "repository" / "chain" / "config.pbtxt").read_text()
+    assert 'input { name: "input" data_type: TYPE_UINT8' in config
+    assert 'output { name: "then.output" data_type: TYPE_UINT8' in config
+    assert not (tmp_path / "repository" / "m_a").exists()
+    with pytest.raises(InputError, match="'chain': its modules must run on the gateway's host"):
+        render_repository(tmp_path / "other", made, ServeOptions(hosts={"SLOW": "10.0.0.2"}))
 
 
 def test_two_nodes_are_never_one_model(tmp_path: Path) -> None:

@@ -8,6 +8,13 @@ import numpy as np
 import pytest
 
 from tests.fakes.plans import two_stages
+from tests.triton_backend.serving import small_plans
+from tests.triton_backend.serving.served_applications import (
+    application,
+    module,
+    one_stage,
+    with_applications,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule, rates_of
 from triton_backend.serving.loadgen.series import TraceFile
@@ -29,6 +36,15 @@ def test_every_process_offers_each_models_rate(process: str) -> None:
     a, b = counts({"arrivals": process})
     assert a == pytest.approx(30_000, rel=0.05)
     assert b == pytest.approx(10_000, rel=0.05)
+
+
+def test_load_is_offered_to_applications_and_not_to_models_that_only_they_use() -> None:
+    graph = application("chain", module("first", model="m_a"), module("then", "first", model="m_b"))
+    models = small_plans.plan(one_stage("m_a"), one_stage("m_b"))
+    plan = with_applications(models, graph, alone=("m_b",))
+    assert rates_of(plan, load_factor=0.5) == {"m_b": small_plans.RATE_RPS / 2, "chain": 20.0}
+    with pytest.raises(InputError, match="no model 'm_a'; it serves m_b, chain"):
+        rates_of(plan, ["m_a"])
 
 
 def test_a_model_sees_the_same_instants_alone_and_with_others() -> None:
