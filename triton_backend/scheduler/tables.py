@@ -27,6 +27,7 @@ numbers keep no array alive.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
