@@ -15,6 +15,7 @@ def test_numbers_and_texts_stay_as_logs_and_frames_hold_them() -> None:
         4: "model_removed",
         5: "overload",
         6: "queue_full",
+        7: "rows_differ",
     }
 
 
