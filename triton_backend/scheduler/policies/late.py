@@ -460,8 +460,8 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
 def _open_crowded(tables: Tables, pool: int) -> int:
     """Open a candidate, where they cannot all wait as long as each of them could alone.
 
-    The vGPUs that are free when the first would open take them in turns, in the order in which they
-    would: number j goes before number j + vGPUs, so it is sent at the latest at
+    Where they outnumber the vGPUs that are not lost, these take them in turns, in the order in which
+    they would open: number j goes before number j + vGPUs, so it is sent at the latest at
 
         send[j] = min(opens[j], send[j + vGPUs] - its time on its vGPU with one sample more)
 
@@ -477,7 +477,7 @@ def _open_crowded(tables: Tables, pool: int) -> int:
     if soonest > now:
         return soonest
     count = _in_order(tables, pool)
-    vgpus = _free_by(tables, pool, heaps[0]["send_us"], count)
+    vgpus = _free_by(tables, pool, FAR - 1 - _lead_us(tables, 1), count)
     due = FAR
     best = NONE
     for place in range(count - vgpus - 1, -1, -1):

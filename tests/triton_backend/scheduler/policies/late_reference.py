@@ -163,7 +163,7 @@ class Reference:
         order = sorted(waiting, key=lambda each: (each[1].opens, each[0]))
         if not order or sum(at <= now for at in self.free) >= len(order):
             return []
-        turns = sum(at <= order[0][1].opens for at in self.free)
+        turns = len(self.free)
         send = [each.opens for _, each in order]
         for place in reversed(range(len(order) - turns)):
             m, each = order[place]

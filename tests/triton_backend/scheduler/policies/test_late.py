@@ -207,15 +207,6 @@ def test_two_lone_requests_whose_last_moments_coincide_are_both_served(policy: s
     assert life.batches[0].at >= 100 - 12 - 12
 
 
-def test_lone_requests_count_the_vgpus_that_are_free_in_time() -> None:
-    # One vGPU is busy from 0 to 95: what holds for one vGPU holds for two.
-    plan = shared([(95,), RISING, RISING], 2, policy="deferred")
-    life = run(plan, [(0, 0, 95, 1), (1, 1, 100, 1), (1, 2, 100, 1)])
-    assert not life.drops
-    idle = run(plan, [(1, 1, 100, 1), (1, 2, 100, 1)])
-    assert [b.at for b in idle.batches] == [100 - 12 + 1] * 2  # nobody is in the other's way
-
-
 def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None:
     # At 70 model 0 has a full batch: 16, until 86. Model 1 must be sent by 80; model 0 by 84.
     plan = shared([RISING, RISING], 1, policy="deferred")
