@@ -28,10 +28,13 @@ def import_tables(
     interference.csv where they are there. The last three may also come alone.
     """
     from flows.preparation.interference.stored_tables import import_tables as take
+    from flows.preparation.interference.stored_tables import read_folder
     from warehouse.db import open_warehouse
 
-    with open_warehouse(warehouse) as store, progress(f"importing {folder}"):
-        found = take(store, folder)
+    with progress(f"importing {folder}"):
+        found = read_folder(folder)  # before there is a warehouse: wrong files leave nothing behind
+        with open_warehouse(warehouse) as store:
+            take(store, found, str(folder))
     notes(found.warnings)
     models = sorted({*found.profiles, *found.utilisation})
     if as_json:

@@ -74,23 +74,22 @@ def _only(classes: Iterable[str]) -> str | None:
     return known[0] if len(known) == 1 else None
 
 
-def import_tables(warehouse: Warehouse, folder: Path) -> Tables:
-    """Take every table of a folder into the warehouse; files are checked before anything is stored.
+def import_tables(warehouse: Warehouse, found: Tables, source: str) -> None:
+    """Take tables into the warehouse; `source` says where they come from.
 
     Raises:
-        InputError: as `read_folder`, or utilisation is given of a model that nobody knows.
+        InputError: utilisation is given of a model that nobody knows; nothing is stored.
     """
-    found, now = read_folder(folder), now_utc()
+    now = now_utc()
     keys = {name: find_model(warehouse, name).model_key for name in found.utilisation}
     known = set(read_pairs(warehouse))
     for profile in found.profiles.values():
-        import_profile(warehouse, profile, str(folder), now)
+        import_profile(warehouse, profile, source, now)
     with warehouse.transaction():
         for name, rows in found.utilisation.items():
             add_utilisations(warehouse, keys[name], rows, now)
         add_pairs(warehouse, [pair for pair in found.pairs if pair not in known], now)
-        add_interference(warehouse, found.interference, str(folder), now)
-    return found
+        add_interference(warehouse, found.interference, source, now)
 
 
 def export_tables(
