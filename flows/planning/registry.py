@@ -133,7 +133,7 @@ class PlanOptions:
     previous: Plan | None = None
     pinned_models: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    margin_given: bool = True
+    margin_given: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         planner = planner_named(self.planner)
