@@ -261,7 +261,7 @@ class Incoming:
 
     def __init__(self, data: bytes) -> None:
         taken = Taken(data)
-        names = ("image", "mask", "other", "")
+        names = ("image", "mask", "other", "", "image.fp16")
         usual = [((3, 16), np.float32), ((4,), np.uint8)]
         self._tensors: list[Tensor] = []
         for number in range(taken.below(4)):
@@ -317,7 +317,8 @@ def _reader(model: ModelPlan) -> pending.RequestReader:
 def _with_entries(model: ModelPlan) -> ModelPlan:
     (one,) = model.pipelines
     pipelines = tuple(replace(one, entry=entry.name) for entry in _ENTRIES)
-    return replace(model, entries=_ENTRIES, pipelines=pipelines)
+    entries = tuple(replace(entry, inputs=entry.inputs or model.inputs) for entry in _ENTRIES)
+    return replace(model, entries=entries, pipelines=pipelines, split="split")
 
 
 _READERS = (_reader(_PLAN.models[0]), _reader(_with_entries(_PLAN.models[0])))
@@ -377,6 +378,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         payload = bytes([1, kinds.index(kind), 2, 9]) + len(made).to_bytes(2, "little") + made
         yield "frames", bytes([2, *range(255, 247, -1)]) + payload + bytes(9)
     yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
+    yield "body", bytes([0]) + wire.pack_hello(wire.StandbyHello("s"))
     yield "body", bytes([0]) + b"[" * 5000
     yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
     yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
@@ -389,6 +391,12 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     # Only the third entry's tensor; only the tensors of the others, with a timeout.
     yield "request", bytes([1, 1, 0, 1, 1, 4, 1, 2, 0, 0, 0, 0, 0])
     yield "request", bytes([1, *good_request[:5], 0, 0x80, 0x1A, 6, 0])
+    # The first tensor in half its bytes: alone, beside the whole one; an unknown split.
+    half = bytes([0, 1, 1, 1, 4, 4])
+    yield "request", bytes([1, 2, *half, 1, 1, 0, 0, 0, 0, 0])
+    yield "request", bytes([1, 2, 1, 1, *half, 0, 0, 0, 0, 0])
+    wrong = b'{"%b": "another"}' % pending.SPLIT_PARAMETER.encode()
+    yield "request", bytes([1]) + good_request + wrong
     yield "control", b'{"command": "prepare", "generation": 2}'
     yield "control", b'{"command": "status"}'
 
