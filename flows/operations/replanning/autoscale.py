@@ -26,7 +26,7 @@ from flows.planning.registry import planner_named
 from flows.planning.stored_plans import load_interference, load_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S, s_to_us
 from triton_backend.contract.workload import Workload
@@ -286,23 +286,35 @@ class System(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
-    """Where a run stands: counts at the last second, seconds of the period so far."""
+    """Where a run stands: counts when they were last read, seconds since, seconds of the period so far."""
 
     tracker: RateTracker
     before: Mapping[str, int] = field(default_factory=dict[str, int])
+    unread_s: float = 0.0
     passed_s: float = 0.0
 
 
-def watch_second(state: LiveState, system: System) -> None:
-    """Wait a second and count; a rollout or a slow machine may have taken several."""
-    passed = max(system.wait(1.0), 1e-3)
-    now = system.offered()
+def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -> None:
+    """Wait a second and count; a rollout, a slow machine or a gateway that is away may take several.
+
+    Raises:
+        InputError: nothing is being served any more.
+    """
+    passed_s = max(system.wait(1.0), 1e-3)
+    state.passed_s += passed_s
+    state.unread_s += passed_s
+    try:
+        now = system.offered()
+    except InputError:
+        raise
+    except PoolPipeError as error:
+        say(f"no rates: {error}")
+        return
     # A gateway that was started anew counts from 0 again.
-    counts = {n: max(0, count - state.before.get(n, 0)) / passed for n, count in now.items()}
-    for _ in range(max(1, round(passed))):
+    counts = {n: max(0, c - state.before.get(n, 0)) / state.unread_s for n, c in now.items()}
+    for _ in range(max(1, round(state.unread_s))):
         state.tracker.second(counts)
-    state.before = now
-    state.passed_s += passed
+    state.before, state.unread_s = now, 0.0
 
 
 def follow_live(
@@ -316,7 +328,8 @@ def follow_live(
 ) -> None:
     """Watch rates and bring plans into force, period after period, so many or until interrupted.
 
-    `advisory` says what would be done, and does nothing.
+    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in force, and
+    the next period asks again.
 
     Raises:
         InputError: nothing is being served, or no plan serves every model.
@@ -325,10 +338,10 @@ def follow_live(
     system.wait(0.0)
     while periods is None or periods > 0:
         while state.passed_s < period_s:
-            watch_second(state, system)
+            watch_second(state, system, say)
         state.passed_s = 0.0
         periods = None if periods is None else periods - 1
-        before = follower.in_force
+        before, planned_rps = follower.in_force, follower.planned_rps
         targets = state.tracker.targets_rps()
         plan = follower.next_plan(targets)
         wanted = ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items())
@@ -336,5 +349,9 @@ def follow_live(
             say(f"{wanted}: plan {before.plan_id} stays")
             continue
         gpus = f"{sum(before.gpus_used.values())} to {sum(plan.gpus_used.values())} GPUs"
-        outcome = "advice only" if advisory else system.bring(plan)
+        try:
+            outcome = "advice only" if advisory else system.bring(plan)
+        except PoolPipeError as error:
+            follower.in_force, follower.planned_rps = before, planned_rps
+            outcome = str(error)
         say(f"{wanted}: plan {plan.plan_id}, {gpus}: {outcome}")

@@ -1,8 +1,12 @@
 """GPUs cut into unequal parts that models share in turns (gpulets)."""
 
+from collections.abc import Callable
+
 from flows.planning.gpulets.baselines import entries
 from flows.planning.gpulets.plan import plan
-from flows.planning.registry import Option, Planner
+from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
+
+Solve = Callable[[Inputs, PlanOptions], Outcome]
 
 OPTIONS = (
     Option(
@@ -36,28 +40,21 @@ OPTIONS = (
     ),
 )
 
-PLANNERS = (
-    Planner(
-        name="gpulets",
-        plan=plan,
-        space="gpu-patterns",
+
+def _planner(name: str, entry: Solve, space: str = "its own rule") -> Planner:
+    return Planner(
+        name=name,
+        plan=entry,
+        space=space,
         objectives=("throughput", "gpus", "cost", "power"),
         options=OPTIONS,
         most_stages=1,
         rates_from=(),
         slo_margin=0.1,
-    ),
-    *(
-        Planner(
-            name=name,
-            plan=entry,
-            space="its own rule",
-            objectives=("throughput", "gpus", "cost", "power"),
-            options=OPTIONS,
-            most_stages=1,
-            rates_from=(),
-            slo_margin=0.1,
-        )
-        for name, entry in entries()
-    ),
+    )
+
+
+PLANNERS = (
+    _planner("gpulets", plan, "gpu-patterns"),
+    *(_planner(name, entry) for name, entry in entries()),
 )

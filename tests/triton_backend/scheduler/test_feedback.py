@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.fakes.arrivals import SLO_US, arrive
 from tests.fakes.plans import Own, make_plan
-from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
 from triton_backend.contract.decisions import (
     Abort,
     Dispatch,

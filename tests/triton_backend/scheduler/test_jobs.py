@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
+from tests.fakes.job_shell import JobShell, Rows, row_by_row
 from tests.fakes.plans import Own, make_plan
 from tests.repository.files import ROOT
-from tests.triton_backend.scheduler.job_shell import JobShell, Rows, row_by_row
 from triton_backend.contract.applications import ApplicationPlan, Module
 from triton_backend.contract.decisions import (
     FIRST_TASK,

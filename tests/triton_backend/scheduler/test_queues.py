@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.arrivals import arrival, arrive
 from tests.fakes.plans import two_stages
-from tests.triton_backend.scheduler.arrivals import arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,

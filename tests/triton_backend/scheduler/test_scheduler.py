@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.fakes.arrivals import SLO_US, arrival, arrive
 from tests.fakes.plans import Own, make_plan, two_stages
-from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,

@@ -45,8 +45,8 @@ def application(
     )
 
 
-def module(name: str, *after: str, model: str = "", **fields: object) -> Module:
-    return Module(name=name, model=model or f"m_{name}", after=after, **fields)  # type: ignore[arg-type]
+def module(name: str, *after: str, model: str = "", **fields: Any) -> Module:
+    return Module(name=name, model=model or f"m_{name}", after=after, **fields)
 
 
 def with_applications(plan: Plan, *graphs: Application, alone: tuple[str, ...] = ()) -> Plan:

@@ -17,7 +17,7 @@ from flows.operations.replanning.backtest_run import cheapest_planner
 from flows.planning import PlanOptions, make_plan
 from tests.flows.planning.gpulets.cases import case
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
@@ -94,17 +94,15 @@ def wave(plan: Plan, seconds: int, high: float) -> Instant:
 
 def test_plans_follow_a_wave_with_work_in_flight() -> None:
     first, follower = planned()
-    options = SimOptions(arrivals=wave(first, 1_600, 1.2), duration_s=1_600)
+    offered = wave(first, 1_600, 1.2)
+    options = SimOptions(arrivals=offered, duration_s=1_600)
     found = follow_simulated(follower, options, 20.0, lambda _: None)
     used = [period.gpus for period in found.periods]
     assert found.changes >= 3
     assert max(used) > min(used)
     assert used[40] == max(used)
     assert found.attainment >= 0.99
-    assert sum(p.offered for p in found.periods) == sum(
-        len(at)
-        for at in options.arrivals.by_model.values()  # type: ignore[union-attr]
-    )
+    assert sum(p.offered for p in found.periods) == sum(map(len, offered.by_model.values()))
 
 
 @dataclass(slots=True)
@@ -115,8 +113,12 @@ class FakeSystem:
     clock: int = 0
     read: int = 0
     brought: list[Plan] = field(default_factory=list[Plan])
+    away: range = range(0)  # seconds in which nobody answers
+    refuses: int = 0  # rollouts that fail
 
     def offered(self) -> Mapping[str, int]:
+        if self.clock in self.away:
+            raise PoolPipeError("no answer")
         return {n: sum(r[n] for r in self.rates[: self.clock]) for n in self.rates[0]}
 
     def wait(self, seconds: float) -> float:
@@ -126,6 +128,9 @@ class FakeSystem:
 
     def bring(self, plan: Plan) -> str:
         self.clock += 3
+        if self.refuses:
+            self.refuses -= 1
+            raise PoolPipeError("a step failed")
         self.brought.append(plan)
         return "done"
 
@@ -141,6 +146,24 @@ def test_a_running_system_is_brought_what_its_rates_ask_for(advisory: bool) -> N
     assert (len(system.brought) > 0) is not advisory
     assert gpus(follower.in_force) > gpus(first)
     assert any("advice only" in line for line in said) is advisory
+
+
+def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:
+    first, follower = planned()
+    script = [{m.name: round(2 * m.throughput_rps) for m in first.models}] * 60
+    system, said = FakeSystem(script, refuses=1), list[str]()
+    follow_live(follower, system, 5.0, said.append, periods=3)
+    assert [line.endswith("a step failed") for line in said[:2]] == [True, False]
+    assert [gpus(plan) > gpus(first) for plan in system.brought] == [True]
+
+
+def test_a_gateway_that_is_away_for_seconds_changes_no_rate() -> None:
+    first, follower = planned()
+    script = [{m.name: round(m.throughput_rps / 1.5) for m in first.models}] * 60
+    system, said = FakeSystem(script, away=range(2, 4)), list[str]()
+    follow_live(follower, system, 5.0, said.append, periods=1)
+    assert [line == "no rates: no answer" for line in said] == [True, True, False]
+    assert said[-1].endswith(f"plan {first.plan_id} stays")
 
 
 def test_only_the_first_gpus_of_a_cluster_are_used() -> None:

@@ -180,7 +180,7 @@ def best_throughput(asked: Case, model: InterferenceModel | None) -> float:
     kept = [r for i, r in enumerate(rates) if not _beaten(rates, i)]
     best = 0.0
     for chosen in combinations_with_replacement(kept, asked.cluster.gpus("G")):
-        best = max(best, float(sum(chosen).min()))  # type: ignore[union-attr]
+        best = max(best, float(np.sum(chosen, axis=0).min()))
     return best
 
 

@@ -1,7 +1,7 @@
 """Policy `reservation`: batches as large as deadlines allow."""
 
+from tests.fakes.arrivals import SLO_US, arrival, arrive
 from tests.fakes.plans import Own, make_plan
-from tests.triton_backend.scheduler.arrivals import SLO_US, arrival, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,

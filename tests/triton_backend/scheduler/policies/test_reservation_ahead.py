@@ -1,7 +1,7 @@
 """Policy `reservation-ahead`: no head costs more than it serves."""
 
+from tests.fakes.arrivals import SLO_US, arrive
 from tests.fakes.plans import Own, make_plan
-from tests.triton_backend.scheduler.arrivals import SLO_US, arrive
 from triton_backend.contract.decisions import (
     Dispatch,
     Drop,
