@@ -1,12 +1,17 @@
 """How kernels are compiled: by the decorators here, every one of them.
 
 A kernel is a plain function over integers and numpy arrays that makes no array. With
-`NUMBA_DISABLE_JIT=1` it runs as written, with the same results; compiled, it is cached on disk
-next to its source.
+`NUMBA_DISABLE_JIT=1` it runs as written, with the same results.
 
     entry     Python calls it            one per event of the scheduler, one per simulated run
     kernel    other kernels call it      compiled once, called
     inlined   other kernels call it      becomes part of each caller: short, or called once
+
+An entry is linked with all kernels below it, optimized as a whole, made machine code, and cached on
+disk next to its source:
+
+    [ run <- settle_queue <- probe ]      each kernel: typed and lowered once per process, no more;
+        optimized, emitted, cached        LLVM would optimize it again in every caller of a caller
 """
 
 from collections.abc import Callable
@@ -15,6 +20,9 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 from numba.core import types
+from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 Parameters = ParamSpec("Parameters")
@@ -50,6 +58,44 @@ class _Inner(_Kernel):
         return self.py_func(*args, **kws)
 
 
+class _Generator:
+    """The code generator of kernels without machine code, so without the address of an environment."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def set_env(self, *_: Any) -> None:
+        """An environment serves kernels that Python calls."""
+
+
+class _InnerLibrary(JITCodeLibrary):
+    """Code that is only linked into its callers'. Were any of this not asked for, it would be slower."""
+
+    @property
+    def codegen(self) -> Any:
+        return _Generator(self._codegen)
+
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002 - numba's own signature
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        """The entry's library does it."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _InnerCompiler(Compiler):
+    """Compiles to intermediate code and stops there."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *others: Any) -> None:
+        library = library or _InnerLibrary(target.codegen(), "kernel")
+        super().__init__(typing, target, library, *others)
+
+
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A kernel that is called by other kernels."""
     return _compiled(function, inline=False, entry=False)
@@ -77,33 +123,29 @@ def _compiled(
 ) -> Callable[Parameters, Result]:
     # Without numba's runtime arrays are not reference-counted, which is sixteen times as fast:
     # kernels get all their arrays from the caller and hand them on from call to call.
-    # What a closure closes over is in no cache key that survives the process, so only the kernel
-    # that it becomes part of is cached.
     plain = cast("FunctionType", function)
-    closed_over = [cell.cell_contents for cell in plain.__closure__ or ()]
-    cached = not closed_over
     compile_lazily = cast("Any", numba.njit)(
-        cache=cached,
+        cache=entry,
         error_model="numpy",
         _nrt=False,
         forceinline=inline,
         no_cfunc_wrapper=True,
         no_cpython_wrapper=not entry,
+        pipeline_class=Compiler if entry else _InnerCompiler,
     )
     compiled: Any = compile_lazily(function)
-    if isinstance(compiled, Dispatcher):
-        compiled.__class__ = _Kernel if entry else _Inner
-    sources = _imported(plain.__globals__) | _imported(
-        dict(zip(plain.__code__.co_freevars, closed_over, strict=True))
-    )
-    cache = getattr(compiled, "_cache", None)
-    if cached and cache is not None:
-        # numba looks only at the file of the kernel itself; kernels and constants from other
-        # files end up in the compiled form too.
-        cache_file = cache._cache_file  # noqa: SLF001 - numba offers no public way
-        own = f"{function.__module__} {cache_file._source_stamp}"  # noqa: SLF001 - as above
-        sources |= {own}
-        cache_file._source_stamp = tuple(sorted(sources))  # noqa: SLF001 - as above
+    if not isinstance(compiled, Dispatcher):  # `NUMBA_DISABLE_JIT=1`
+        return function
+    compiled.__class__ = _Kernel if entry else _Inner
+    closed_over = [cell.cell_contents for cell in plain.__closure__ or ()]
+    # numba looks only at the file of the kernel itself; kernels and constants from other files end up
+    # in the compiled form too.
+    cache: Any = cast("Any", compiled)._cache if entry else FunctionCache(function)  # noqa: SLF001 - numba offers no public way
+    own = cache._cache_file  # noqa: SLF001 - as above
+    sources = frozenset({f"{function.__module__} {own._source_stamp}"})  # noqa: SLF001 - as above
+    sources |= _imported(plain.__globals__)
+    sources |= _imported(dict(zip(plain.__code__.co_freevars, closed_over, strict=True)))
+    own._source_stamp = tuple(sorted(sources))  # noqa: SLF001 - as above
     _sources[compiled] = sources
     return cast("Callable[Parameters, Result]", compiled)
 
