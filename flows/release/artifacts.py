@@ -27,6 +27,7 @@ from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.scheduler.policies.registry import largest_batches
 
 
 def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
@@ -77,22 +78,28 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
 
 
 def attach_engines(
-    work: Workspace, plan: Plan, settings: EngineSettings, precision: str | None = None
+    work: Workspace,
+    plan: Plan,
+    settings: EngineSettings,
+    precision: str | None = None,
+    policy: str | None = None,
 ) -> Plan:
     """The same plan with an engine named for every stage; stored in its place.
 
-    Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to its own.
+    Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to the largest that its policy
+    may send: the planned batch, or all that the latency table has under late binding.
 
     Args:
         work: where artifacts and the warehouse are.
         plan: what is to be served; its boundaries stay as they were planned.
         settings: library, cards, limits.
         precision: `fp32` or `fp16`; None is, stage by stage, what its class was measured in.
+        policy: what the plan will be served by, where that is not what it says.
 
     Raises:
-        InputError: a model was never split here, or an engine cannot be built.
+        InputError: a model was never split here, there is no such policy, or an engine cannot be built.
     """
-    classes = _classes_of(plan)
+    classes, largest = _classes_of(plan), largest_batches(plan, policy)
 
     def built(model: ModelPlan) -> ModelPlan:
         split = read_split(work, model.name)
@@ -104,9 +111,9 @@ def attach_engines(
             return Place(stage.blocks, (gpu_class,), wanted)
 
         pipelines: list[Pipeline] = []
-        for pipeline in model.pipelines:
+        for pipeline, most in zip(model.pipelines, largest[model.name], strict=True):
             chain = list(map(place, pipeline.stages))
-            options = EngineOptions(batches=batches_up_to(pipeline.batch), settings=settings)
+            options = EngineOptions(batches=batches_up_to(most), settings=settings)
             names = _engines_of(work, split, chain, options)
             stages = tuple(
                 replace(stage, artifact=name)

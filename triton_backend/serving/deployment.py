@@ -31,7 +31,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import request_tensors, served_model, served_models
-from triton_backend.scheduler.policies.registry import queue_policies
+from triton_backend.scheduler.policies.registry import largest_batches, queue_policies
 from triton_backend.scheduler.topology import QueuePolicy
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
@@ -144,16 +144,7 @@ class Deployment:
 
     @cached_property
     def _largest(self) -> dict[str, tuple[int, ...]]:
-        """By model, most samples of a batch of each pipeline: most late policies exceed the planned."""
-        return {
-            model.name: tuple(
-                pipeline.largest
-                if policy.rules is not None and policy.rules.grows
-                else pipeline.batch
-                for pipeline in model.pipelines
-            )
-            for model, policy in zip(self.plan.models, self._policies, strict=True)
-        }
+        return largest_batches(self.plan, self.settings.policy)
 
     def largest_of(self, row: StageRow) -> int:
         """Most samples of a batch at a stage."""

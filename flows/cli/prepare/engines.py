@@ -14,6 +14,7 @@ from flows.cli.shared_options import (
     Library,
     PlanArgument,
     PlanOption,
+    PolicyOfAll,
     WarehouseFile,
     pairs,
 )
@@ -31,6 +32,7 @@ def engines(
         Literal["fp32", "fp16"] | None,
         typer.Option(help="Without it what each class was measured in, else fp32."),
     ] = None,
+    policy: PolicyOfAll = None,
     library: Library = None,
     capability: Capability = None,
     as_json: AsJson = False,
@@ -38,7 +40,7 @@ def engines(
 ) -> None:
     """Build TensorRT engines for a plan's stages.
 
-    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers.
+    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers. An engine holds the largest batch that the policy may send.
     """
     from flows.cli.project import the_plan
     from flows.files import check_writable, write_plan
@@ -52,7 +54,7 @@ def engines(
     )
     with progress("building engines"):
         found = the_plan(plan, plan_option, warehouse)
-        attached = attach_engines(workspace(warehouse), found, settings, precision)
+        attached = attach_engines(workspace(warehouse), found, settings, precision, policy)
     write_plan(output, attached)
     if as_json:
         print_json(attached.to_dict())

@@ -16,7 +16,7 @@ from typing import Any
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass
-from flows.preparation.building.tensorrt.engines import EngineOptions
+from flows.preparation.building.tensorrt.engines import EngineOptions, batches_up_to
 from flows.preparation.profiling.devices import Device, usable_gpus
 from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
 from flows.preparation.profiling.measure import MeasureLimits, Progress
@@ -123,14 +123,8 @@ def _measure(
             gpu=ProfiledGpu(name=gpu.uuid, daemon=MpsDaemon.in_folder(Path(folder), ())),
             parts=request.parts,
         )
-        options = replace(EngineOptions(), batches=_batches(split.max_batch))
+        options = replace(EngineOptions(), batches=batches_up_to(split.max_batch))
         gpu_profile_step(work, split, on_gpu, options, limits=request.limits, progress=progress)
-
-
-def _batches(largest: int) -> tuple[int, ...]:
-    """Optimisation profiles: powers of two and the largest batch."""
-    powers = [1 << exponent for exponent in range(largest.bit_length())]
-    return tuple(sorted({*powers, largest}))
 
 
 def known_cells(work: Workspace, split: SplitModel, gpu_class: str) -> tuple[CellRecord, ...]:

@@ -89,6 +89,22 @@ def queue_policies(
     return found
 
 
+def largest_batches(plan: Plan, policy: str | None = None) -> dict[str, tuple[int, ...]]:
+    """By model, most samples of a batch of each of its pipelines: what engines and slots must hold.
+
+    Most policies of late binding send what the latency table allows; all others send the planned batch
+    at most.
+
+    Raises:
+        InputError: as `queue_policies`.
+    """
+    grown = [p.rules is not None and p.rules.grows for p in queue_policies(plan, policy)]
+    return {
+        model.name: tuple(p.largest if grows else p.batch for p in model.pipelines)
+        for model, grows in zip(plan.models, grown, strict=True)
+    }
+
+
 def _dispatching(first: int) -> Callable[[Tables, int, int], int]:
     """A kernel that calls the policy of its last argument, one of those numbered `first` ...
 

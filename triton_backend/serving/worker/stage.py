@@ -75,8 +75,9 @@ def open_runtimes(
                 by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
             runtime = by_artifact[stage.artifact]
             _check(deployment, row, stage.artifact, runtime)
+            # The largest batch that the policy may send: what was built for less fails here, not later.
             inputs, outputs = _zeros_for(
-                runtime, deployment.pipeline_of(row).batch, deployment.written_by(row)
+                runtime, deployment.largest_of(row), deployment.written_by(row)
             )
             for _ in range(WARM_UP_RUNS):
                 runtime.run(inputs, outputs)

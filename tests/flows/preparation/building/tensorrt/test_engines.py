@@ -91,21 +91,34 @@ def test_command_in_fp16_keeps_the_loss_with_the_engines(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
-def test_stages_of_a_plan_get_engines_for_their_batches() -> None:
+@pytest.mark.parametrize(
+    ("planned", "served", "batches"),
+    [
+        ("reservation-ahead", None, [1, 2, 4]),
+        ("turns", None, [1, 2, 4]),
+        ("deferred", None, [1, 2, 4, 6]),
+        ("reservation-ahead", "eager", [1, 2, 4, 6]),
+    ],
+)
+def test_stages_of_a_plan_get_engines_for_the_batches_that_its_policy_sends(
+    planned: str, served: str | None, batches: list[int]
+) -> None:
     x = plans.tensor("x", 8, 8, 8)
-    stage = plans.stage((0, 2), "FAST", 0)
-    plan = plans.plan(plans.model("tiny", (stage,), inputs=(x,), outputs=(x,)))
+    table = (2_000, 3_000, 4_000, 5_000, 6_000, 7_000)
+    stage = plans.stage((0, 2), "FAST", 0, latency_us_by_batch=table)
+    plan = plans.plan(plans.model("tiny", (stage,), inputs=(x,), outputs=(x,), policy=planned))
     write_plan(Path("bare.json"), plan)
     command = ["engines", "bare.json", "-o", "served.json", "--library", "tensorrt-rtx"]
-    assert run([*command, "--capability", "FAST=8.9"]) == 0
+    options = [] if served is None else ["--policy", served]
+    assert run([*command, "--capability", "FAST=8.9", *options]) == 0
     attached = read_plan(Path("served.json"))
     (built,) = attached.models[0].pipelines[0].stages
     assert built.artifact is not None
     assert attached.plan_id == plan.plan_id
     assert find_plan(workspace(Path("poolpipe.duckdb")), plan.plan_id) == attached
     artifact = Artifact.read(Path(".poolpipe/artifacts") / built.artifact)
-    assert artifact.options["batches"] == [1, 2, 4]
-    assert artifact.max_batch == plans.BATCH
+    assert artifact.options["batches"] == batches
+    assert artifact.max_batch == batches[-1]
 
 
 @pytest.mark.usefixtures("project")
