@@ -67,6 +67,29 @@ class DropMinute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourMinute:
+    """Runs of a whole model beside batches of one other kind on the other vGPU of their GPU, in one minute.
+
+    Attributes:
+        batch, beside_batch: samples in a run.
+        share, beside_share: of a GPU, in 300ths.
+        busy_us: of these runs together.
+    """
+
+    instance: str
+    gpu_class: str
+    model: str
+    batch: int
+    share: int
+    beside_model: str
+    beside_batch: int
+    beside_share: int
+    minute: datetime
+    runs: int
+    busy_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFile:
     """What one file of the gateway says; `digest` is of its content.
 
@@ -79,6 +102,7 @@ class StatisticsFile:
     models: Sequence[ModelMinute] = ()
     vgpus: Sequence[VGpuMinute] = ()
     drops: Sequence[DropMinute] = ()
+    pairs: Sequence[NeighbourMinute] = ()
 
 
 def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) -> bool:
@@ -90,13 +114,18 @@ def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) ->
         known = "SELECT 1 FROM ingested_files WHERE path = ? AND digest = ?"
         if warehouse.rows(known, [file.path, file.digest]):
             return False
-        tables = (("model_minutes", file.models), ("vgpu_minutes", file.vgpus))
-        for table, rows in (*tables, ("drop_minutes", file.drops)):
+        tables = (
+            ("model_minutes", file.models),
+            ("vgpu_minutes", file.vgpus),
+            ("drop_minutes", file.drops),
+            ("neighbour_minutes", file.pairs),
+        )
+        for table, rows in tables:
             warehouse.insert(table, [asdict(row) for row in rows], replace=True)
         record = {
             "path": file.path,
             "digest": file.digest,
-            "rows": len(file.models) + len(file.vgpus) + len(file.drops),
+            "rows": sum(len(rows) for _, rows in tables),
             "ingested_at": now,
         }
         warehouse.insert("ingested_files", [record])

@@ -290,6 +290,11 @@ def read_pairs(warehouse: Warehouse) -> list[Pair]:
     return [Pair(**row) for row in warehouse.query("newest_pairs")]
 
 
+def pairs_of_runs(warehouse: Warehouse, fewest: int) -> list[Pair]:
+    """Models side by side as the running system measured them, of at least so many runs each."""
+    return [Pair(**row) for row in warehouse.query("pairs_of_runs", [fewest])]
+
+
 def add_interference(
     warehouse: Warehouse, models: Mapping[str, InterferenceModel], source: str, now: datetime
 ) -> None:

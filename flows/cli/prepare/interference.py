@@ -11,6 +11,8 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.preparation.interference.fit import Errors, FitReport
+    from flows.workspace import Workspace
+    from triton_backend.contract.profiles import ModelProfile, Pair
 
 _SHOWN = 10  # odd rows
 
@@ -20,6 +22,7 @@ family("interference", "How parts of a GPU slow each other down.")
 @command(
     "interference fit",
     "poolpipe interference fit",
+    "poolpipe interference fit --from-runs --robust",
     "poolpipe interference fit tables/ --gpu-class V100 --robust -o interference.csv",
 )
 def fit_interference(
@@ -34,6 +37,13 @@ def fit_interference(
     gpu_class: Annotated[
         str | None, typer.Option(metavar="NAME", help="Where the tables are of several classes.")
     ] = None,
+    from_runs: Annotated[
+        bool,
+        typer.Option(
+            "--from-runs",
+            help="Pairs as the running system measured them (`poolpipe ingest`), not as profiled.",
+        ),
+    ] = False,
     robust: Annotated[bool, typer.Option("--robust", help="Weigh rows by Huber.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the split of pairs.")] = 0,
     output: Annotated[
@@ -53,16 +63,16 @@ def fit_interference(
     from warehouse.profiles import add_interference
 
     work = workspace(warehouse)
-    if folder is None:
-        with work.open(read_only=True) as store:
-            profiles, pairs = stored_tables.known_pairs(store)
-    else:
-        found = stored_tables.read_folder(folder)
-        profiles, pairs = dict(found.profiles), found.pairs
+    profiles, pairs = _pairs_asked(work, folder, from_runs=from_runs)
     fitted = stored_tables.fit_tables(profiles, pairs, gpu_class, seed=seed, robust=robust)
     name, report, unknown = fitted.gpu_class, fitted.report, fitted.unknown
     with work.open() as store:
-        add_interference(store, {name: report.model}, str(folder or "pairs"), now_utc())
+        add_interference(
+            store,
+            {name: report.model},
+            str(folder or ("runs" if from_runs else "pairs")),
+            now_utc(),
+        )
     if unknown:
         note(f"{unknown} sides of pairs left out: not measured alone")
     for line in report.odd[:_SHOWN]:
@@ -84,6 +94,22 @@ def fit_interference(
     show(f"plans on {name} use it from now on")
     if output is not None:
         show(f"written to {output}")
+
+
+def _pairs_asked(
+    work: "Workspace", folder: Path | None, *, from_runs: bool
+) -> "tuple[dict[str, ModelProfile], list[Pair]]":
+    """Profiles and pairs of a folder, or of the warehouse: as profiled, or as runs."""
+    from flows.preparation.interference import stored_tables
+    from triton_backend.contract.errors import InputError
+
+    if folder is None:
+        with work.open(read_only=True) as store:
+            return stored_tables.known_pairs(store, from_runs=from_runs)
+    if from_runs:
+        raise InputError("--from-runs", "takes runs from the warehouse, not from a folder")
+    found = stored_tables.read_folder(folder)
+    return dict(found.profiles), found.pairs
 
 
 def _constants(report: "FitReport") -> dict[str, float]:

@@ -43,6 +43,7 @@ class Basis(StrEnum):
     "profile",
     "poolpipe profile resnet --cluster cluster.yaml",
     "poolpipe profile resnet --cluster gpus.yaml --runtime tensorrt --gpu L4=0",
+    "poolpipe profile --cluster cut.yaml --pairs",
 )
 def profile(
     names: Names = None,
@@ -73,10 +74,18 @@ def profile(
     precision: Precision = "fp32",
     library: Library = None,
     capability: Capability = None,
+    side_by_side: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Measure models two by two on parts of one device, where a class lists vgpu_percents; "
+            "`interference fit` and `profiles export` take them from the warehouse.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Measure every block that was not measured yet.
+    """Measure every block that was not measured yet, or every pair of models.
 
     On every class of the cluster, size of vGPU and batch: equal parts while all of them work, percents alone. An interruption loses one cell.
     """
@@ -84,8 +93,14 @@ def profile(
     from flows.preparation.profiling.model_profile import profile_step
     from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
 
     work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
+    if side_by_side:
+        if runtime == "tensorrt":
+            raise InputError("--pairs", "measures classes that run in onnxruntime")
+        _profile_pairs(work, model_names(work, names), cluster, (batch, limits), as_json=as_json)
+        return
     if runtime == "tensorrt":
         options = engine_options(batch, precision, library, capability)
         gpus = pairs("--gpu", gpu)
@@ -138,6 +153,48 @@ def _prepared(model: "Prepared") -> dict[str, object]:
             for (c, v, b), ratio in sorted(model.ratios.items())
         ],
     }
+
+
+def _profile_pairs(
+    work: "Workspace",
+    names: list[str],
+    cluster: Path,
+    asked: "tuple[list[int] | None, MeasureLimits]",
+    *,
+    as_json: bool,
+) -> None:
+    """Measure pairs in the (batches, limits) asked for on every class that is cut into percents."""
+    from flows.files import read_cluster
+    from flows.preparation.profiling.pairs import PairKey, measure_pairs
+    from flows.preparation.splitting.stored_split import read_split
+    from triton_backend.contract.errors import InputError
+
+    known = read_cluster(cluster)
+    devices = [known_class.device for known_class in onnxruntime_classes(cluster)]
+    cut = [device for device in devices if known.gpu_class(device.name).vgpu_percents]
+    if not cut:
+        raise InputError(f"{cluster}, gpu_classes", "none that runs here lists vgpu_percents")
+    splits = [read_split(work, name) for name in names]
+    measured: dict[str, int] = {}
+    with progress("measuring pairs") as report:
+
+        def on_pair(at: int, of: int, key: PairKey) -> None:
+            report(f"{key.gpu_class}: pair {at + 1} of {of}, {key.one.model} and {key.other.model}")
+
+        for device in cut:
+            measured[device.name] = measure_pairs(
+                work,
+                splits,
+                known.gpu_class(device.name),
+                device,
+                batches=asked[0],
+                limits=asked[1],
+                progress=on_pair,
+            )
+    if as_json:
+        print_json({"pairs_measured": measured})
+        return
+    show(table(("class", "pairs measured"), list(measured.items())))
 
 
 def _profile_engines(

@@ -21,6 +21,7 @@ from flows.operations.ingest.minute_stats import (
     VGpuFacts,
     vgpu_facts,
 )
+from flows.operations.ingest.neighbours import Neighbours, Run
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
@@ -91,6 +92,7 @@ class EventAggregator:
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
     batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
     minutes: MinuteStats = field(default_factory=MinuteStats)
+    neighbours: Neighbours = field(default_factory=Neighbours)
 
     def take(self, item: Mapping[str, Any]) -> None:
         """One parsed line."""
@@ -146,6 +148,7 @@ class EventAggregator:
         self.header = header
         self.plan = self.find_plan(header)
         self.facts = () if self.plan is None else vgpu_facts(self.plan)
+        self.neighbours.use(self.plan)
 
     def _arrival(self, item: Mapping[str, Any], plan: Plan) -> None:
         self.now_us = item["now_us"]
@@ -178,12 +181,26 @@ class EventAggregator:
             use.batches += 1
             use.busy_us += busy_us
             use.profiled_us += batch.profiled_us[stage]
+            if len(batch.vgpus) == 1 and batch.plan_id == self._header.plan_id:
+                vgpu, model, samples = batch.vgpus[0], batch.model, batch.samples
+                self._whole_run(Run(vgpu, model, samples, item["start_us"], item["end_us"]))
         if item["stage"] == len(batch.vgpus) - 1:
             del self.batches[item["batch_id"]]
             self._end(batch.request_ids, item["end_us"], failed=busy_us <= 0)
             counts = self.minutes.model((batch.plan_id, batch.model, minute))
             counts.batches += 1
             counts.samples += batch.samples
+
+    def _whole_run(self, run: Run) -> None:
+        for judged, near in self.neighbours.ended(run):
+            facts, other = self.facts[judged.vgpu], self.facts[near.vgpu]
+            key = (
+                facts.gpu_class,
+                (judged.model, judged.samples, facts.share),
+                (near.model, near.samples, other.share),
+                self._minute(judged.end_us),
+            )
+            self.minutes.pair(key, judged.end_us - judged.start_us)
 
     def _end(self, ids: list[int], end_us: int, *, failed: bool) -> None:
         for request_id in ids:

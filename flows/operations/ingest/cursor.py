@@ -5,6 +5,7 @@ wherever it was cut.
 """
 
 import json
+from collections import deque
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from flows.operations.ingest.aggregator import (
     PlanFinder,
 )
 from flows.operations.ingest.minute_stats import MinuteStats, ModelCounts, VGpuCounts, VGpuFacts
+from flows.operations.ingest.neighbours import MOST_HELD, Run
 from triton_backend.contract.shares import WHOLE_GPU
 
 # 1 knew a vGPU's stage from the plan, so neither batches nor counts named a model; 2 knew a batch's
@@ -51,6 +53,8 @@ def to_text(position: Position, aggregator: EventAggregator) -> str:
             for key, counts in aggregator.minutes.vgpus.items()
         ],
         "drops": list(aggregator.minutes.drops.items()),
+        "pairs": list(aggregator.minutes.pairs.items()),
+        "runs": [run for runs in aggregator.neighbours.runs.values() for run in runs],
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -73,10 +77,16 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
         key: batch._replace(facts=[VGpuFacts(*one) for one in batch.facts])
         for key, batch in batches
     }
+    for run in (Run(*fields) for fields in document.get("runs", ())):  # not in older cursors
+        aggregator.neighbours.runs.setdefault(run.vgpu, deque(maxlen=MOST_HELD)).append(run)
     aggregator.minutes = MinuteStats(
         models={tuple(key): ModelCounts(*counts) for key, counts in document["models"]},
         vgpus={tuple(k): VGpuCounts(VGpuFacts(*f), *n) for k, f, n in document["vgpus"]},
         drops={tuple(key): dropped for key, dropped in document["drops"]},
+        pairs={
+            (gpu_class, tuple(side), tuple(beside), minute): tuple(counts)
+            for (gpu_class, side, beside, minute), counts in document.get("pairs", ())
+        },
     )
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])
     return position, aggregator

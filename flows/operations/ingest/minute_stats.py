@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from triton_backend.contract.plan import Plan
-from warehouse.observations import DropMinute, ModelMinute, VGpuMinute
+from warehouse.observations import DropMinute, ModelMinute, NeighbourMinute, VGpuMinute
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ModelKey = tuple[str, str, int]  # plan, model, minute
 VGpuKey = tuple[str, int, str, int, int]  # plan, vGPU, model, stage, minute
 DropKey = tuple[str, int, str]  # model, minute, reason
+Side = tuple[str, int, int]  # model, samples, share
+PairKey = tuple[str, Side, Side, int]  # class, what ran, what ran beside it, minute
 
 
 class VGpuFacts(NamedTuple):
@@ -59,6 +61,7 @@ class Rows:
     models: tuple[ModelMinute, ...]
     vgpus: tuple[VGpuMinute, ...]
     drops: tuple[DropMinute, ...]
+    pairs: tuple[NeighbourMinute, ...]
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class MinuteStats:
     models: dict[ModelKey, ModelCounts] = field(default_factory=dict[ModelKey, ModelCounts])
     vgpus: dict[VGpuKey, VGpuCounts] = field(default_factory=dict[VGpuKey, VGpuCounts])
     drops: dict[DropKey, int] = field(default_factory=dict[DropKey, int])
+    pairs: dict[PairKey, tuple[int, int]] = field(default_factory=dict[PairKey, tuple[int, int]])
 
     def model(self, key: ModelKey) -> ModelCounts:
         """A model's counts, from zero where it has none."""
@@ -87,12 +91,18 @@ class MinuteStats:
         """One more."""
         self.drops[key] = self.drops.get(key, 0) + 1
 
+    def pair(self, key: PairKey, busy_us: int) -> None:
+        """One more run beside another, and how long it took."""
+        runs, total_us = self.pairs.get(key, (0, 0))
+        self.pairs[key] = (runs + 1, total_us + busy_us)
+
     def rows(self, instance: str) -> Rows:
         """Everything, as one life of a gateway stores it."""
         return Rows(
             models=tuple(model_row(instance, k, self.models[k]) for k in sorted(self.models)),
             vgpus=tuple(vgpu_row(instance, k, self.vgpus[k]) for k in sorted(self.vgpus)),
             drops=tuple(drop_row(instance, k, self.drops[k]) for k in sorted(self.drops)),
+            pairs=tuple(pair_row(instance, k, *self.pairs[k]) for k in sorted(self.pairs)),
         )
 
     def forget_before(self, minute: int) -> None:
@@ -100,6 +110,7 @@ class MinuteStats:
         self.models = {k: v for k, v in self.models.items() if k[2] >= minute}
         self.vgpus = {k: v for k, v in self.vgpus.items() if k[4] >= minute}
         self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute}
+        self.pairs = {k: v for k, v in self.pairs.items() if k[3] >= minute}
 
 
 def model_row(instance: str, key: ModelKey, counts: ModelCounts) -> ModelMinute:
@@ -149,6 +160,24 @@ def drop_row(instance: str, key: DropKey, dropped: int) -> DropMinute:
         minute=instant_of(minute),
         reason=reason,
         dropped=dropped,
+    )
+
+
+def pair_row(instance: str, key: PairKey, runs: int, busy_us: int) -> NeighbourMinute:
+    """Runs of one kind beside those of another in a minute."""
+    gpu_class, (model, batch, share), (beside_model, beside_batch, beside_share), minute = key
+    return NeighbourMinute(
+        instance=instance,
+        gpu_class=gpu_class,
+        model=model,
+        batch=batch,
+        share=share,
+        beside_model=beside_model,
+        beside_batch=beside_batch,
+        beside_share=beside_share,
+        minute=instant_of(minute),
+        runs=runs,
+        busy_us=busy_us,
     )
 
 

@@ -135,6 +135,7 @@ class _Life:
             models=rows.models,
             vgpus=rows.vgpus,
             drops=rows.drops,
+            pairs=rows.pairs,
             cursor=(self._source, to_text(self._position, self._aggregator)),
         )
         with self._work.open() as warehouse:

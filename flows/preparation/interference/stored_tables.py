@@ -22,10 +22,13 @@ from warehouse.profiles import (
     find_model,
     import_profile,
     model_names,
+    pairs_of_runs,
     read_interference,
     read_pairs,
     read_profiles,
 )
+
+LEAST_RUNS = 5  # of one kind beside another: fewer say little of their mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +153,14 @@ def fit_tables(
     return Fitted(gpu_class=name, report=fit(rows, seed, robust=robust), unknown=unknown)
 
 
-def known_pairs(warehouse: Warehouse) -> tuple[dict[str, ModelProfile], list[Pair]]:
-    """Pairs of the warehouse and the profiles of their models."""
-    pairs = read_pairs(warehouse)
+def known_pairs(
+    warehouse: Warehouse, *, from_runs: bool = False
+) -> tuple[dict[str, ModelProfile], list[Pair]]:
+    """Pairs of the warehouse and the profiles of their models.
+
+    Pairs as they were profiled, or `from_runs` as the running system measured them.
+    """
+    pairs = pairs_of_runs(warehouse, LEAST_RUNS) if from_runs else read_pairs(warehouse)
     named = {name for pair in pairs for name in (pair.model_1, pair.model_2)}
     profiles, _ = read_profiles(warehouse, sorted(named & set(model_names(warehouse))))
     return profiles, pairs

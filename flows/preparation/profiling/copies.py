@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -63,7 +63,7 @@ class CopyProcess:
 
 
 class Copies:
-    """Copies of one stage on equal shares of a device; the first one is measured.
+    """Copies of one stage on equal shares of a device, or stages on unequal ones; one of them is measured.
 
     Processes are kept from stage to stage: starting one costs more than a cell.
     """
@@ -88,20 +88,39 @@ class Copies:
 
     def load(self, folder: Path, share: int, count: int) -> None:
         """Load `count` copies of the stage in `folder`, each on a share (300ths) of the device."""
-        while len(self._processes) < count:
-            self._processes.append(CopyProcess(self._environment))
-        self._count = count
-        for process in self._processes[:count]:
-            process.ask(do="load", folder=str(folder), share=share)
+        self.load_each([(folder, share)] * count)
 
-    def measure(self, batch: int, limits: Mapping[str, float]) -> list[float]:
-        """Run times (µs) of one copy while all others run the same batch over and over."""
-        first, *others = self._processes[: self._count]
-        for process in others:
-            process.ask(do="occupy", batch=batch)
+    def load_each(self, places: Iterable[tuple[Path, int]]) -> None:
+        """Load a stage and a share (300ths) of the device for each copy."""
+        self._count = 0
+        for number, (folder, share) in enumerate(places):
+            if number == len(self._processes):
+                self._processes.append(CopyProcess(self._environment))
+            self._processes[number].ask(do="load", folder=str(folder), share=share)
+            self._count += 1
+
+    def measure(
+        self,
+        batch: int,
+        limits: Mapping[str, float],
+        number: int = 0,
+        beside: Mapping[int, int] | None = None,
+    ) -> list[float]:
+        """Run times (µs) of one copy while others run over and over.
+
+        Args:
+            batch: of the copy that is measured.
+            limits: as `copy` says.
+            number: of that copy.
+            beside: batch by number of every other copy that runs; None: all of them, the same batch.
+        """
+        if beside is None:
+            beside = {other: batch for other in range(self._count) if other != number}
+        for other, its_batch in beside.items():
+            self._processes[other].ask(do="occupy", batch=its_batch)
         try:
-            reply = first.ask(do="measure", batch=batch, **limits)
+            reply = self._processes[number].ask(do="measure", batch=batch, **limits)
         finally:
-            for process in others:
-                process.ask(do="rest")
+            for other in beside:
+                self._processes[other].ask(do="rest")
         return reply["samples_us"]

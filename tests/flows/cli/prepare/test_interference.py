@@ -1,11 +1,16 @@
 """`interference fit` on generated tables."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from flows.workspace import workspace
 from tests.flows.cli.conftest import Command
+from warehouse.observations import NeighbourMinute, StatisticsFile, add_statistics
+from warehouse.profiles import read_pairs
 
 MODELS = ("a", "b", "c", "d")
 BATCHES = (1, 2, 4)
@@ -90,3 +95,40 @@ def test_bad_input_is_one_line(poolpipe: Command) -> None:
     assert answer.code == 2
     assert answer.err.count("\n") == 1
     assert "block_latency_us.csv" in answer.err
+
+
+def test_production_runs_give_the_model_that_pairs_give(poolpipe: Command) -> None:
+    write_tables(Path("tables"), 0.95)
+    assert poolpipe("profiles", "import", "tables").code == 0
+    ask = ("interference", "fit", "--robust", "--json")
+    profiled = poolpipe(*ask).document
+    absent = poolpipe(*ask, "--from-runs")
+    assert (absent.code, "are of no GPU class" in absent.err) == (2, True)
+    with workspace().open() as warehouse:
+        rows = [
+            NeighbourMinute(
+                instance="i",
+                gpu_class=pair.gpu_class,
+                model=pair.model_1,
+                batch=pair.batch_1,
+                share=pair.share_1,
+                beside_model=pair.model_2,
+                beside_batch=pair.batch_2,
+                beside_share=pair.share_2,
+                minute=datetime(2026, 1, 1, 12, minute, tzinfo=UTC),
+                runs=runs,
+                busy_us=round(1000 * (pair.latency_1_us or 0)) * runs,
+            )
+            for pair in read_pairs(warehouse)
+            for minute, runs in ((0, 2), (1, 3))
+        ]
+        few = replace(rows[0], model="d", batch=4, beside_model="d", busy_us=1, runs=4)
+        rows = [row for row in rows if (row.model, row.batch, row.beside_model) != ("d", 4, "d")]
+        file = StatisticsFile(path="f", digest="1", pairs=[*rows, few])
+        add_statistics(warehouse, file, datetime(2026, 1, 1, 13, tzinfo=UTC))
+    learnt = poolpipe(*ask, "--from-runs").document
+    for name, value in profiled["constants"].items():
+        assert abs(learnt["constants"][name] / 1000 - value) < 1e-3, name
+    assert sum(learnt["rows"].values()) == 144 - 3
+    both = poolpipe(*ask, "tables", "--from-runs")
+    assert (both.code, both.err.count("\n")) == (2, 1)

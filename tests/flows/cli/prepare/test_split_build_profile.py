@@ -128,3 +128,31 @@ def test_a_class_of_onnxruntime_on_a_gpu_is_built_and_says_where_no_cuda_is(
     assert refused.code == 2
     assert refused.err.startswith("poolpipe: class 'P4': is for a GPU, and onnxruntime")
     assert refused.err.endswith("no CUDA provider: install onnxruntime-gpu in its place\n")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpu_project")
+def test_pairs_are_measured_once_and_exported(poolpipe: Command) -> None:
+    core = min(os.sched_getaffinity(0))
+    Path("cluster.yaml").write_text(
+        f"gpu_classes: {{cpu: {{vgpu_percents: [40, 60], runtime: {{cores: [{core}]}}}}}}\n"
+        "nodes: [{count: 1, gpu_class: cpu, gpus: 1, nic_gbps: 10}]\n"
+    )
+    assert poolpipe("split", "tiny.onnx", "--blocks", "2", "--max-batch", "2").code == 0
+    profile = ("profile", "--cluster", "cluster.yaml", "--seconds", "0.02", "--json")
+    assert poolpipe(*profile).code == 0
+    assert poolpipe(*profile, "--pairs").document == {"pairs_measured": {"cpu": 4}}
+    assert poolpipe(*profile, "--pairs").document == {"pairs_measured": {"cpu": 0}}
+    assert poolpipe("profiles", "export", "out").code == 0
+    head, *rows = Path("out/pairs.csv").read_text().splitlines()
+    assert head.startswith("gpu_class,model_1,batch_1,percent_1,model_2,batch_2,percent_2")
+    cells = [row.split(",") for row in rows]
+    assert {tuple(cell[:7]) for cell in cells} == {
+        ("cpu", "tiny", "1", a, "tiny", b, c)
+        for a, b, c in (("40", "1", "60"), ("40", "2", "60"), ("60", "2", "40"))
+    } | {("cpu", "tiny", "2", "40", "tiny", "2", "60")}
+    assert all(float(latency) > 0 for cell in cells for latency in cell[7:9])
+    wrong = poolpipe(*profile, "--pairs", "--batch", "9")
+    assert (wrong.code, "9 exceeds the 2 of 'tiny'" in wrong.err) == (2, True)
+    wrong = poolpipe(*profile, "--pairs", "--runtime", "tensorrt")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)

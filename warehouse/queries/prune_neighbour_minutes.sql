@@ -1,0 +1,3 @@
+-- Forget rows of neighbour_minutes before an instant.
+-- Parameters: before. Columns: n (1 per row forgotten).
+DELETE FROM neighbour_minutes WHERE minute < ? RETURNING 1 AS n;
