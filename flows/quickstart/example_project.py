@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass
-from flows.preparation.splitting.examples import write_example
+from flows.preparation.graphs.examples import write_example
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flows.preparation.splitting.examples import example_names
+from flows.preparation.graphs.examples import example_names
 from scripts.gpu.checks import CHECKS, Bench, Skipped
 from scripts.gpu.copies import be_a_copy
 from scripts.gpu.paths import PATHS, find_path

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.preparation.building.tensorrt.half import convert_chain
-from flows.preparation.splitting.examples import write_example
+from flows.preparation.graphs.examples import write_example
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.running import (

@@ -1,7 +1,6 @@
 """From one ONNX model to blocks, boundaries and stage files."""
 
 from flows.preparation.splitting.checking import SplitCheck, check_split
-from flows.preparation.splitting.examples import example_names, write_example
 from flows.preparation.splitting.extracting import extract_stage, extract_stages
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import split_model
@@ -10,9 +9,7 @@ __all__ = [
     "SplitCheck",
     "SplitModel",
     "check_split",
-    "example_names",
     "extract_stage",
     "extract_stages",
     "split_model",
-    "write_example",
 ]

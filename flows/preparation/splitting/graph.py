@@ -4,6 +4,7 @@ A *layer* is a node whose result depends on a model input. All other nodes compu
 have no place in the order of layers and are copied into every stage that uses them.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -22,6 +23,12 @@ KSERVE_DTYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "FP32",
     onnx.TensorProto.DOUBLE: "FP64",
 }
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+SEQUENCES = ("Sequence", "SplitToSequence", "ConcatFromSequence")
+# How large their results are depends on values.
+DATA_DEPENDENT = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+HEAD_NAME, TAIL_NAME = "poolpipe_head_of_each_sample", "poolpipe_tail_of_each_sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ def read_layers(graph: onnx.GraphProto) -> Layers:
     last_use: dict[str, int] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        read = [name for name in node.input if name in made_at]
+        read = [name for name in reads(node) if name in made_at]
         if not read:
             continue
         index = len(nodes)
@@ -71,6 +78,66 @@ def read_layers(graph: onnx.GraphProto) -> Layers:
     return Layers(
         nodes=tuple(nodes), inputs=inputs, outputs=outputs, last_use=last_use, made_at=made_at
     )
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Graphs inside a node: branches, bodies."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def reads(node: onnx.NodeProto) -> dict[str, None]:
+    """What a node reads, in order: its inputs, and what graphs inside it take from around them."""
+    found = {name: None for name in node.input if name}
+    for graph in subgraphs(node):
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        own |= {name for inner in graph.node for name in inner.output}
+        taken = [name for inner in graph.node for name in reads(inner)]
+        taken += [output.name for output in graph.output]
+        found |= {name: None for name in taken if name not in own}
+    return found
+
+
+def rename_tensors(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Give tensors that a node reads or makes, also in graphs inside it, other names."""
+    for values in (node.input, node.output):
+        values[:] = [names.get(name, name) for name in values]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            rename_tensors(inner, names)
+        for output in graph.output:
+            output.name = names.get(output.name, output.name)
+
+
+def drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove nodes whose results nobody reads any more."""
+    wanted = {output.name for output in graph.output}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        if wanted & set(node.output):
+            kept.append(node)
+            wanted |= set(reads(node))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
+def is_irregular(node: onnx.NodeProto) -> bool:
+    """Whether control flow or the values themselves may decide what comes out, or it is no tensor."""
+    if node.name == HEAD_NAME:  # it stacks what has the same shape for every sample
+        return False
+    kind = node.op_type
+    return kind in CONTROL_FLOW or kind in DATA_DEPENDENT or kind.startswith(SEQUENCES)
+
+
+def irregular_tensors(layers: Layers) -> set[str]:
+    """Everything that derives from a node of that kind: it crosses no boundary."""
+    found: set[str] = set()
+    for node in layers.nodes:
+        if is_irregular(node) or not found.isdisjoint(reads(node)):
+            found |= {name for name in node.output if name}
+    return found
 
 
 def node_label(node: onnx.NodeProto) -> str:

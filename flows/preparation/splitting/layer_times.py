@@ -21,7 +21,13 @@ import onnx
 
 from flows.clock import Stopwatch
 from flows.files import write_text
-from flows.preparation.splitting.graph import Layers, node_label, read_layers
+from flows.preparation.splitting.graph import (
+    Layers,
+    node_label,
+    read_layers,
+    rename_tensors,
+    subgraphs,
+)
 from flows.preparation.splitting.running import open_session, quiet_options, random_inputs
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
@@ -31,6 +37,7 @@ BUDGET_S = 1.5
 KERNEL_SUFFIX = "_kernel_time"
 # A fused kernel is named after one of its layers, or after the tensor that the last one makes.
 MARK = "pp_layer_{}_"
+INNER = "pp_inner_"
 MARKED = re.compile(r"pp_layer_(\d+)_")
 SEED = 11
 
@@ -65,14 +72,22 @@ def _mark(graph: onnx.GraphProto) -> Layers:
     renamed: dict[str, str] = {}
     for index, node in enumerate(read_layers(graph).nodes):
         node.name = MARK.format(index)
+        for inner in subgraphs(node):
+            _hide(inner)
         for slot, name in enumerate(node.output):
             if name and name not in kept:
                 renamed[name] = f"{MARK.format(index)}out_{slot}"
-                node.output[slot] = renamed[name]
     for node in graph.node:
-        for slot, name in enumerate(node.input):
-            node.input[slot] = renamed.get(name, name)
+        rename_tensors(node, renamed)
     return read_layers(graph)
+
+
+def _hide(graph: onnx.GraphProto) -> None:
+    """Let no kernel of a graph inside a layer go by a layer's name; the layer's time holds theirs."""
+    for number, node in enumerate(graph.node):
+        node.name = f"{INNER}{number}"
+        for inner in subgraphs(node):
+            _hide(inner)
 
 
 def _profile(
@@ -103,6 +118,8 @@ def _profile(
 def _layer_of(kernel: str, operator: str, layers: Layers) -> int | None:
     """The layer a kernel's time belongs to; None for kernels that only reorder memory."""
     found = MARKED.search(kernel)
+    if kernel.startswith(INNER):
+        return None
     if found:
         index = int(found.group(1))
     else:

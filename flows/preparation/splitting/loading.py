@@ -7,9 +7,9 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 
+from flows.preparation.splitting.graph import subgraphs
 from triton_backend.contract.errors import InputError
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 RANDOM = frozenset(
     {
         "Bernoulli",
@@ -32,7 +32,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     Local functions are inlined and initialisers are taken off the list of inputs.
 
     Raises:
-        InputError: no such file, not ONNX, no layers, control flow, sequences, random operators.
+        InputError: no such file, not ONNX, no layers, optional values, random operators.
     """
     where = str(path)
     if not path.is_file():
@@ -108,11 +108,9 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def _refuse_unsupported(model: onnx.ModelProto, where: str) -> None:
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         place = f"{where}, node {node.name or '(unnamed)'!r}"
-        if node.op_type in CONTROL_FLOW or any(_subgraphs(node)):
-            raise InputError(place, f"control flow ({node.op_type}) cannot be split into stages")
-        if node.op_type.startswith(("Sequence", "Optional", "SplitToSequence")):
+        if node.op_type.startswith("Optional"):
             raise InputError(place, f"{node.op_type} makes values that are not tensors")
         if node.op_type in RANDOM:
             raise InputError(place, f"{node.op_type} gives another answer on every run")
@@ -121,6 +119,8 @@ def _refuse_unsupported(model: onnx.ModelProto, where: str) -> None:
             raise InputError(f"{where}, {value.name!r}", "is not a tensor; only tensors are served")
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[bool]:
-    graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    return (attribute.type in graphs for attribute in node.attribute)
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _nodes(inner)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from flows.preparation.splitting.graph import KSERVE_DTYPES, Layers
+from flows.preparation.splitting.graph import KSERVE_DTYPES, TAIL_NAME, Layers, irregular_tensors
 from flows.preparation.splitting.running import (
     Arrays,
     first_line,
@@ -25,6 +25,7 @@ from flows.preparation.splitting.running import (
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import counts_of
 
 SMALL_BATCH, LARGE_BATCH = 2, 3
 # Kernels differ between batch sizes in the last bits; a mix-up of samples shows as order 1.
@@ -53,35 +54,67 @@ def input_specs(model: onnx.ModelProto, names: Sequence[str], where: str) -> tup
     return tuple(specs)
 
 
-def require_samples_alone(
-    path: Path, where: str, inputs: Sequence[TensorSpec], max_batch: int
-) -> None:
-    """Run at batch 1, 2 and the largest, at least 3, and compare every sample's results.
+def output_specs(
+    path: Path, where: str, layers: Layers, inputs: Sequence[TensorSpec], max_batch: int
+) -> tuple[TensorSpec, ...]:
+    """Specs of the outputs; found at batch 1, 2 and the largest, at least 3, comparing every sample's results.
+
+    Rows of outputs that are counted (`runtimes/base.py`) are those of the samples one after the other.
 
     Raises:
-        InputError: a batch cannot be run, an output has no batch dimension, or a sample's result
-            depends on its batch.
+        InputError: a batch cannot be run, an output has no batch dimension or is not counted as it says, or a
+            sample's result depends on its batch.
     """
     session = open_session(path, where)
     max_batch = max(max_batch, LARGE_BATCH)
     feed = random_inputs(inputs, max_batch, np.random.default_rng(SEED))
+    # What runs on one sample at a time gives what it is given; that was compared sample by sample.
+    alone = {name for node in layers.nodes if node.name == TAIL_NAME for name in node.output}
     whole = _run(session, feed, where)
+    _check_rows(whole, max_batch, where)
     for batch in (1, SMALL_BATCH):
         part = _run(session, {k: v[:batch] for k, v in feed.items()}, where)
-        for name in whole:
-            if part[name].shape[:1] != (batch,) or whole[name].shape[:1] != (max_batch,):
-                shape = list(part[name].shape)
-                raise InputError(
-                    f"{where}, output {name!r}",
-                    f"shape {shape} at batch {batch}: dimension 0 is not the batch",
-                )
-            error = relative_error(part[name], whole[name][:batch])
+        _check_rows(part, batch, where)
+        for name, expected in first_samples(whole, batch).items():
+            if part[name].shape[1:] != expected.shape[1:]:
+                shapes = f"{list(part[name].shape)} and {list(expected.shape)}"
+                raise InputError(f"{where}, output {name!r}", f"has shapes {shapes} at two batches")
+            error = 0.0 if name in alone else relative_error(part[name], expected)
             if not error <= SAMPLE_TOLERANCE:
                 raise InputError(
                     f"{where}, output {name!r}",
                     f"a sample's result at batch {batch} differs from the one at batch"
                     f" {max_batch} by {error:.2g} relative: its batch cannot be made symbolic",
                 )
+    specs: list[TensorSpec] = []
+    for name, array in whole.items():
+        dtype = NUMPY_TO_KSERVE.get(array.dtype)
+        if dtype is None:
+            raise InputError(f"{where}, output {name!r}", "its type or shape cannot be served")
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=(-1, *array.shape[1:])))
+    return tuple(specs)
+
+
+def first_samples(results: Arrays, samples: int) -> Arrays:
+    """The results of the first samples of a batch, by output."""
+    counts = counts_of(results)
+    return {
+        name: array[: int(results[counts[name]][:samples].sum()) if name in counts else samples]
+        for name, array in results.items()
+    }
+
+
+def _check_rows(results: Arrays, batch: int, where: str) -> None:
+    counts = counts_of(results)
+    for name, array in results.items():
+        place, shape = f"{where}, output {name!r}", list(array.shape)
+        count = results[counts[name]] if name in counts else None
+        if count is None and array.shape[:1] != (batch,):
+            reason = f"shape {shape} at batch {batch}: dimension 0 is not the batch"
+            raise InputError(place, reason)
+        if count is not None and (count.dtype != np.int64 or len(array) != count.sum()):
+            reason = f"shape {shape}, but {counts[name]!r} is {count.dtype} {count.tolist()}"
+            raise InputError(place, reason)
 
 
 def boundary_specs(
@@ -92,14 +125,20 @@ def boundary_specs(
     Raises:
         InputError: the model cannot be run with its inner tensors as outputs.
     """
-    names = [n for n in layers.made_at if n in layers.last_use and n not in layers.inputs]
+    irregular = irregular_tensors(layers)
+    names = [
+        n
+        for n in layers.made_at
+        if n in layers.last_use and n not in layers.inputs and n not in irregular
+    ]
     small, large = run_batches(path, where, names, inputs)
-    found = {spec.name: spec for spec in inputs}
-    for name in names:
-        spec = _spec(name, small, large)
-        if spec is not None:
-            found[name] = spec
-    return found
+    return {spec.name: spec for spec in inputs} | batch_specs(names, small, large)
+
+
+def batch_specs(names: Sequence[str], small: Arrays, large: Arrays) -> dict[str, TensorSpec]:
+    """Specs of those tensors seen at two batches that may cross a boundary, by name."""
+    specs = (_spec(name, small, large) for name in names)
+    return {spec.name: spec for spec in specs if spec is not None}
 
 
 def run_batches(

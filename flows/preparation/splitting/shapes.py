@@ -16,7 +16,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from flows.preparation.splitting.graph import Layers, read_layers
+from flows.preparation.splitting.graph import (
+    Layers,
+    drop_unread,
+    irregular_tensors,
+    read_layers,
+    reads,
+)
 from flows.preparation.splitting.observing import LARGE_BATCH, SMALL_BATCH, run_batches
 from triton_backend.contract.tensors import TensorSpec
 
@@ -50,16 +56,24 @@ def make_shapes_constant(path: Path, where: str, inputs: Sequence[TensorSpec]) -
             constant = numpy_helper.from_array(value, f"{name}__any_batch_{i}")
             model.graph.initializer.append(constant)
             node.input[slot] = constant.name
-    _drop_unused(model.graph)
+    drop_unread(model.graph)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
-def _uses(layers: Layers) -> Iterator[Use]:
+def derived_from_shapes(layers: Layers) -> set[str]:
+    """Tensors that are functions of shapes alone."""
     derived: set[str] = set()
     for node in layers.nodes:
-        read = [name for name in node.input if name in layers.made_at]
+        read = [name for name in reads(node) if name in layers.made_at]
         if node.op_type in SOURCES or all(name in derived for name in read):
             derived |= {name for name in node.output if name}
+    return derived
+
+
+def _uses(layers: Layers) -> Iterator[Use]:
+    derived = derived_from_shapes(layers) - irregular_tensors(layers)
+    for node in layers.nodes:
+        if derived.issuperset(filter(None, node.output)):
             continue
         for slot, name in enumerate(node.input):
             if name in derived:
@@ -85,15 +99,3 @@ def _constant(
         return free
     free[at] = 0
     return free if zero_copies and at == 0 and large[at] == LARGE_BATCH else None
-
-
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes whose results nobody reads any more."""
-    wanted = {output.name for output in graph.output}
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(graph.node):
-        if wanted & set(node.output):
-            kept.append(node)
-            wanted |= set(node.input)
-    del graph.node[:]
-    graph.node.extend(reversed(kept))

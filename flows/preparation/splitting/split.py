@@ -21,7 +21,8 @@ from flows.preparation.splitting.loading import (
     weight_bytes,
 )
 from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SplitModel
-from flows.preparation.splitting.observing import boundary_specs, input_specs, require_samples_alone
+from flows.preparation.splitting.observing import boundary_specs, input_specs, output_specs
+from flows.preparation.splitting.per_sample import can_run_per_sample, run_ends_per_sample
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
 from triton_backend.contract.errors import InputError
@@ -31,7 +32,7 @@ from triton_backend.serve_folder.names import check_name
 DEFAULT_BLOCKS = 10
 DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
-FORMAT = 1
+FORMAT = 2
 KEY_DIGITS = 16
 
 
@@ -72,9 +73,7 @@ def split_model(
     ) as scratch:
         unfinished = Path(scratch) / key
         unfinished.mkdir()
-        model = make_batch_symbolic(skeleton, str(path))
-        load_external_data(model, path)
-        save_model(model, unfinished / MODEL_NAME)
+        _for_any_batch(skeleton, path, unfinished / MODEL_NAME, max_batch)
         split = _group(
             unfinished,
             str(path),
@@ -108,6 +107,23 @@ class SplitRequest:
     times: Mapping[str, float] | None
 
 
+def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, max_batch: int) -> None:
+    """Write the model for any batch: constants that hold it changed; where that does not do, with Loops."""
+    where, given = str(path), onnx.ModelProto()
+    given.CopyFrom(skeleton)
+    model = make_batch_symbolic(skeleton, where)
+    load_external_data(model, path)
+    save_model(model, out)
+    if not can_run_per_sample(given):
+        return
+    layers, inputs = _read(out, where)
+    try:
+        output_specs(out, where, layers, inputs, max_batch)
+    except InputError:
+        load_external_data(given, path)
+        save_model(run_ends_per_sample(given, where), out)
+
+
 def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
     """Group the layers of the prepared model in `folder` into blocks; not checked yet."""
     path = folder / MODEL_NAME
@@ -116,11 +132,8 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
     for output in layers.outputs:
         if layers.made_at.get(output, -1) < 0:
             raise InputError(f"{where}, output {output!r}", "is not computed from any input")
-    require_samples_alone(path, where, inputs, asked.max_batch)
+    outputs = output_specs(path, where, layers, inputs, asked.max_batch)
     specs = boundary_specs(path, where, layers, inputs)
-    for output in layers.outputs:
-        if output not in specs:
-            raise InputError(f"{where}, output {output!r}", "its type or shape cannot be served")
     legal = legal_cuts(layers, specs)
     times = (
         layer_times_us(path, where, inputs)
@@ -135,7 +148,7 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         key=asked.key,
         folder=folder,
         inputs=inputs,
-        outputs=tuple(specs[output] for output in layers.outputs),
+        outputs=outputs,
         cuts=grouping.cuts,
         boundaries=tuple(legal[position] for position in grouping.cuts[1:-1]),
         block_times_us=tuple(round(sum(times[a:b]), 3) for a, b in edges),

@@ -6,7 +6,8 @@ import pytest
 
 from flows.preparation.profiling.copy import Copy
 from tests.fakes.clock import VirtualClock
-from tests.triton_backend.runtimes.stages import spec
+from tests.triton_backend.runtimes.stages import spec, write_crops
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.runtimes.base import Artifact
 
 LIMITS = {"warm_up": 2, "min_runs": 5, "max_runs": 40, "max_seconds": 1.0, "interval": 0.05}
@@ -57,4 +58,12 @@ def test_loading_another_stage_gives_the_first_one_back(tmp_path: Path) -> None:
     copy = copy_of(tmp_path, clock, 0.0)
     copy.load(tmp_path, 2)
     assert copy.measure(1, LIMITS) == [1_000] * 5
+    copy.close()
+
+
+def test_a_stage_whose_rows_vary_has_room_for_them(tmp_path: Path) -> None:
+    write_crops(tmp_path / "crops", most=4)
+    copy = Copy(VirtualClock())
+    copy.load(tmp_path / "crops", WHOLE_GPU)
+    assert copy.measure(3, LIMITS) == [0] * 5  # the clock stands still
     copy.close()

@@ -9,8 +9,8 @@ import pytest
 from flows.cli.main import run
 from flows.preparation.building.tensorrt.build import build_engines
 from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
+from flows.preparation.graphs.examples import write_example
 from flows.preparation.profiling.gpu_layers import compare_cuts, gpu_layer_times_us
-from flows.preparation.splitting.examples import write_example
 from flows.preparation.splitting.graph import read_layers
 from flows.preparation.splitting.layer_times import write_times
 from flows.preparation.splitting.model import SplitModel

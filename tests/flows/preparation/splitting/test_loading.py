@@ -37,24 +37,35 @@ def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
     refused(path, "no layers")
 
 
-def test_control_flow_is_refused_with_the_node(tmp_path: Path) -> None:
+def choice(tmp_path: Path, operator: str) -> Path:
+    """A Relu, then an `If` whose branches have one layer."""
     branch = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["r"])],
+        [helper.make_node(operator, ["r"], ["b"], name="inner")],
         "branch",
         [],
-        [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
     )
     node = helper.make_node(
         "If", ["flag"], ["y"], name="choose", then_branch=branch, else_branch=branch
     )
-    path = tiny_models.save(
+    return tiny_models.save(
         tmp_path / "m.onnx",
-        [node],
+        [helper.make_node("Relu", ["x"], ["r"]), node],
         inputs={"x": ["n", 2]},
         outputs=["y"],
         constants={"flag": np.array(1, np.bool_)},
     )
-    refused(path, r"choose.*control flow \(If\)")
+
+
+def test_control_flow_that_takes_any_batch_stays_as_it_is(tmp_path: Path) -> None:
+    split = split_model(choice(tmp_path, "Neg"), name="m", out=tmp_path / "models")
+    assert [(spec.name, spec.shape) for spec in split.outputs] == [("y", (-1, 2))]
+    kinds = [node.op_type for node in onnx.load(split.model_path).graph.node]
+    assert kinds == ["Relu", "If"]
+
+
+def test_a_random_layer_in_a_branch_is_refused(tmp_path: Path) -> None:
+    refused(choice(tmp_path, "RandomNormalLike"), "inner.*another answer on every run")
 
 
 def test_a_random_layer_is_refused(tmp_path: Path) -> None:
@@ -65,11 +76,11 @@ def test_a_random_layer_is_refused(tmp_path: Path) -> None:
 
 def test_values_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
-        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=1),
+        helper.make_node("Optional", ["x"], ["o"]),
+        helper.make_node("OptionalGetElement", ["o"], ["y"]),
     ]
     path = tiny_models.save(tmp_path / "m.onnx", nodes, inputs={"x": ["n", 2]}, outputs=["y"])
-    refused(path, "SequenceConstruct makes values that are not tensors")
+    refused(path, "Optional makes values that are not tensors")
 
 
 def test_an_output_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:

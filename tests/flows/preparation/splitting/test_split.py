@@ -9,12 +9,11 @@ import onnx
 import pytest
 from onnx import helper
 
+from flows.preparation.graphs.examples import example_names, write_example
 from flows.preparation.splitting import (
     SplitModel,
     check_split,
-    example_names,
     split_model,
-    write_example,
 )
 from flows.preparation.splitting import split as split_module
 from flows.preparation.splitting.graph import node_label, read_layers

@@ -1,0 +1,1 @@
+"""ONNX models made here: examples with seeded weights, small graphs between modules."""

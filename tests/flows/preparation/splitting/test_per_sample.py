@@ -1,0 +1,175 @@
+"""A detector exported with its post-processing is split; block after block it gives what the file gives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from flows.preparation.graphs.detector import add_heads
+from flows.preparation.splitting import SplitModel, extract_stages, split_model
+from triton_backend.contract.errors import InputError
+
+SIZE = 48
+MOST = 6
+
+
+def detector(
+    path: Path, *, threshold: float = 0.9, around_one: bool = False, most: int = MOST
+) -> Path:
+    """Three convolutions and a choice of boxes for one picture.
+
+    With `around_one`, the picture is taken out of its batch and put back before them, as detectors do that
+    take pictures of many sizes.
+    """
+    rng = np.random.default_rng(5)
+    nodes: list[onnx.NodeProto] = []
+    constants = {
+        "mean": rng.standard_normal((3, 1, 1)).astype(np.float32),
+        "zero": np.array([0]),
+        "one": np.array([1]),
+    }
+    source = "image"
+    if around_one:
+        nodes = [
+            helper.make_node("Split", ["image", "one"], ["picture"], axis=0),
+            helper.make_node("Squeeze", ["picture", "zero"], ["flat"]),
+            helper.make_node("Sub", ["flat", "mean"], ["plain"]),
+            helper.make_node("Unsqueeze", ["plain", "zero"], ["again"]),
+            helper.make_node("Concat", ["again"], ["batched"], axis=0),
+        ]
+        source = "batched"
+    for i, channels in enumerate((3, 8, 8)):
+        weights = rng.standard_normal((8, channels, 3, 3)) * np.sqrt(2 / (9 * channels))
+        constants[f"w{i}"] = weights.astype(np.float32)
+        nodes += [
+            helper.make_node("Conv", [source, f"w{i}"], [f"c{i}"], pads=[1] * 4, strides=[2, 2]),
+            helper.make_node("Relu", [f"c{i}"], [f"r{i}"]),
+        ]
+        source = f"r{i}"
+    graph = helper.make_graph(
+        nodes,
+        "detector",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    add_heads(model, source, threshold=threshold, seed=3, most=most)
+    path.write_bytes(onnx.shape_inference.infer_shapes(model).SerializeToString())
+    return path
+
+
+def pictures(number: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng(9)
+    levels = rng.uniform(0.3, 2.0, (number, 1, 1, 1))
+    return (rng.standard_normal((number, 3, SIZE, SIZE)) * levels).astype(np.float32)
+
+
+def one_by_one(path: Path, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """What the file as exported answers to one picture after the other, and how many rows each has."""
+    session = onnxruntime.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    answers = [
+        [np.asarray(one) for one in session.run(None, {"image": images[i : i + 1]})]
+        for i in range(len(images))
+    ]
+    found = {n: np.concatenate([a[i] for a in answers]) for i, n in enumerate(names)}
+    return found | {"rows": np.array([len(answer[0]) for answer in answers])}
+
+
+def block_by_block(split: SplitModel, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    known: dict[str, NDArray[Any]] = {"image": images}
+    for path in extract_stages(split, [(i, i + 1) for i in range(split.blocks)]):
+        session = onnxruntime.InferenceSession(str(path))
+        given = {one.name: known[one.name] for one in session.get_inputs()}
+        names = [one.name for one in session.get_outputs()]
+        known = dict(zip(names, map(np.asarray, session.run(None, given)), strict=True))
+    return known
+
+
+@pytest.mark.parametrize("around_one", [False, True])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_detector_block_by_block_gives_the_boxes_of_the_file(
+    tmp_path: Path, batch: int, *, around_one: bool
+) -> None:
+    path = detector(tmp_path / "m.onnx", around_one=around_one)
+    split = split_model(path, name="m", out=tmp_path / "models", blocks=4)
+    assert split.blocks == 4
+    images = pictures(batch)
+    expected, got = one_by_one(path, images), block_by_block(split, images)
+    assert expected.keys() == got.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
+    assert batch == 1 or len({*expected["rows"].tolist()}) > 1
+
+
+def test_outputs_are_rows_with_one_count_for_each_sample(tmp_path: Path) -> None:
+    split = split_model(detector(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=3)
+    assert {spec.name: (spec.dtype, spec.shape) for spec in split.outputs} == {
+        "boxes": ("FP32", (-1, 4)),
+        "scores": ("FP32", (-1,)),
+        "labels": ("INT64", (-1,)),
+        "rows": ("INT64", (-1,)),
+    }
+    assert split.check["input_dependence"] > 0.01
+
+
+def test_a_batch_of_which_no_sample_has_a_box_gives_no_rows(tmp_path: Path) -> None:
+    path = detector(tmp_path / "m.onnx", threshold=0.999999)
+    split = split_model(path, name="m", out=tmp_path / "models", blocks=2)
+    got = block_by_block(split, pictures(3))
+    assert got["boxes"].shape == (0, 4)
+    assert got["rows"].tolist() == [0, 0, 0]
+
+
+def test_post_processing_stays_in_the_last_block(tmp_path: Path) -> None:
+    split = split_model(detector(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=20)
+    last, before = extract_stages(split, [(split.blocks - 1, split.blocks), (0, split.blocks - 1)])
+    kinds = [{node.op_type for node in onnx.load(path).graph.node} for path in (last, before)]
+    assert "Loop" in kinds[0]
+    assert kinds[1] <= {"Conv", "Relu", "Reshape", "Transpose", "Softmax"}
+
+
+def test_control_flow_before_all_layers_leaves_one_block(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "places",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, ["n", 2])],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "m.onnx")
+    split = split_model(tmp_path / "m.onnx", name="m", out=tmp_path / "models")
+    assert split.blocks == 1
+    session = onnxruntime.InferenceSession(str(split.model_path))
+    x = np.array([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 0, 0]], np.float32)
+    y, rows = session.run(["y", "rows"], {"x": x})
+    assert np.asarray(y).tolist() == [[0, 1], [0, 3], [0, 0]]
+    assert np.asarray(rows).tolist() == [2, 0, 1]
+
+
+def test_a_second_dimension_that_varies_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("NonZero", ["r"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "places",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 40])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [2, "n"])],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=r"output 'y': only dimension 0 may depend on the sample"):
+        split_model(tmp_path / "m.onnx", name="m", out=tmp_path / "models")
