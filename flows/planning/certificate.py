@@ -213,6 +213,7 @@ def _placed(stage: PlannedStage, name: str, runs: Iterator[tuple[PlacementRun, .
         share=share_of_divisor(stage.divisor) if cut is None else cut.share,
         vgpus=stage.vgpus,
         placement=next(runs) if cut is None else cut.placement,
+        starts_anywhere=cut is not None and cut.starts_anywhere,
         interference=None if cut is None else cut.interference,
     )
 

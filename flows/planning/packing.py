@@ -59,7 +59,7 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
     """
     kinds = sorted(set(parts), key=lambda part: (-part.share, -part.memory_gib))
     for kind in kinds:
-        if not _fits(gpu_class, [kind]):
+        if not fits_gpu(gpu_class, [kind]):
             reason = (
                 f"a vGPU of {share_text(kind.share)} with {kind.memory_gib:.3f} GiB fits no GPU"
             )
@@ -85,7 +85,7 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
     )
 
 
-def _fits(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
+def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
     """Whether one GPU can hold all of these."""
     if len(parts) > gpu_class.most_vgpus or sum(part.share for part in parts) > WHOLE_GPU:
         return False
@@ -114,7 +114,7 @@ def _one_by_one(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int
         at = 0
         for _ in range(count):
             while at < len(gpus):
-                if _fits(gpu_class, [kinds[k] for k in (*gpus[at], number)]):
+                if fits_gpu(gpu_class, [kinds[k] for k in (*gpus[at], number)]):
                     break
                 at += 1
             if at == len(gpus):
@@ -154,10 +154,12 @@ def _cuts(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> 
         looked_at += 1
         if looked_at > MOST_CUTS:
             return False
-        if not any(counts[k] < wanted[k] and _fits(gpu_class, held(k)) for k in range(len(kinds))):
+        if not any(
+            counts[k] < wanted[k] and fits_gpu(gpu_class, held(k)) for k in range(len(kinds))
+        ):
             found.append(tuple(counts))
         for k in range(first, len(kinds)):
-            if counts[k] < wanted[k] and _fits(gpu_class, held(k)):
+            if counts[k] < wanted[k] and fits_gpu(gpu_class, held(k)):
                 counts[k] += 1
                 inside = extend(k)
                 counts[k] -= 1

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
-from flows.planning.packing import Part, pack
+from flows.planning.packing import Part, fits_gpu, pack
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.plan import PlacementRun, Plan, Slot
 
 Gpu = tuple[int, int]  # node, index on the node
 Blocks = tuple[int, int]
@@ -336,12 +336,16 @@ def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareToPlace:
-    """What is to be placed: `vgpus` vGPUs of one share; memory (GiB) of the process of one of them."""
+    """What is to be placed: `vgpus` vGPUs of one share; memory (GiB) of the process of one of them.
+
+    `held` are places of workers of the plan in force that could serve it, in order.
+    """
 
     gpu_class: str
     share: int
     vgpus: int
     memory_gib: float = 0.0
+    held: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +361,9 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
     """Place pools whose shares may differ, in the fewest GPUs of every class.
 
     GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs (across
-    nodes first); slots of a GPU are numbered from its largest part on.
+    nodes first); slots of a GPU are numbered from its largest part on. Where workers are held, they stay
+    where they are and the others go beside them, on as many GPUs as that takes; where the class has too few
+    for that, all are packed anew.
 
     Raises:
         InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are named.
@@ -366,6 +372,13 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
     gpus: dict[str, int] = {}
     least: dict[str, int] = {}
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
+        beside = _beside(cluster, gpu_class, pools)
+        if beside is not None:
+            for number, slot in beside:
+                slots[number].append(PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot))
+            gpus[gpu_class] = len({(slot.node, slot.gpu) for _, slot in beside})
+            least[gpu_class] = 0
+            continue
         owners = [
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
         ]
@@ -385,6 +398,42 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
                 slots[owners[part]].append(PlacementRun(node=node, gpu=index, slot=slot))
     runs = tuple(tuple(_joined(own)) for own in slots)
     return PlacedShares(runs=runs, gpus=gpus, least=least)
+
+
+def _beside(
+    cluster: Cluster, gpu_class: str, pools: Sequence[ShareToPlace]
+) -> list[tuple[int, Slot]] | None:
+    """Number and slot of every vGPU of a class: held ones as they are, the others where least is left.
+
+    None: nothing is held, or the rest does not fit so.
+    """
+    mine = [(number, pool) for number, pool in enumerate(pools) if pool.gpu_class == gpu_class]
+    if not any(pool.held for _, pool in mine):
+        return None
+    kind, strips = cluster.gpu_class(gpu_class), _strips(cluster, gpu_class)
+    on_gpu: dict[tuple[int, int], list[tuple[int, Part]]] = {}
+    for number in range(cluster.gpus(gpu_class)):
+        node, _, index = _locate(strips, number)
+        on_gpu[node, index] = []
+    found: list[tuple[int, Slot]] = []
+    rest: list[tuple[int, Part]] = []
+    for number, pool in mine:
+        part = Part(share=pool.share, memory_gib=pool.memory_gib)
+        stay = pool.held[: pool.vgpus]
+        for slot in stay:
+            on_gpu[slot.node, slot.gpu].append((slot.slot, part))
+            found.append((number, slot))
+        rest += [(number, part)] * (pool.vgpus - len(stay))
+    for number, part in sorted(rest, key=lambda one: (-one[1].share, -one[1].memory_gib, one[0])):
+        fits = [at for at, held in on_gpu.items() if fits_gpu(kind, [*(p for _, p in held), part])]
+        if not fits:
+            return None
+        node, index = min(fits, key=lambda at: -sum(p.share for _, p in on_gpu[at]))
+        taken = {slot for slot, _ in on_gpu[node, index]}
+        slot = next(s for s in range(kind.most_vgpus) if s not in taken)
+        on_gpu[node, index].append((slot, part))
+        found.append((number, Slot(node=node, gpu=index, slot=slot)))
+    return found
 
 
 def _joined(runs: list[PlacementRun]) -> list[PlacementRun]:

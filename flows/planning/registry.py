@@ -239,11 +239,13 @@ class PlannedCut:
         share: of a GPU, in 300ths.
         interference: what its vGPUs press and feel, where the planner reckons with it; the seats in the
             order of models.
+        starts_anywhere: every tail of a model may run here.
     """
 
     share: int
     placement: tuple[PlacementRun, ...]
     interference: PoolInterference | None = None
+    starts_anywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
         found += _application_rates(plan) if _by_rank(plan) else _rates(plan)
     found += _applications(plan)
     found += _shared_pools(plan)
+    found += _shadows(plan)
     found += _turns(plan)
     found += _interference(plan)
     found += _objective(plan)
@@ -429,12 +430,14 @@ def _entries(plan: Plan) -> Iterator[str]:
     level = plan.objective.value if plan.objective.name == "throughput" else 1.0
     for model, demand in zip(plan.models, plan.workload.models, strict=True):
         asked = {e.name: (e.block, e.budget_us, e.rate_rps * level) for e in demand.entries}
-        planned = {e.name: (e.block, e.budget_us) for e in model.entries}
+        alone = _shadow_entries(plan, model)
+        planned = {e.name: (e.block, e.budget_us) for e in model.entries if e.name not in alone}
         if planned != {name: given[:2] for name, given in asked.items()}:
             yield f"{model.name}: entries {planned} are not those of the workload"
             continue
         rates: dict[str | None, float] = {e.name: e.rate_rps for e in model.entries}
-        wanted: dict[str | None, float] = {name: given[2] for name, given in asked.items()}
+        wanted: dict[str | None, float] = dict.fromkeys(alone, 0.0)
+        wanted |= {name: given[2] for name, given in asked.items()}
         if not demand.entries:
             rates = {None: model.throughput_rps}
             wanted = {None: demand.normaliser(plan.objective.name) * level}
@@ -449,6 +452,31 @@ def _entries(plan: Plan) -> Iterator[str]:
             if pipeline.throughput_rps > alone * (1 + 1e-6):
                 where = f"{model.name}, pipeline {number}: throughput_rps"
                 yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
+
+
+def _shadow_entries(plan: Plan, model: ModelPlan) -> set[str]:
+    """Entries that nobody asked for: only a pool that runs any tail serves them."""
+    asked = {e.name for demand in plan.workload.models for e in demand.entries}
+    ways: dict[str, list[bool]] = {}
+    for pipeline in model.pipelines:
+        anywhere = all(plan.pool_of(stage).starts_anywhere for stage in pipeline.stages)
+        ways.setdefault(pipeline.entry or "", []).append(anywhere)
+    return {name for name, own in ways.items() if all(own)} - asked
+
+
+def _shadows(plan: Plan) -> Iterator[str]:
+    """A pool that runs any tail holds those from every block of its one model."""
+    for number, pool in enumerate(plan.pools):
+        if not pool.starts_anywhere:
+            continue
+        rows = [row for row in plan.stage_rows() if row.pool == number]
+        models = {row.model for row in rows}
+        blocks = plan.models[rows[0].model].blocks
+        tails = {s.blocks for s in plan.stages_of(number)}
+        wanted = {(first, blocks) for first in range(blocks)}
+        if len(models) > 1 or tails != wanted:
+            text = f"{len(models)} models, tails from blocks {sorted(first for first, _ in tails)}"
+            yield f"pool {pool.name} starts anywhere: {text}, one model of {blocks} is needed"
 
 
 def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:

@@ -10,6 +10,7 @@ from flows.planning.entries.plan import (
     gslice_plus,
     plan,
 )
+from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.registry import Option, Planner
 
 MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
@@ -23,6 +24,7 @@ INSTANCES = Option(
 )
 OPTIONS = (
     INSTANCES,
+    *SHADOW_OPTIONS,
     Option(
         name="merge_threshold",
         kind=float,

@@ -22,6 +22,13 @@ from flows.planning.entries.partition import (
     raised,
 )
 from flows.planning.entries.pooling import Pooled, best_joined, joined_by_subsets, pooled
+from flows.planning.entries.shadow import (
+    Shadow,
+    places_in_force,
+    shadow_of,
+    shadow_pipelines,
+    with_shadow_entries,
+)
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
     ModelTable,
@@ -66,10 +73,12 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Every model, with the runs of its pools and the whole GPUs of each class."""
+    """Every model and shadow pool, with the runs of their pools and the whole GPUs of each class."""
 
     models: list[Solved]
+    shadows: list[Shadow | None]
     runs: list[list[Runs]]
+    shadow_runs: list[Runs]
     gpus: Mapping[str, int]
 
 
@@ -254,11 +263,19 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     objective = objective_of(options.objective, score, limit)
     if rule is exactly and objective.gap > options.gap:
         trace.status = "feasible"
+    pipelines = _pipelines(inputs, placed)
+    demands = zip(inputs.workload.models, placed.shadows, strict=True)
     return Outcome(
-        pipelines=tuple(_pipelines(placed)),
+        pipelines=tuple(pipelines),
         promised_rps=tuple(
-            math.fsum(entry.rate_rps for entry in solved.table.entries) for solved in placed.models
+            math.fsum(p.rate_rps for p in pipelines if p.model == number)
+            for number in range(len(placed.models))
         ),
+        lines=tuple(
+            d if shadow is None else with_shadow_entries(d, shadow) for d, shadow in demands
+        )
+        if any(placed.shadows)
+        else None,
         objective=objective,
         trace=trace,
         space=spaces[-1],
@@ -296,12 +313,17 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
     for attempt in range(_WEIGHTINGS):
         tables = read_tables(inputs, options, level, weights)
         models = [rule(table, inputs, options) for table in tables]
+        shadows = [
+            shadow_of(table, demand.slo_us, options)
+            for table, demand in zip(tables, inputs.workload.models, strict=True)
+        ]
         if attempt == 0:
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
+            bound += math.fsum(shadow.price for shadow in shadows if shadow is not None)
             if _whole_gpus(options) and options.objective == "gpus":
                 bound = float(math.ceil(bound - 1e-6))
         try:
-            placed = _placed(inputs, models)
+            placed = _placed(inputs, options, models, shadows)
         except _TooFewError as error:
             used = {s.gpu_class for t in tables for s in t.sizes}
             if len(used) == 1 or attempt == _WEIGHTINGS - 1:
@@ -371,14 +393,18 @@ def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
             gpu_price(inputs.cluster.gpu_class(name), options.objective) * count
             for name, count in placed.gpus.items()
         )
+    held = [
+        (solved.table.sizes[number], vgpus)
+        for solved in placed.models
+        for (_, _, number, _), vgpus in solved.pooled.pools
+    ]
+    held += [(s.table.sizes[s.size], s.vgpus) for s in placed.shadows if s is not None]
     return math.fsum(
         gpu_price(inputs.cluster.gpu_class(size.gpu_class), options.objective)
         * size.share
         / WHOLE_GPU
         * vgpus
-        for solved in placed.models
-        for (_, _, number, _), vgpus in solved.pooled.pools
-        for size in (solved.table.sizes[number],)
+        for size, vgpus in held
     )
 
 
@@ -391,25 +417,39 @@ class _TooFewError(Exception):
         self.gpu_class, self.reason = gpu_class, reason
 
 
-def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
-    """Runs of every pool: parts of percents wherever they fit, equal parts of one model by divisors."""
+def _placed(
+    inputs: Inputs, options: PlanOptions, models: list[Solved], shadows: list[Shadow | None]
+) -> Placed:
+    """Runs of every pool: parts of percents wherever they fit, equal parts of one model by divisors.
+
+    What the plan in force has goes on where it is, unless whole GPUs are paid.
+    """
     cluster = inputs.cluster
+    keeps = options.previous is not None and not _whole_gpus(options)
+    in_force = places_in_force(options.previous, cluster) if keeps and options.previous else {}
     shares: list[ShareToPlace] = []
     parts: list[PoolToPlace] = []
     where: list[tuple[bool, int]] = []
     for solved in models:
-        for (first, last, number, _), vgpus in solved.pooled.pools:
+        for (first, last, number, batch), vgpus in solved.pooled.pools:
             size = solved.table.sizes[number]
             gpu_class = cluster.gpu_class(size.gpu_class)
             divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
             if divisor is None:
                 where.append((True, len(shares)))
                 memory = vgpu_memory_gib(gpu_class, solved.table.profile, (first, last))
+                content = frozenset({(solved.table.name, (first, last), batch)})
+                held = in_force.get((size.gpu_class, size.share, content), [])
                 shares.append(
                     ShareToPlace(
-                        gpu_class=size.gpu_class, share=size.share, vgpus=vgpus, memory_gib=memory
+                        gpu_class=size.gpu_class,
+                        share=size.share,
+                        vgpus=vgpus,
+                        memory_gib=memory,
+                        held=tuple(held[:vgpus]),
                     )
                 )
+                del held[:vgpus]
                 continue
             where.append((False, len(parts)))
             parts.append(
@@ -423,12 +463,14 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
                     traffic=0.0,
                 )
             )
+    first_shadow = len(shares)
+    shares += [shadow.to_place(cluster, in_force) for shadow in shadows if shadow is not None]
     gpus = dict.fromkeys((c.name for c in cluster.gpu_classes), 0)
-    held: dict[tuple[str, int, int], int] = {}
+    cut_up: dict[tuple[str, int, int], int] = {}
     for part in parts:
         key = (part.gpu_class, part.model, part.divisor)
-        held[key] = held.get(key, 0) + part.vgpus
-    for (name, _, divisor), vgpus in held.items():
+        cut_up[key] = cut_up.get(key, 0) + part.vgpus
+    for (name, _, divisor), vgpus in cut_up.items():
         gpus[name] += -(-vgpus // divisor)
         if gpus[name] > cluster.gpus(name):
             reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
@@ -443,10 +485,12 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
     by_part = place(cluster, parts) if parts else []
     placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
     runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]
-    return Placed(models=models, runs=runs, gpus=gpus)
+    left = iter(by_share[first_shadow:])
+    shadow_runs = [() if shadow is None else next(left) for shadow in shadows]
+    return Placed(models=models, shadows=shadows, runs=runs, shadow_runs=shadow_runs, gpus=gpus)
 
 
-def _pipelines(placed: Placed) -> list[PlannedPipeline]:
+def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
     found: list[PlannedPipeline] = []
     first = 0
     for solved, runs in zip(placed.models, placed.runs, strict=True):
@@ -473,6 +517,10 @@ def _pipelines(placed: Placed) -> list[PlannedPipeline]:
                 for member in chain.item.members
             ]
         first += len(pools)
+    demands = zip(inputs.workload.models, placed.shadows, placed.shadow_runs, strict=True)
+    for number, (demand, shadow, own) in enumerate(demands, start=first):
+        if shadow is not None:
+            found += shadow_pipelines(demand, shadow, number, own)
     return found
 
 

@@ -8,6 +8,7 @@ from flows.planning.applications.options import OPTIONS, plain
 from flows.planning.entries import INSTANCES
 from flows.planning.entries.plan import exactly
 from flows.planning.entries.plan import plan as plan_entries
+from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.pool.applications.exact import plan_exactly
 from flows.planning.pool.plan import plan as plan_models
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
@@ -47,6 +48,7 @@ PLANNERS = (
             ),
             *OPTIONS,
             INSTANCES,
+            *SHADOW_OPTIONS,
         ),
         pins=True,
         rates_from=("no-partitioning", "pool"),

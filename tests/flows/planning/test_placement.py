@@ -18,6 +18,7 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Slot
 from triton_backend.contract.transition import transition
 from triton_backend.contract.workload import ModelDemand
 
@@ -178,3 +179,19 @@ def test_many_equal_cuts_are_ranges() -> None:
 def test_too_few_gpus_are_told_with_the_numbers() -> None:
     with pytest.raises(InputError, match="class G: needs 5 GPUs or more, the cluster has 4"):
         place_shares(CUT, [share(60, 5)])
+
+
+def test_workers_that_are_held_stay_and_others_go_beside_them() -> None:
+    held = (Slot(node=1, gpu=1, slot=0),)
+    stays = replace(share(40, 2), held=held)
+    placed = place_shares(CUT, [share(60, 1), stays])
+    first, second = (tuple(s for run in runs for s in run.expand()) for runs in placed.runs)
+    assert first == (Slot(node=1, gpu=1, slot=1),)  # fills the GPU that is in use
+    assert set(second) > set(held)
+    assert placed.gpus == {"G": 2}
+
+
+def test_where_nothing_fits_beside_what_is_held_all_are_packed_anew() -> None:
+    held = tuple(Slot(node=node, gpu=gpu, slot=0) for node in (0, 1) for gpu in (0, 1))
+    placed = place_shares(CUT, [replace(share(40, 4), held=held), share(80, 2)])
+    assert placed.gpus == {"G": 4}
