@@ -5,6 +5,8 @@ from collections import deque
 SAMPLES = 5
 LEAST_BYTES = 64 * 1024  # smaller uploads say more of the round trip than of the bandwidth
 SILENCE_US = 5_000_000
+TICK_US = 500_000  # between two looks whether a probe is due
+PROBE_US = 1_000_000  # after which a probe is given up
 
 
 class Bandwidth:

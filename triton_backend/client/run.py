@@ -1,7 +1,8 @@
 """A client at work: a request every 1/rps seconds, each cut where `decide` says.
 
 1. The device takes requests in turn; one whose deadline has passed by then is not begun.
-2. `decide` names the cut, from past uploads, past answers and what is left of the SLO; the head runs.
+2. `decide` names the cut, from past uploads, past answers, what waits for the link and what is left of the
+   SLO; the head runs. Where nothing answers it in time, it is given up.
 3. What crosses goes over the link, one request after the other (an emulated link waits by its trace).
 4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the whole model.
 
@@ -10,29 +11,24 @@ Instants and times are µs since the run began. Late is what is answered after i
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import ceil
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from .bandwidth import LEAST_BYTES, Bandwidth
+from .bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
 from .decide import Cut, Decision, Link, Power, decide
 from .device import Arrays, Device, halved, largest_error
 from .heads import Head, Heads, Tensor
 from .link import EmulatedLink, Trace
 from .server import RefusedError, Server
+from .standing import LOOK_US, REST_US, SpareTime, standing
 
-ANSWERS = 5  # whose median tells how much of the spare time the server uses
-TICK_S = 0.5
-LOOK_US = 5_000_000  # between two looks at open cuts and the round trip
-REST_US = 1_000_000  # in which a cut that was refused is not tried
-PROBE_US = 1_000_000  # after which a probe is given up
 PATIENCE_S = 0.1  # beyond the deadline: the server may have died with the request
 
 
@@ -68,34 +64,6 @@ class Record:
     error: float | None = None
 
 
-class SpareTime:
-    """Which part of the time beyond its least tail the server uses, to wait for company or for its turn.
-
-    A server that fills batches waits the longer the more time it is given, so what one answer took says
-    little of another cut; this part does. After five seconds without an answer nothing is known.
-    """
-
-    def __init__(self) -> None:
-        self._parts: deque[float] = deque(maxlen=ANSWERS)
-        self._answered_us = 0
-
-    def note(self, now_us: int, tail_us: int, least_us: int, budget_us: int) -> None:
-        """An answer that came now and took so long."""
-        self._forget(now_us)
-        self._answered_us = now_us
-        self._parts.append(max(tail_us - least_us, 0) / max(budget_us - least_us, 1))
-
-    def tail_us(self, least_us: int, budget_us: int, now_us: int) -> int:
-        """What a tail is expected to take."""
-        self._forget(now_us)
-        used = median(self._parts) if self._parts else 0.0
-        return least_us + round(used * max(budget_us - least_us, 0))
-
-    def _forget(self, now_us: int) -> None:
-        if now_us - self._answered_us > LOOK_US:
-            self._parts.clear()
-
-
 class LateError(Exception):
     """No time is left for the server."""
 
@@ -127,6 +95,7 @@ class Client:
         self._resting_us: dict[int, int] = {}
         self._rtt_us = 0
         self._sending = 0
+        self._waiting_bytes = 0  # of requests that have not left an emulated link
         self._last: Decision | None = None
         self._begun = 0.0
         self.why_closed = ""
@@ -161,12 +130,14 @@ class Client:
         deadline_us = due_us + self._options.slo_us
         async with self._busy:
             begun_us = self._now_us()
-            if begun_us < deadline_us:
-                head = self._choose(record, deadline_us - begun_us)
+            left_us = deadline_us - begun_us
+            head, crossing = (
+                self._choose(record, left_us) if left_us > 0 else None,
+                dict[str, Any](),
+            )
+            if head is not None:
                 crossing = await self._on_device(head)
                 record.head_us = self._now_us() - begun_us
-            else:
-                head, crossing = None, {}
         if head is self._heads.whole:
             self._answered(record, "device", crossing)
         elif head is not None:
@@ -182,9 +153,12 @@ class Client:
         self._report(record)
         return record
 
-    def _choose(self, record: Record, left_us: int) -> Head:
+    def _choose(self, record: Record, left_us: int) -> Head | None:
+        """Where the request is cut; None: nothing answers it in time, and the device stays free for the next."""
         now_us = self._now_us()
-        link = Link(mbit_per_s=self._bandwidth.mbit_per_s, rtt_us=self._rtt_us)
+        known = Link(mbit_per_s=self._bandwidth.mbit_per_s)
+        waits_us = known.upload_us(self._waiting_bytes) or 0
+        link = Link(mbit_per_s=known.mbit_per_s, rtt_us=self._rtt_us + waits_us)
         cuts = [
             self._as_it_stands(head, link, left_us)
             for head in self._heads.cuts
@@ -200,20 +174,17 @@ class Client:
         )
         record.cut, record.feasible = self._last.block, self._last.feasible
         record.mbit_per_s = link.mbit_per_s
-        return self._heads.cuts[self._last.block]
+        return self._heads.cuts[self._last.block] if self._last.feasible else None
 
     def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:
         """A cut with what is expected of the server there."""
-        least_us, head_us = head.tail_us or 0, head.head_us or 0
-        size = sum(tensor.size for tensor in self._sent(head))
-        budget_us = left_us - head_us - (link.upload_us(size) or 0) - link.rtt_us
-        return Cut(
+        known = Cut(
             block=head.block,
-            upload_bytes=size,
-            head_us=head_us,
-            tail_us=self._spare.tail_us(least_us, budget_us, self._now_us()),
-            least_tail_us=least_us,
+            upload_bytes=sum(tensor.size for tensor in self._sent(head)),
+            head_us=head.head_us or 0,
+            least_tail_us=head.tail_us or 0,
         )
+        return standing(known, link, left_us, self._spare, self._now_us())
 
     def _sent(self, head: Head) -> tuple[Tensor, ...]:
         """What is sent at a cut; in half the bytes where that is asked for and the server takes it."""
@@ -244,8 +215,10 @@ class Client:
                 record.upload_us = uploading_us = link.upload_us(size) or 0
             else:
                 handed_us, uploading_us = self._now_us(), 0
+                self._waiting_bytes += size
                 upload = self._link.upload(handed_us, size, deadline_us)
                 await self._sleep_until(upload.end_us)
+                self._waiting_bytes -= size
                 took_us = upload.end_us - upload.start_us
                 self._bandwidth.note(upload.end_us, size, took_us, upload.sent)
                 record.upload_us = upload.end_us - handed_us
@@ -283,7 +256,7 @@ class Client:
         """Probe a link of which nothing was heard, and look what is open, as long as the run lasts."""
         looked_us = 0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_US / 1e6)
             if not self._sending and self._bandwidth.probe_due(self._now_us()):
                 await self._probe()
             if self._now_us() - looked_us >= LOOK_US:

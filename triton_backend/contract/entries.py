@@ -4,7 +4,7 @@ A model has one entry (block 0, budget = SLO) unless the workload lists entries;
 A request that enters at block p brings the tensors that cross before block p.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,19 @@ class Entry:
             clients=fields.integer("clients", least=1) if fields.has("clients") else None,
             dtype=fields.text("dtype") if fields.has("dtype") else None,
         )
+
+
+def covering(budgets_us: Mapping[int, int], timeout_us: int) -> int:
+    """Which of several entries at one cut takes a request: the largest budget that its time covers, else the least.
+
+    Args:
+        budgets_us: by number of the entry.
+        timeout_us: of the request; 0: not stated.
+    """
+    covered = [number for number, budget_us in budgets_us.items() if budget_us <= timeout_us]
+    if covered:
+        return max(covered, key=budgets_us.__getitem__)
+    return min(budgets_us, key=budgets_us.__getitem__)
 
 
 def check_entries(model: str, entries: Sequence[Entry], blocks: int | None = None) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.decisions import DropReason
+from triton_backend.contract.entries import covering
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, slot_table
 from triton_backend.scheduler.compiled import NONE, Integers, Records
@@ -129,13 +130,24 @@ def first_numbering(plan: Plan, topology: Topology, nic: str) -> Numbering:
 def matching_queues(before: Plan, after: Plan) -> list[int | None]:
     """Number in a new plan of every queue of an old one, by names of model and entry; None: gone.
 
-    Queues are numbered as `topology` numbers them. A model without entries has one, named as itself.
+    Queues are numbered as `topology` numbers them. A model without entries has one, named as itself. Where
+    an entry is gone, another one at the same block takes over (`contract.entries.covering`).
     """
-    names = [(model.name, entry.name) for model in after.models for entry in model.queues]
-    numbers = {name: number for number, name in enumerate(names)}
-    return [
-        numbers.get((model.name, entry.name)) for model in before.models for entry in model.queues
-    ]
+    queues = [(model, entry) for model in after.models for entry in model.queues]
+    numbers = {(model.name, entry.name): number for number, (model, entry) in enumerate(queues)}
+    at_block: dict[tuple[str, int], dict[int, int]] = {}
+    for number, (model, entry) in enumerate(queues):
+        if model.entries:
+            at_block.setdefault((model.name, entry.block), {})[number] = entry.budget_us
+    found: list[int | None] = []
+    for model in before.models:
+        for entry in model.queues:
+            number = numbers.get((model.name, entry.name))
+            others = at_block.get((model.name, entry.block)) if model.entries else None
+            if number is None and others:
+                number = covering(others, entry.budget_us)
+            found.append(number)
+    return found
 
 
 def check_inherited(before: Plan, after: Plan, inherited: Sequence[tuple[int, int]]) -> None:

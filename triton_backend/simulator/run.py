@@ -1,13 +1,14 @@
 """Simulate a plan: options in, a result out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
-from triton_backend.contract.units import s_to_us
+from triton_backend.contract.units import US_PER_S, s_to_us
 from triton_backend.scheduler.admission import job_work, new_admission, no_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records
 from triton_backend.scheduler.handover import (
@@ -33,7 +34,7 @@ from triton_backend.scheduler.topology import (
 from triton_backend.simulator.baselines.reactive import simulate_reactive
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
-from triton_backend.simulator.offered import Offer, drawn_rows, offered_requests
+from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
 from triton_backend.simulator.results import (
     Changed,
     DecisionCost,
@@ -111,6 +112,58 @@ def simulate(
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
     check_invariants(now.world.tables)
     return _result(plan, options, now, wall_seconds, cycle_us)
+
+
+class Stepwise:
+    """A run whose requests and plans come while it runs.
+
+    Args:
+        plan: what serves at first.
+        options: how; what they offer is nothing.
+    """
+
+    def __init__(self, plan: Plan, options: SimOptions) -> None:
+        self._options = replace(options, arrivals=Instant(by_model={}), keep_uses=False)
+        world = prepare(plan, self._options)
+        self._requests, self._count = world.requests, 0
+        _warm_up(world)
+        numbering = first_numbering(plan, world.tables.topology, options.nic)
+        seconds = dict.fromkeys(class_seconds(plan, world.busy_us), 0.0)
+        self._run = _Run((plan,), world, numbering, seconds, _gpus(world, plan))
+
+    @property
+    def plan(self) -> Plan:
+        """In force."""
+        return self._run.plans[-1]
+
+    @property
+    def requests(self) -> Records:
+        """`REQUEST_RECORD` rows so far; `queue` as of the plan under which a request came."""
+        return self._requests[: self._count]
+
+    def offer(self, rows: Records) -> None:
+        """Requests by arrival, none before what has happened; they end under the plan of their arrival."""
+        if self._count + len(rows) > len(self._requests):
+            grown = np.zeros(2 * (self._count + len(rows)), dtype=self._requests.dtype)
+            grown[: self._count] = self.requests
+            self._requests = grown
+        self._requests[self._count : self._count + len(rows)] = rows
+        self._count += len(rows)
+        self._run = self._run._replace(world=self._run.world._replace(requests=self.requests))
+
+    def advance(self, until_us: int) -> None:
+        """Let everything happen that happens before an instant."""
+        self._run.world.cursor[0]["stop_us"] = until_us
+        self._run = self._run._replace(world=run_on(self._run.world))
+
+    def change(self, plan: Plan, at_us: int) -> None:
+        """Another plan takes over, with work in flight."""
+        change = PlanChange(at_s=at_us / US_PER_S, plan=plan)
+        self._run = _change_plan(self._run, self._options, change)
+        world = self._run.world
+        queues = np.arange(sum(len(model.queues) for model in plan.models))
+        self._run = self._run._replace(world=world._replace(queues=queues))
+        check_invariants(world.tables)
 
 
 def _offer(plan: Plan, options: SimOptions) -> Offer:

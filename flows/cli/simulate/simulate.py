@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     " --trace-model service --map code=resnet --find-goodput 0.99",
     "poolpipe simulate --plan plan.json --change 20=second.json --change 40=plan.json",
     "poolpipe simulate --plan plan.json --application traffic --arrivals deterministic --rows fixed",
+    "poolpipe simulate --plan plan.json --clients clients.yaml --links links.csv --steer --duration 600",
 )
 def simulate(
     plan: PlanArgument = None,
@@ -150,6 +151,32 @@ def simulate(
             help="Pools follow the advice after every --epoch, or plans follow the load.",
         ),
     ] = False,
+    clients: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Clients that offload: name, model, fps, slo_ms, heads_us, link."
+        ),
+    ] = None,
+    links: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE", help="Their uplinks: time_s, mbit_per_s, and link of several."
+        ),
+    ] = None,
+    steer: Annotated[
+        bool,
+        typer.Option("--steer", help="Plans follow the clients' cuts, as `poolpipe steer` does."),
+    ] = False,
+    plan_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", min=0.0, help="With --steer: planning takes so long; as measured."
+        ),
+    ] = None,
+    start_s: Annotated[
+        float,
+        typer.Option(metavar="S", min=0.0, help="With --steer: new workers take so long to start."),
+    ] = 2.0,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,
     trace_interval: shared_options.TraceInterval = None,
@@ -237,6 +264,25 @@ def simulate(
     found = the_plan(plan, plan_option, warehouse)
     if policy is not None and policy != (stated := policies_of(found)):
         note(f"policy {policy} in place of the plan's {stated}")
+    if clients is not None or links is not None or steer:
+        from flows.cli.simulate.clients import show_clients
+
+        if clients is None:
+            raise InputError("--steer" if steer else "--links", "needs --clients")
+        unused = {
+            "--find-goodput": find_goodput,
+            "--records": records,
+            "--epoch": epoch,
+            "--autoscale": autoscale,
+            "--fail": fail,
+            "--change": change,
+            "--load-factor": load_factor,
+            "--rate": rate,
+            "--application": application,
+        }
+        options, how = request.options, (steer, plan_ms, start_s)
+        show_clients(found, options, (clients, links), how, unused, work, as_json=as_json)
+        return
     if epoch is not None or autoscale:
         unused = {"--find-goodput": find_goodput, "--records": records}
         show_epochs(found, request, (epoch, autoscale), unused, work, as_json=as_json)

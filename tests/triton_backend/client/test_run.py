@@ -10,7 +10,7 @@ from tests.triton_backend.client.cut_models import heads_of, split_shrinking
 from triton_backend.client.device import Arrays, Device, read_input
 from triton_backend.client.heads import Head, Heads
 from triton_backend.client.link import Trace
-from triton_backend.client.run import Client, Record, RunOptions, SpareTime, summary
+from triton_backend.client.run import Client, Record, RunOptions, summary
 from triton_backend.client.server import RefusedError
 
 SLO_US = 2_000_000  # a busy machine is no fault
@@ -100,13 +100,3 @@ def test_what_cannot_leave_in_time_is_late_and_found_out(heads: Heads) -> None:
     totals = summary(heads, records)
     assert (totals["offered"], totals["served"], totals["late"]) == (5, 0, 5)
     assert totals["unanswered"] == 5
-
-
-def test_of_the_spare_time_the_server_uses_the_median_part() -> None:
-    spare = SpareTime()
-    assert spare.tail_us(5, 105, 0) == 5
-    for used in (0, 20, 100):
-        spare.note(1_000, 10 + used, 10, 110)
-    assert spare.tail_us(5, 105, 2_000) == 25
-    assert spare.tail_us(5, 1, 2_000) == 5
-    assert spare.tail_us(5, 105, 5_001_001) == 5  # heard nothing since

@@ -15,6 +15,7 @@ from triton_backend.contract.decisions import (
     Hop,
     SetTimer,
 )
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     BatchLost,
@@ -28,7 +29,13 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.handover import LeftOut, Numbering, first_numbering, hand_over
+from triton_backend.scheduler.handover import (
+    LeftOut,
+    Numbering,
+    first_numbering,
+    hand_over,
+    matching_queues,
+)
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.queues import enqueue, new_request
 from triton_backend.scheduler.scheduler import Scheduler
@@ -303,3 +310,23 @@ def test_a_change_prepared_before_is_the_same_change() -> None:
         answers.append(scheduler.handle(PlanChanged(now_us=500, plan=after)))
     assert sent(answers[0])
     assert answers[0] == answers[1]
+
+
+def test_who_waits_at_an_entry_that_is_gone_goes_to_the_budget_it_covers_at_the_same_block() -> (
+    None
+):
+    def plan(*entries: tuple[str, int]) -> Plan:
+        made = make_plan([[Own(latency_us=(1_000,))]])
+        (model,) = made.models
+        listed = tuple(Entry(name=n, block=0, budget_us=us, rate_rps=1.0) for n, us in entries)
+        lines = tuple(
+            replace(model.pipelines[0], entry=name, throughput_rps=0.0) for name, _ in entries
+        )
+        return replace(made, models=(replace(model, entries=listed, pipelines=lines),))
+
+    before = plan(("a", 50), ("b", 10), ("c", 30))
+    assert matching_queues(before, plan(("c", 30), ("d", 40), ("e", 20))) == [1, 2, 0]
+    assert (
+        matching_queues(before, make_plan([[Own(latency_us=(1_000,))]], names=["other"]))
+        == [None] * 3
+    )

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from triton_backend.contract.decisions import DropReason
+from triton_backend.contract.entries import covering
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.units import us_to_ms
@@ -196,10 +197,7 @@ class RequestReader:
         if not fit:
             cuts = "; ".join(f"{entry.name}: {sorted(entry.tensors)}" for entry in self._entries)
             raise InputError(self._where, f"inputs {sorted(tensors)} open no entry ({cuts})")
-        covered = [i for i in fit if self._entries[i].budget_us <= timeout_us]
-        if covered:
-            return max(covered, key=lambda i: self._entries[i].budget_us)
-        return min(fit, key=lambda i: self._entries[i].budget_us)
+        return covering({i: self._entries[i].budget_us for i in fit}, timeout_us)
 
     def _samples(self, tensors: Arrays, entry: "_EntryTensors") -> int:
         """The number of samples, the same in all tensors."""

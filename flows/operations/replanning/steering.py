@@ -1,0 +1,427 @@
+"""Plans that follow clients as they move their cuts, within a second (Graft, sections 3 and 6).
+
+What clients ask for is told as demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
+budget are one entry, planned for 1.1 times its rate. Another plan is made
+
+* at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate,
+* where it would save more than 15 % of what the objective counts, and would have for 30 s,
+
+at most once a second. Until it is in force, a shadow pool serves what the old plan does not know.
+
+Here: when, and for what. Not here: how plans are made and brought into force, and who counts rates.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from flows.clock import Stopwatch
+from flows.operations.replanning.replan import options_of
+from flows.planning import PlanOptions, make_plan
+from flows.planning.stored_plans import load_profiles
+from flows.workspace import Workspace
+from triton_backend.client.decide import Cut, Link, decide
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.entries import Entry, covering
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.units import US_PER_S
+from triton_backend.contract.workload import LEAST_RPS, ModelDemand, Workload
+from triton_backend.simulator.clients.client import ClientSpec
+from triton_backend.simulator.clients.closed_loop import ClosedLoop, least_tails_us, percents
+from triton_backend.simulator.scenario import SimOptions
+
+HEADROOM = 1.1  # planned over measured
+SAVING, SAVING_S = 0.15, 30.0
+LOOK_S = 5.0  # between two looks whether a plan would save
+PAUSE_S = 1.0  # between two changes
+STEP = 1.2  # budgets are rounded down to its powers
+MOST_ENTRIES = 200  # of a model
+START_S = 2.0  # simulated: from a plan to its new workers' readiness
+
+
+class Demand(NamedTuple):
+    """Requests of one kind: at `block` of a model, with at least this budget."""
+
+    model: str
+    block: int
+    budget_us: int
+    rate_rps: float
+
+
+Planner = Callable[[Workload, Plan], Plan]
+"""A plan for a workload, from the plan in force."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Steering:
+    """The plan in force, and when another one follows.
+
+    Attributes:
+        planner: raises `InfeasibleError` with the entry's name where an entry cannot be served in time.
+        changed_s: when the last plan was made.
+        looked_s: when it was last looked whether a plan would save.
+        saving_since_s: since when every look found that one would.
+        left_out: entries that no pool of their own serves in time, at the last planning.
+        plan_s: what each planning took.
+    """
+
+    planner: Planner
+    in_force: Plan
+    changed_s: float = -math.inf
+    looked_s: float = -math.inf
+    saving_since_s: float | None = None
+    left_out: frozenset[tuple[str, str]] = frozenset()
+    plan_s: list[float] = field(default_factory=list[float])
+
+    def next_plan(self, demands: Sequence[Demand], now_s: float) -> Plan | None:
+        """The plan to be brought into force now; None where the one in force stays.
+
+        Raises:
+            InfeasibleError: the cluster cannot carry the demands.
+        """
+        if now_s - self.changed_s < PAUSE_S:
+            return None
+        if self.exceeded(demands):
+            return self._changed(self._planned(demands), now_s)
+        if now_s - self.looked_s < LOOK_S:
+            return None
+        self.looked_s = now_s
+        plan = self._planned(demands) if self._asks_less(demands) else self.in_force
+        if percents(plan) > (1 - SAVING) * percents(self.in_force):
+            self.saving_since_s = None
+            return None
+        if self.saving_since_s is None:
+            self.saving_since_s = now_s
+        return self._changed(plan, now_s) if now_s - self.saving_since_s >= SAVING_S else None
+
+    def exceeded(self, demands: Iterable[Demand]) -> bool:
+        """Whether a demand has no pool of its own, or more is asked of an entry than planned."""
+        asked: dict[tuple[str, str], float] = {}
+        for demand in demands:
+            own = [
+                entry
+                for model in self.in_force.workload.models
+                if model.name == demand.model
+                for entry in model.entries
+                if entry.block == demand.block
+            ]
+            if (demand.model, entry_of(demand).name) in self.left_out:
+                continue
+            if not any(entry.budget_us <= demand.budget_us for entry in own):
+                return True
+            budgets = {number: entry.budget_us for number, entry in enumerate(own)}
+            entry = own[covering(budgets, demand.budget_us)]
+            key = demand.model, entry.name
+            asked[key] = asked.get(key, 0.0) + demand.rate_rps
+            if asked[key] > entry.rate_rps * (1 + 1e-9):
+                return True
+        return False
+
+    def _asks_less(self, demands: Sequence[Demand]) -> bool:
+        asked = HEADROOM * math.fsum(demand.rate_rps for demand in demands)
+        models = self.in_force.workload.models
+        known = {(m.name, e.name): e.rate_rps for m in models for e in m.entries}
+        wanted = {(m, e.name): e.rate_rps for m, own in entries_of(demands).items() for e in own}
+        return asked < math.fsum(known.values()) * (1 - 1e-9) or wanted.keys() != known.keys()
+
+    def _planned(self, demands: Sequence[Demand]) -> Plan:
+        """A plan for demands; those that no pool of their own serves in time are left to the shadow pool."""
+        watch, left_out = Stopwatch(), set[tuple[str, str]]()
+        while True:
+            wanted = with_entries(self.in_force.workload, entries_of(demands), left_out)
+            try:
+                plan = self.planner(wanted, self.in_force)
+            except InfeasibleError as error:
+                late = {
+                    (model.name, entry.name)
+                    for model in wanted.models
+                    for entry in model.entries
+                    if error.where == f"workload model {model.name!r}, entry {entry.name}"
+                }
+                if not late:
+                    raise
+                left_out |= late
+                continue
+            self.left_out = frozenset(left_out)
+            self.plan_s.append(watch.seconds())
+            return plan
+
+    def _changed(self, plan: Plan, now_s: float) -> Plan | None:
+        self.changed_s, self.saving_since_s = now_s, None
+        if plan.plan_id == self.in_force.plan_id:
+            return None
+        self.in_force = plan
+        return plan
+
+
+def entry_of(demand: Demand) -> Entry:
+    """The entry of a demand: its cut, its budget rounded down, 1.1 times its rate."""
+    power = _power(demand.budget_us)
+    return Entry(
+        name=f"b{demand.block}-{power}",
+        block=demand.block,
+        budget_us=_budget_us(power),
+        rate_rps=HEADROOM * demand.rate_rps,
+    )
+
+
+def _power(budget_us: int) -> int:
+    """Of the largest rounded budget that this one covers."""
+    power = max(int(math.log(max(budget_us, 1), STEP)), 0)
+    power += _budget_us(power + 1) <= budget_us
+    return power - (_budget_us(power) > budget_us)
+
+
+def _budget_us(power: int) -> int:
+    return max(math.floor(STEP**power), 1)
+
+
+def entries_of(demands: Iterable[Demand]) -> dict[str, list[Entry]]:
+    """Entries by model: demands of one cut and nearly one budget together, the busiest where there are too many."""
+    found: dict[str, dict[str, Entry]] = {}
+    for demand in demands:
+        if demand.rate_rps * HEADROOM < LEAST_RPS:
+            continue
+        own, entry = found.setdefault(demand.model, {}), entry_of(demand)
+        known = own.get(entry.name)
+        rate_rps = entry.rate_rps + (known.rate_rps if known else 0.0)
+        own[entry.name] = replace(entry, rate_rps=rate_rps)
+    return {
+        name: sorted(
+            sorted(own.values(), key=lambda e: -e.rate_rps)[:MOST_ENTRIES],
+            key=lambda e: (e.block, e.budget_us),
+        )
+        for name, own in found.items()
+    }
+
+
+def with_entries(
+    workload: Workload,
+    entries: Mapping[str, Sequence[Entry]],
+    left_out: Container[tuple[str, str]] = (),
+) -> Workload:
+    """The workload with these entries; a model that nobody asks for keeps one of hardly any rate.
+
+    Models without entries stay as they are.
+    """
+
+    def steered(model: ModelDemand) -> ModelDemand:
+        if not model.entries:
+            return model
+        own = [e for e in entries.get(model.name, ()) if (model.name, e.name) not in left_out]
+        last = max(e.block for e in model.entries)
+        idle = Entry(name="idle", block=last, budget_us=model.slo_us, rate_rps=LEAST_RPS)
+        return replace(model, entries=tuple(own) or (idle,))
+
+    return replace(workload, models=tuple(map(steered, workload.models)))
+
+
+def planner_of(
+    profiles: Mapping[str, ModelProfile], cluster: Cluster, options: PlanOptions
+) -> Planner:
+    """Plans by the planner and options of a plan; what is in force stays in its place where it can."""
+
+    def plan(workload: Workload, in_force: Plan) -> Plan:
+        return make_plan(profiles, cluster, workload, replace(options, previous=in_force))
+
+    return plan
+
+
+def steering_of(work: Workspace, in_force: Plan) -> Steering:
+    """Who steers a plan, with plans of its planner and options, made of the warehouse's profiles.
+
+    Raises:
+        InputError: it has no entries, or a model was not profiled.
+    """
+    if not in_force.workload.has_entries:
+        raise InputError(f"plan {in_force.plan_id}", "has no entries to steer")
+    profiles, _ = load_profiles(work, in_force.cluster, in_force.workload)
+    planner = planner_of(profiles, in_force.cluster, options_of(in_force))
+    return Steering(planner=planner, in_force=in_force)
+
+
+# In the simulator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeredRun:
+    """A closed loop that ran, with what it cost and how it was steered.
+
+    Attributes:
+        loop: the clients' tallies.
+        yardstick: the plan of `static-plus` for every client at its link's mean rate; None: no client cuts
+            there.
+        steering: None where the plan stayed.
+        changes: of plan.
+        unsteered: why a change was not made, each once.
+    """
+
+    loop: ClosedLoop
+    yardstick: Plan | None
+    steering: Steering | None
+    changes: int = 0
+    unsteered: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `simulate --clients --json`, beside policy, seed and duration."""
+        tallies = self.loop.tallies
+        offered = sum(t.offered for t in tallies)
+        feasible, reached = sum(t.feasible for t in tallies), sum(t.reached for t in tallies)
+        static = None if self.yardstick is None else percents(self.yardstick)
+        mean = self.loop.mean_percent()
+        return {
+            "offered": offered,
+            "attainment": sum(t.served for t in tallies) / offered if offered else 1.0,
+            "feasible": feasible,
+            "attainment_feasible": sum(t.feasible_served for t in tallies) / feasible
+            if feasible
+            else 1.0,
+            "reached": reached,
+            "attainment_reached": sum(t.reached_served for t in tallies) / reached
+            if reached
+            else 1.0,
+            "accepted_and_late": self.loop.late_after_accepting(),
+            "mean_percent": mean,
+            "static_plus_percent": static,
+            "over_static_plus": mean / static if static else None,
+            "changes": self.changes,
+            "plan_ms": _quantiles([] if self.steering is None else self.steering.plan_s),
+            "unsteered": list(self.unsteered),
+            "clients": {
+                client.spec.name: {
+                    "model": client.spec.model,
+                    "offered": tally.offered,
+                    "feasible": tally.feasible,
+                    "feasible_share": tally.feasible / tally.offered if tally.offered else 1.0,
+                    "served": tally.served,
+                    "attainment": tally.served / tally.offered if tally.offered else 1.0,
+                    "feasible_served": tally.feasible_served,
+                    "late": tally.late,
+                    "not_begun": tally.not_begun,
+                    "on_device": tally.device,
+                    "refused": tally.refused,
+                    "moves": tally.changes,
+                    "cuts": {str(cut): count for cut, count in sorted(tally.cuts.items())},
+                    "latency_ms": _quantiles([us / US_PER_S for us in tally.total_us], (50, 99)),
+                }
+                for client, tally in zip(self.loop.clients, tallies, strict=True)
+            },
+        }
+
+
+def _quantiles(seconds: Sequence[float], which: tuple[int, ...] = (50, 99, 100)) -> dict[str, Any]:
+    """In ms; None where there is nothing."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {f"p{q}": 1e3 * ordered[round(last * q / 100)] if ordered else None for q in which}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteerTimes:
+    """How long a simulated change takes: planning as measured (None) or stated, then new workers' start."""
+
+    plan_s: float | None = None
+    start_s: float = START_S
+
+
+def steer_simulated(
+    plan: Plan,
+    clients: Sequence[ClientSpec],
+    options: SimOptions,
+    steering: Steering | None,
+    times: SteerTimes,
+    report: Callable[[str], None],
+) -> tuple[ClosedLoop, int, tuple[str, ...]]:
+    """Clients against a plan, and plans that follow them; the loop, changes, and why some were not made.
+
+    Raises:
+        InputError: clients and plan do not fit.
+    """
+    loop = ClosedLoop(plan, clients, options)
+    changes, unsteered = 0, dict[str, None]()
+    second = 0
+    while second < options.duration_s:
+        second += 1
+        loop.advance(second * US_PER_S)
+        if second % 10 == 0:
+            report(f"at {second} s, {changes} changes so far")
+        if steering is None or loop.changing:
+            continue
+        watch = Stopwatch()
+        demands = [Demand(a.model, a.block, a.budget_us, a.rate_rps) for a in loop.announced()]
+        try:
+            following = steering.next_plan(demands, float(second))
+        except InfeasibleError as error:
+            unsteered[str(error)] = None
+            continue
+        if following is not None:
+            planning_s = watch.seconds() if times.plan_s is None else times.plan_s
+            loop.change(
+                following, second * US_PER_S + round((planning_s + times.start_s) * US_PER_S)
+            )
+            changes += 1
+    loop.finish()
+    return loop, changes, tuple(unsteered)
+
+
+def at_mean_rates(clients: Sequence[ClientSpec], plan: Plan, duration_s: float) -> list[Demand]:
+    """Where every client would cut for good, at the mean rate of its link."""
+    found: list[Demand] = []
+    for spec in clients:
+        tails = least_tails_us(plan, spec.model)
+        mbit_per_s = spec.trace.bits(duration_s * US_PER_S) / (duration_s * US_PER_S)
+        cuts = [
+            Cut(
+                block=block,
+                upload_bytes=spec.upload_bytes[block],
+                head_us=spec.heads_us[block],
+                tail_us=tail_us,
+                least_tail_us=tail_us,
+            )
+            for block, tail_us in tails.items()
+        ]
+        blocks = len(spec.upload_bytes)
+        device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
+        decided = decide(cuts, device, Link(mbit_per_s=mbit_per_s, rtt_us=spec.rtt_us), spec.slo_us)
+        if decided.feasible and decided.block < blocks:
+            found.append(Demand(spec.model, decided.block, decided.budget_us, spec.fps))
+    return found
+
+
+def yardstick(
+    work: Workspace, plan: Plan, clients: Sequence[ClientSpec], duration_s: float
+) -> Plan | None:
+    """`static-plus` for clients that cut where the mean of their link says, at their own rates and budgets.
+
+    Raises:
+        InfeasibleError: its own rule cannot serve them.
+    """
+    by_model: dict[str, list[Entry]] = {}
+    for number, demand in enumerate(at_mean_rates(clients, plan, duration_s)):
+        own = by_model.setdefault(demand.model, [])
+        own.append(
+            Entry(
+                name=f"c{number}",
+                block=demand.block,
+                budget_us=demand.budget_us,
+                rate_rps=demand.rate_rps,
+            )
+        )
+    if not by_model:
+        return None
+    models = tuple(
+        replace(model, entries=tuple(by_model[model.name]))
+        for model in plan.workload.models
+        if model.name in by_model
+    )
+    workload = Workload(models=models)
+    profiles, _ = load_profiles(work, plan.cluster, workload)
+    options = options_of(plan)
+    own = {
+        name: value for name, value in options.own.items() if name in ("max_instances", "billing")
+    }
+    options = replace(options, planner="static-plus", max_partitions=1, own=own, previous=None)
+    return make_plan(profiles, plan.cluster, workload, options)

@@ -1,0 +1,302 @@
+"""One client in virtual time: what `client/run.py` does, with the same decisions, over a recorded link.
+
+    due -> its turn on the device -> head -> the link, first come first served -> the server -> answered
+                                                                                  refused -> the whole model here
+
+A request whose deadline has passed when its turn comes is not begun. What a client knows of its link are its own past
+uploads, of the server its own past answers and what it saw open when it last looked.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from triton_backend.client.bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
+from triton_backend.client.decide import QUEUEING, Cut, Decision, Link, decide
+from triton_backend.client.link import EmulatedLink, Trace, Upload
+from triton_backend.client.standing import LOOK_US, REST_US, SpareTime, standing
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.units import US_PER_S
+
+ANNOUNCED_US = 2_000_000  # a client announces the least budget and the rate of this long,
+MOST_FPS = 10_000.0
+ANNOUNCED_PERIODS = 3  # or of so many requests, where that is longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSpec:
+    """A client.
+
+    Attributes:
+        heads_us: time of blocks [0, p) on the device, for p from 0 to M: the last one is the whole model.
+        upload_bytes: of one request at every cut p below M.
+        trace: its uplink.
+        rtt_us: the round trip beside the upload.
+    """
+
+    name: str
+    model: str
+    fps: float
+    slo_us: int
+    heads_us: tuple[int, ...]
+    upload_bytes: tuple[int, ...]
+    trace: Trace
+    rtt_us: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"client {self.name!r}"
+        if not 0 < self.fps <= MOST_FPS:
+            reason = f"{self.fps:g} is not above 0 and at most {MOST_FPS:g}"
+            raise InputError(f"{where}, fps", reason)
+        if self.slo_us < 1:
+            raise InputError(f"{where}, slo_ms", "is not positive")
+        if len(self.heads_us) != len(self.upload_bytes) + 1:
+            blocks = len(self.upload_bytes)
+            reason = f"{len(self.heads_us)} times; a model of {blocks} blocks has {blocks + 1} cuts"
+            raise InputError(f"{where}, heads_us", reason)
+        if list(self.heads_us) != sorted(self.heads_us) or self.heads_us[0] < 0:
+            raise InputError(
+                f"{where}, heads_us", "a longer head takes less time, or less than none"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A request on its way: when it reaches the server, and by when the answer must leave it."""
+
+    client: int
+    model: str
+    block: int
+    arrival_us: int
+    budget_us: int
+    number: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    number: int
+    due_us: int
+    deadline_us: int
+    feasible: bool = True
+    reached: bool = False
+    block: int = 0
+    begun_us: int = 0  # at the server
+    budget_us: int = 0
+    least_us: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a client's requests.
+
+    Attributes:
+        feasible: those whose decision found a cut (or the device) that meets the SLO; `feasible_served` of them.
+        reached: those that reached the server with twice the least time of their tail left.
+        not_begun: their deadline passed before the device was free: nothing was decided.
+        device: served by the device alone.
+    """
+
+    offered: int = 0
+    served: int = 0
+    late: int = 0
+    feasible: int = 0
+    feasible_served: int = 0
+    reached: int = 0
+    reached_served: int = 0
+    not_begun: int = 0
+    device: int = 0
+    refused: int = 0
+    changes: int = 0
+    cuts: Counter[int] = field(default_factory=Counter[int])
+    total_us: list[int] = field(default_factory=list[int])
+
+
+class VirtualClient:
+    """A client between its requests.
+
+    Args:
+        number: among the clients.
+        spec: what it is.
+        first_us: when its first request is due.
+        end_us: none is due from then on.
+        later: calls a function at an instant: `later(at_us, function, argument)`.
+        send: hands a request to the server.
+        open_cuts: block and least time of the tail (µs) of every cut that the server serves now.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        spec: ClientSpec,
+        first_us: int,
+        end_us: int,
+        *,
+        later: Callable[[int, Callable[[int, Any], None], Any], None],
+        send: Callable[[Sent], None],
+        open_cuts: Callable[[str], Mapping[int, int]],
+    ) -> None:
+        self.spec = spec
+        self.tally = Tally()
+        self._number, self._first_us, self._end_us = number, first_us, end_us
+        self._later, self._send, self._look_at = later, send, open_cuts
+        self._link = EmulatedLink(spec.trace)
+        self._bandwidth = Bandwidth()
+        self._spare = SpareTime()
+        self._open: Mapping[int, int] = {}
+        self._resting_us: dict[int, int] = {}
+        self._turns: deque[tuple[_Request, bool]] = deque()  # and whether the whole model runs
+        self._busy = False
+        self._sending = 0
+        self._waiting_bytes = 0
+        self._requests: dict[int, _Request] = {}
+        self._count = 0
+        self._last: Decision | None = None
+        self._budgets: deque[tuple[int, int]] = deque()  # decided when, for the cut of `_last`
+        later(0, self._watch, 0)
+        later(first_us, self._due, None)
+
+    def announced(self, now_us: int) -> tuple[int, int, float] | None:
+        """Its cut, the least budget and the rate of the last seconds; None: it sends nothing."""
+        long_us = max(ANNOUNCED_US, ANNOUNCED_PERIODS * US_PER_S / self.spec.fps)
+        while self._budgets and self._budgets[0][0] < now_us - long_us:
+            self._budgets.popleft()
+        if self._last is None or not self._budgets:
+            return None
+        rate_rps = min(len(self._budgets) * US_PER_S / long_us, self.spec.fps)
+        return self._last.block, min(budget for _, budget in self._budgets), rate_rps
+
+    # A request
+
+    def _due(self, now_us: int, _: Any) -> None:
+        deadline_us = now_us + self.spec.slo_us
+        request = _Request(number=self._count, due_us=now_us, deadline_us=deadline_us)
+        self.tally.offered += 1
+        self._count += 1
+        self._turns.append((request, False))
+        following_us = self._first_us + round(self._count * US_PER_S / self.spec.fps)
+        if following_us < self._end_us:
+            self._later(following_us, self._due, None)
+        self._next(now_us)
+
+    def _next(self, now_us: int) -> None:
+        """Give the device to who waits longest."""
+        while self._turns and not self._busy:
+            request, whole = self._turns.popleft()
+            if now_us >= request.deadline_us:
+                self.tally.late += 1
+                self.tally.not_begun += not whole
+                continue
+            block = len(self.spec.upload_bytes) if whole else self._choose(request, now_us)
+            if not request.feasible:
+                self.tally.late += 1
+                continue
+            self._busy = True
+            request.block = block
+            self._later(now_us + self.spec.heads_us[block], self._head_done, request)
+
+    def _choose(self, request: _Request, now_us: int) -> int:
+        spec, left_us = self.spec, request.deadline_us - now_us
+        seen = Link(mbit_per_s=self._bandwidth.mbit_per_s)
+        waits_us = seen.upload_us(self._waiting_bytes) or 0
+        link = Link(mbit_per_s=seen.mbit_per_s, rtt_us=spec.rtt_us + waits_us)
+        known = [
+            Cut(
+                block=block,
+                upload_bytes=spec.upload_bytes[block],
+                head_us=spec.heads_us[block],
+                least_tail_us=tail_us,
+            )
+            for block, tail_us in self._open.items()
+            if self._resting_us.get(block, 0) <= now_us
+        ]
+        cuts = [standing(cut, link, left_us, self._spare, now_us) for cut in known]
+        blocks = len(spec.upload_bytes)
+        device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
+        found = decide(cuts, device, link, left_us, last=self._last)
+        if self._last is None or found.block != self._last.block:
+            self.tally.changes += self._last is not None
+            self._budgets.clear()
+        self._last = found
+        if found.block < blocks and found.feasible:
+            request.least_us = self._open[found.block]
+            self._budgets.append((now_us, found.budget_us))
+        self.tally.cuts[found.block] += found.feasible
+        self.tally.feasible += found.feasible
+        request.feasible = found.feasible
+        return found.block
+
+    def _head_done(self, now_us: int, request: _Request) -> None:
+        self._busy = False
+        if request.block == len(self.spec.upload_bytes):
+            self._answered(request, now_us, device=True)
+        else:
+            size = self.spec.upload_bytes[request.block]
+            upload = self._link.upload(now_us, size, request.deadline_us)
+            self._sending += 1
+            self._waiting_bytes += size
+            self._later(upload.end_us, self._uploaded, (request, upload, size))
+        self._next(now_us)
+
+    def _uploaded(self, now_us: int, ended: tuple[_Request, Upload, int]) -> None:
+        request, upload, size = ended
+        self._sending -= 1
+        self._waiting_bytes -= size
+        self._bandwidth.note(now_us, size, upload.end_us - upload.start_us, upload.sent)
+        budget_us = request.deadline_us - now_us - self.spec.rtt_us
+        if upload.sent < size or budget_us < 1:
+            self.tally.late += 1
+            return
+        request.begun_us, request.budget_us = now_us, budget_us
+        request.reached = budget_us >= QUEUEING * request.least_us
+        self.tally.reached += request.reached
+        self._requests[request.number] = request
+        self._send(
+            Sent(
+                client=self._number,
+                model=self.spec.model,
+                block=request.block,
+                arrival_us=now_us + self.spec.rtt_us // 2,
+                budget_us=budget_us,
+                number=request.number,
+            )
+        )
+
+    def answered(self, now_us: int, at_us: int, number: int) -> None:
+        """The server's answer reached the client at `at_us`; it hears of it now."""
+        request = self._requests.pop(number)
+        tail_us = max(at_us - request.begun_us - self.spec.rtt_us, 0)
+        self._spare.note(now_us, tail_us, request.least_us, request.budget_us)
+        self._answered(request, at_us, device=False)
+
+    def refused(self, now_us: int, number: int, *, closed: bool) -> None:
+        """The server refuses: the device runs the whole model, and the cut rests."""
+        request = self._requests.pop(number)
+        self.tally.refused += 1
+        self._resting_us[request.block] = now_us + (LOOK_US if closed else REST_US)
+        self._turns.append((request, True))
+        self._next(now_us)
+
+    def _answered(self, request: _Request, at_us: int, *, device: bool) -> None:
+        served = at_us <= request.deadline_us
+        self.tally.served += served
+        self.tally.late += not served
+        self.tally.device += served and device
+        self.tally.reached_served += served and request.reached
+        self.tally.feasible_served += served and request.feasible
+        self.tally.total_us.append(at_us - request.due_us)
+
+    # What it knows
+
+    def _watch(self, now_us: int, looked_us: int) -> None:
+        """Probe a link of which nothing was heard, and look what is open."""
+        if now_us - looked_us >= LOOK_US or now_us == 0:
+            looked_us, self._open = now_us, self._look_at(self.spec.model)
+        if not self._sending and self._bandwidth.probe_due(now_us):
+            upload = self._link.upload(now_us, LEAST_BYTES, now_us + PROBE_US)
+            self._later(upload.end_us, self._probed, upload)
+        if now_us + TICK_US < self._end_us:
+            self._later(now_us + TICK_US, self._watch, looked_us)
+
+    def _probed(self, now_us: int, upload: Upload) -> None:
+        self._bandwidth.note(now_us, LEAST_BYTES, upload.end_us - upload.start_us, upload.sent)
