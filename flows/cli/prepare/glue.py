@@ -46,10 +46,10 @@ def crop(
     from flows.preparation.graphs.glue import Crop, write_crop
 
     channels, height, width = _sizes("--image", image, (3,))
-    high, *wide = _sizes("--size", size, (1, 2))
+    sizes = _sizes("--size", size, (1, 2))
     asked = Crop(
         image=(channels, height, width),
-        size=(high, *(wide or [high])[:1]),
+        size=(sizes[0], sizes[-1]),
         boxes=boxes,
         in_parts=in_parts,
         label=label,

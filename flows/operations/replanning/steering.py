@@ -1,6 +1,6 @@
 """Plans that follow clients as they move their cuts, within a second (Graft, sections 3 and 6).
 
-What clients ask for is told as demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
+What clients ask for is stated as demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
 budget are one entry, planned for 1.1 times its rate. Another plan is made
 
 * at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate,
@@ -293,21 +293,21 @@ class SteeredRun:
             "clients": {
                 client.spec.name: {
                     "model": client.spec.model,
-                    "offered": tally.offered,
-                    "feasible": tally.feasible,
-                    "feasible_share": tally.feasible / tally.offered if tally.offered else 1.0,
-                    "served": tally.served,
-                    "attainment": tally.served / tally.offered if tally.offered else 1.0,
-                    "feasible_served": tally.feasible_served,
-                    "late": tally.late,
-                    "not_begun": tally.not_begun,
-                    "on_device": tally.device,
-                    "refused": tally.refused,
-                    "moves": tally.changes,
-                    "cuts": {str(cut): count for cut, count in sorted(tally.cuts.items())},
-                    "latency_ms": _quantiles([us / US_PER_S for us in tally.total_us], (50, 99)),
+                    "offered": counts.offered,
+                    "feasible": counts.feasible,
+                    "feasible_share": counts.feasible / counts.offered if counts.offered else 1.0,
+                    "served": counts.served,
+                    "attainment": counts.served / counts.offered if counts.offered else 1.0,
+                    "feasible_served": counts.feasible_served,
+                    "late": counts.late,
+                    "not_begun": counts.not_begun,
+                    "on_device": counts.device,
+                    "refused": counts.refused,
+                    "moves": counts.changes,
+                    "cuts": {str(cut): count for cut, count in sorted(counts.cuts.items())},
+                    "latency_ms": _quantiles([us / US_PER_S for us in counts.total_us], (50, 99)),
                 }
-                for client, tally in zip(self.loop.clients, tallies, strict=True)
+                for client, counts in zip(self.loop.clients, tallies, strict=True)
             },
         }
 

@@ -105,7 +105,7 @@ def measure_pairs(
         device: what runs the class here.
         batches: sizes to measure; None: one sample and the split's most.
         limits: when a side is measured well enough.
-        progress: told of every pair.
+        progress: called for every pair.
 
     Raises:
         InputError: the class has no pairs or is a GPU's, or a batch is beyond a split's.

@@ -87,7 +87,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class Tally:
+class ClientCounts:
     """What became of a client's requests.
 
     Attributes:
@@ -137,7 +137,7 @@ class VirtualClient:
         open_cuts: Callable[[str], Mapping[int, int]],
     ) -> None:
         self.spec = spec
-        self.tally = Tally()
+        self.counts = ClientCounts()
         self._number, self._first_us, self._end_us = number, first_us, end_us
         self._later, self._send, self._look_at = later, send, open_cuts
         self._link = EmulatedLink(spec.trace)
@@ -171,7 +171,7 @@ class VirtualClient:
     def _due(self, now_us: int, _: Any) -> None:
         deadline_us = now_us + self.spec.slo_us
         request = _Request(number=self._count, due_us=now_us, deadline_us=deadline_us)
-        self.tally.offered += 1
+        self.counts.offered += 1
         self._count += 1
         self._turns.append((request, False))
         following_us = self._first_us + round(self._count * US_PER_S / self.spec.fps)
@@ -184,12 +184,12 @@ class VirtualClient:
         while self._turns and not self._busy:
             request, whole = self._turns.popleft()
             if now_us >= request.deadline_us:
-                self.tally.late += 1
-                self.tally.not_begun += not whole
+                self.counts.late += 1
+                self.counts.not_begun += not whole
                 continue
             block = len(self.spec.upload_bytes) if whole else self._choose(request, now_us)
             if not request.feasible:
-                self.tally.late += 1
+                self.counts.late += 1
                 continue
             self._busy = True
             request.block = block
@@ -215,14 +215,14 @@ class VirtualClient:
         device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
         found = decide(cuts, device, link, left_us, last=self._last)
         if self._last is None or found.block != self._last.block:
-            self.tally.changes += self._last is not None
+            self.counts.changes += self._last is not None
             self._budgets.clear()
         self._last = found
         if found.block < blocks and found.feasible:
             request.least_us = self._open[found.block]
             self._budgets.append((now_us, found.budget_us))
-        self.tally.cuts[found.block] += found.feasible
-        self.tally.feasible += found.feasible
+        self.counts.cuts[found.block] += found.feasible
+        self.counts.feasible += found.feasible
         request.feasible = found.feasible
         return found.block
 
@@ -245,11 +245,11 @@ class VirtualClient:
         self._bandwidth.note(now_us, size, upload.end_us - upload.start_us, upload.sent)
         budget_us = request.deadline_us - now_us - self.spec.rtt_us
         if upload.sent < size or budget_us < 1:
-            self.tally.late += 1
+            self.counts.late += 1
             return
         request.begun_us, request.budget_us = now_us, budget_us
         request.reached = budget_us >= QUEUEING * request.least_us
-        self.tally.reached += request.reached
+        self.counts.reached += request.reached
         self._requests[request.number] = request
         self._send(
             Sent(
@@ -272,19 +272,19 @@ class VirtualClient:
     def refused(self, now_us: int, number: int, *, closed: bool) -> None:
         """The server refuses: the device runs the whole model, and the cut rests."""
         request = self._requests.pop(number)
-        self.tally.refused += 1
+        self.counts.refused += 1
         self._resting_us[request.block] = now_us + (LOOK_US if closed else REST_US)
         self._turns.append((request, True))
         self._next(now_us)
 
     def _answered(self, request: _Request, at_us: int, *, device: bool) -> None:
         served = at_us <= request.deadline_us
-        self.tally.served += served
-        self.tally.late += not served
-        self.tally.device += served and device
-        self.tally.reached_served += served and request.reached
-        self.tally.feasible_served += served and request.feasible
-        self.tally.total_us.append(at_us - request.due_us)
+        self.counts.served += served
+        self.counts.late += not served
+        self.counts.device += served and device
+        self.counts.reached_served += served and request.reached
+        self.counts.feasible_served += served and request.feasible
+        self.counts.total_us.append(at_us - request.due_us)
 
     # What it knows
 

@@ -19,7 +19,7 @@ from triton_backend.contract.shares import percent_of
 from triton_backend.contract.transition import transition
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.simulator.clients.client import ClientSpec, Sent, Tally, VirtualClient
+from triton_backend.simulator.clients.client import ClientCounts, ClientSpec, Sent, VirtualClient
 from triton_backend.simulator.run import Stepwise
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import DROPPED, OPEN, REQUEST_RECORD
@@ -90,9 +90,9 @@ class ClosedLoop:
         return self._next is not None
 
     @property
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[ClientCounts]:
         """By client."""
-        return [client.tally for client in self.clients]
+        return [client.counts for client in self.clients]
 
     def announced(self) -> list[Announced]:
         """What every client that sends something says."""
@@ -175,12 +175,12 @@ class ClosedLoop:
             else:
                 self._later(heard_us, self._answered, (sent, at_us))
 
-    def _answered(self, now_us: int, told: tuple[Sent, int]) -> None:
-        sent, at_us = told
+    def _answered(self, now_us: int, news: tuple[Sent, int]) -> None:
+        sent, at_us = news
         self.clients[sent.client].answered(now_us, at_us, sent.number)
 
-    def _refused(self, now_us: int, told: tuple[Sent, bool]) -> None:
-        sent, closed = told
+    def _refused(self, now_us: int, news: tuple[Sent, bool]) -> None:
+        sent, closed = news
         self.clients[sent.client].refused(now_us, sent.number, closed=closed)
 
     def _later(self, at_us: int, function: Callable[[int, Any], None], argument: Any) -> None:

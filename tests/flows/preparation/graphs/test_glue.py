@@ -1,5 +1,6 @@
 """A crop is the box, cut out and brought to its size; it is split like any model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,4 +105,4 @@ def test_it_is_split_like_any_model(tmp_path: Path, label: int | None) -> None:
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        Crop(**({"image": IMAGE, "size": (4, 4)} | fields))
+        replace(Crop(image=IMAGE, size=(4, 4)), **fields)

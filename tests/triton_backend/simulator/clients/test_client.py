@@ -72,9 +72,11 @@ def test_a_request_uploads_what_crosses_and_leaves_the_server_what_is_left() -> 
         (1_510 * MS, 90 * MS),
         (1_610 * MS, 90 * MS),
     ]
-    tally = world.client.tally
-    assert (tally.offered, tally.served, tally.feasible_served, tally.reached_served) == (10,) * 4
-    assert tally.total_us == [40 * MS] * 10
+    counts = world.client.counts
+    assert (counts.offered, counts.served, counts.feasible_served, counts.reached_served) == (
+        10,
+    ) * 4
+    assert counts.total_us == [40 * MS] * 10
     assert world.client.announced(2_500 * MS) == (0, 90 * MS - 1, 5.0)  # ten within two seconds
 
 
@@ -82,7 +84,7 @@ def test_decisions_know_past_uploads_only() -> None:
     """The link falls to a tenth at 2 s; the request due then still goes as if it had not, and is late."""
     falling = Trace([(0.0, 80.0), (2.0, 8.0)])
     world = World(spec(falling), answers, {0: 30 * MS})
-    before = world.client.tally
+    before = world.client.counts
     assert before.cuts[0] > 5  # those who find out
     assert before.feasible == before.cuts[0]
     assert before.feasible_served == 5
@@ -93,15 +95,15 @@ def test_a_refused_request_runs_on_the_device_and_its_cut_rests() -> None:
     quick = spec(heads_us=(0, 20 * MS, 60 * MS), slo_us=90 * MS)
     world = World(quick, refuses, {0: 5 * MS})
     assert len(world.sent) == 1  # one second of rest
-    tally = world.client.tally
-    assert (tally.refused, tally.device, tally.served) == (1, 10, 10)
-    assert tally.total_us == [70 * MS] + [60 * MS] * 9
+    counts = world.client.counts
+    assert (counts.refused, counts.device, counts.served) == (1, 10, 10)
+    assert counts.total_us == [70 * MS] + [60 * MS] * 9
 
 
 def test_what_nothing_answers_in_time_is_given_up_and_the_device_stays_free() -> None:
     world = World(spec(), answers, {})
-    tally = world.client.tally
-    assert (tally.offered, tally.feasible, tally.late, tally.not_begun) == (10, 0, 10, 0)
+    counts = world.client.counts
+    assert (counts.offered, counts.feasible, counts.late, counts.not_begun) == (10, 0, 10, 0)
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def ran(plan: Plan, *clients: ClientSpec, seconds: float = 4.0, **more: Any) -> 
 def test_clients_are_served_at_open_cuts_and_nobody_accepted_is_late() -> None:
     plan = planned(entry("a", 0, 60, 60), entry("b", 2, 60, 60))
     loop = ran(plan, *(client(f"c{n}") for n in range(3)))
-    for tally in loop.tallies:
-        assert tally.offered == 80
-        assert set(tally.cuts) <= {0, 2, 3}
-        assert tally.reached_served == tally.reached
-        assert tally.served == tally.feasible_served >= 70
+    for counts in loop.tallies:
+        assert counts.offered == 80
+        assert set(counts.cuts) <= {0, 2, 3}
+        assert counts.reached_served == counts.reached
+        assert counts.served == counts.feasible_served >= 70
     assert loop.late_after_accepting() == 0
     assert loop.mean_percent() == pytest.approx(percents(plan))
 
@@ -70,10 +70,10 @@ def test_a_plan_that_takes_over_opens_its_cuts_and_keeps_who_waits() -> None:
     assert loop.changing
     loop.finish()
     assert loop.plan is second
-    tally = loop.tallies[0]
-    assert tally.cuts[2] > 250
-    assert tally.cuts[0] + tally.cuts[2] == tally.feasible
-    assert tally.refused < 5  # the cut is closed when the client next sends, and rests
+    counts = loop.tallies[0]
+    assert counts.cuts[2] > 250
+    assert counts.cuts[0] + counts.cuts[2] == counts.feasible
+    assert counts.refused < 5  # the cut is closed when the client next sends, and rests
     both = percents(first) + percents(second)  # while new workers start
     expected = (2 * percents(first) + 2 * both + 16 * percents(second)) / 20
     assert loop.mean_percent() == pytest.approx(expected)
