@@ -68,7 +68,7 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
     greedy = _one_by_one(gpu_class, kinds, wanted)
     least = _least(gpu_class, kinds, wanted)
     if len(greedy) > least:
-        cuts = _cuts(gpu_class, kinds, wanted)
+        cuts = cuts_of(gpu_class, kinds, wanted)
         if cuts is not None:
             greedy, least = _by_program(cuts, wanted, greedy, least)
     left = {kind: [i for i, part in enumerate(parts) if part == kind] for kind in kinds}
@@ -137,7 +137,7 @@ def _least(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) ->
     return max(bounds)
 
 
-def _cuts(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut] | None:
+def cuts_of(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut] | None:
     """Every cut to which no part can be added; None where there are too many."""
     found: list[Cut] = []
     counts = [0] * len(kinds)

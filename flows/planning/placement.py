@@ -368,14 +368,18 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
     Raises:
         InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are named.
     """
-    slots: list[list[PlacementRun]] = [[] for _ in pools]
+    runs: list[tuple[PlacementRun, ...]] = [() for _ in pools]
     gpus: dict[str, int] = {}
     least: dict[str, int] = {}
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
         beside = _beside(cluster, gpu_class, pools)
         if beside is not None:
+            slots: dict[int, list[PlacementRun]] = {}
             for number, slot in beside:
-                slots[number].append(PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot))
+                run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
+                slots.setdefault(number, []).append(run)
+            for number, own in slots.items():
+                runs[number] = tuple(_joined(own))
             gpus[gpu_class] = len({(slot.node, slot.gpu) for _, slot in beside})
             least[gpu_class] = 0
             continue
@@ -391,13 +395,30 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
             if packing.least <= there:
                 needed = f"{len(packing.gpus)} GPUs as packed, {packing.least} at least"
             raise InputError(f"class {gpu_class}", f"needs {needed}, the cluster has {there}")
-        strips = _strips(cluster, gpu_class)
-        for number, held in enumerate(packing.gpus):
-            node, _, index = _locate(strips, number)
-            for slot, part in enumerate(held):
-                slots[owners[part]].append(PlacementRun(node=node, gpu=index, slot=slot))
-    runs = tuple(tuple(_joined(own)) for own in slots)
-    return PlacedShares(runs=runs, gpus=gpus, least=least)
+        held = [[owners[part] for part in parts] for parts in packing.gpus]
+        for owner, placed in place_cuts(cluster, gpu_class, held).items():
+            runs[owner] = placed
+    return PlacedShares(runs=tuple(runs), gpus=gpus, least=least)
+
+
+def place_cuts(
+    cluster: Cluster, gpu_class: str, gpus: Sequence[Sequence[int]]
+) -> dict[int, tuple[PlacementRun, ...]]:
+    """Runs of every pool where it is settled how GPUs of a class are cut.
+
+    Args:
+        cluster: where GPUs are.
+        gpu_class: the class.
+        gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the cluster's order of
+            GPUs, across nodes first.
+    """
+    strips = _strips(cluster, gpu_class)
+    slots: dict[int, list[PlacementRun]] = {}
+    for number, held in enumerate(gpus):
+        node, _, index = _locate(strips, number)
+        for slot, pool in enumerate(held):
+            slots.setdefault(pool, []).append(PlacementRun(node=node, gpu=index, slot=slot))
+    return {pool: tuple(_joined(own)) for pool, own in slots.items()}
 
 
 def _beside(

@@ -5,21 +5,25 @@ Not here: enumerating configurations (`columns`) or solving.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.packing import Part, fits_gpu
 from flows.planning.registry import PlanOptions
-from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import StageMemory
 from triton_backend.contract.profiles import ModelProfile, ProfileTable
-from triton_backend.contract.shares import share_of_divisor
+from triton_backend.contract.shares import WHOLE_GPU, divisor_of
 from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
 GIB = 2**30
+
+# Which sizes of classes cut into percents are there.
+NO_PERCENTS, ALIKE, EVERY = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class ModelArrays:
             two classes; 0 at both ends.
         limit_us: [batches] what stages and transfers together may take: SLO less margin and
             gathering time.
+        unlinked: [T] whether the size is no 1/v: a configuration whose rate such a vGPU's share of the NIC
+            would bound is left out, because no link bounds it in a plan.
     """
 
     name: str
@@ -46,6 +52,7 @@ class ModelArrays:
     link_rps: NDArray[np.float64]
     transfer_us: NDArray[np.float64]
     limit_us: NDArray[np.float64]
+    unlinked: NDArray[np.bool_]
 
     @property
     def blocks(self) -> int:
@@ -65,13 +72,15 @@ class Problem:
     Attributes:
         classes: GPU class names, in cluster order; C of them.
         gpus: [C] GPUs of each class.
-        types: every (class number, vGPU divisor), class by class.
+        types: every (class number, vGPUs of that size on one GPU), class by class: for parts 1/v that is v.
+        shares: of a GPU in 300ths, by type.
     """
 
     classes: tuple[str, ...]
     gpus: NDArray[np.int64]
     types: tuple[tuple[int, int], ...]
     models: tuple[ModelArrays, ...]
+    shares: tuple[int, ...]
 
     @property
     def type_class(self) -> NDArray[np.int64]:
@@ -80,7 +89,7 @@ class Problem:
 
     @property
     def type_divisor(self) -> NDArray[np.int64]:
-        """[types] vGPU divisor."""
+        """[types] vGPUs of a size on one GPU."""
         return np.array([v for _, v in self.types], dtype=np.int64)
 
 
@@ -91,35 +100,77 @@ def build_problem(
     options: PlanOptions,
     *,
     whole_gpus: bool = False,
+    percents: int = NO_PERCENTS,
 ) -> Problem:
-    """Read the inputs into arrays; `whole_gpus` leaves out every vGPU smaller than a GPU.
+    """Read the inputs into arrays.
+
+    Args:
+        profiles: by model.
+        cluster: GPUs and nodes.
+        workload: models alone.
+        options: how to plan.
+        whole_gpus: leave out every vGPU smaller than a GPU.
+        percents: sizes of classes that list percents: `NO_PERCENTS`; of those of which as many fit one GPU
+            only the largest (`ALIKE`), which is all that GPUs cut into equal parts need; or `EVERY` one.
 
     Raises:
         InputError: a model of the workload has no profile, or none on a class it may use.
     """
     classes = tuple(c.name for c in cluster.gpu_classes)
-    types = tuple(
-        (number, divisor)
+    sized = tuple(
+        (number, count, share)
         for number, gpu_class in enumerate(cluster.gpu_classes)
-        for divisor in ((1,) if whole_gpus else sorted(gpu_class.vgpu_divisors))
+        for count, share in ([(1, WHOLE_GPU)] if whole_gpus else _sizes(gpu_class, percents))
         if cluster.gpus(gpu_class.name)
     )
     _check_names(options, {m.name for m in workload.models}, set(classes))
     models = tuple(
-        _model_arrays(_profile_of(profiles, demand), demand, cluster, types, options)
+        _model_arrays(_profile_of(profiles, demand), demand, cluster, sized, options)
         for demand in workload.models
     )
     gpus = np.array([cluster.gpus(name) for name in classes], dtype=np.int64)
-    return Problem(classes=classes, gpus=gpus, types=types, models=models)
+    return Problem(
+        classes=classes,
+        gpus=gpus,
+        types=tuple((number, count) for number, count, _ in sized),
+        models=models,
+        shares=tuple(share for _, _, share in sized),
+    )
+
+
+def _sizes(gpu_class: GpuClass, percents: int) -> list[tuple[int, int]]:
+    """(vGPUs of a size on one GPU, share in 300ths), the largest parts first."""
+    if not gpu_class.vgpu_percents:
+        return [(divisor, WHOLE_GPU // divisor) for divisor in sorted(gpu_class.vgpu_divisors)]
+    if percents == NO_PERCENTS:
+        return []
+    sizes = [(parts_alike(gpu_class, s), s) for s in sorted(gpu_class.shares, reverse=True)]
+    sizes = [size for size in sizes if size[0]]
+    if percents == EVERY:
+        return sizes
+    return [size for at, size in enumerate(sizes) if size[0] not in {s[0] for s in sizes[:at]}]
+
+
+def parts_alike(gpu_class: GpuClass, share: int) -> int:
+    """How many vGPUs of one share a GPU holds."""
+    counts = range(min(gpu_class.most_vgpus, WHOLE_GPU // share) + 1)
+    bare = replace(gpu_class, memory_gib=None)
+    return max(n for n in counts if fits_gpu(bare, [Part(share=share)] * n))
 
 
 def whole_memory(profile: ModelProfile) -> StageMemory | None:
     """What a whole model takes of a GPU: all weights, the largest workspace; None where not known."""
+    return stage_memory(profile, (0, profile.blocks))
+
+
+def stage_memory(profile: ModelProfile, blocks: tuple[int, int]) -> StageMemory | None:
+    """What a stage takes of its GPU; None where that is not known."""
     if not profile.block_memory_bytes and not profile.block_workspace_bytes:
         return None
+    first, last = blocks
     return StageMemory(
-        static=sum(profile.block_memory_bytes),
-        dynamic=max(profile.block_workspace_bytes, default=0),
+        static=sum(profile.block_memory_bytes[first:last]),
+        dynamic=max(profile.block_workspace_bytes[first:last], default=0),
     )
 
 
@@ -159,20 +210,20 @@ def _model_arrays(
     profile: ModelProfile,
     demand: ModelDemand,
     cluster: Cluster,
-    types: tuple[tuple[int, int], ...],
+    sized: tuple[tuple[int, int, int], ...],
     options: PlanOptions,
 ) -> ModelArrays:
-    usable = _usable_types(profile, cluster, types, options)
+    usable = _usable_types(profile, cluster, sized, options)
     batches = max(table.largest for _, _, table in usable.values())
     blocks = profile.blocks
     latency = np.full((len(usable), blocks + 1, blocks + 1, batches), np.inf)
     links = np.full((len(usable), blocks + 1), np.inf)
     sizes = np.array([0, *profile.boundary_bytes, 0], dtype=np.float64)
-    for row, (number, divisor, table) in enumerate(usable.values()):
+    for row, (number, part, table) in enumerate(usable.values()):
         gpu_class = cluster.gpu_classes[number].name
         _fill_latency(latency[row], table)
-        _forbid_oversize(latency[row], profile, cluster.gpu_classes[number].memory_gib, divisor)
-        sharers = cluster.max_gpus_per_node(gpu_class) * divisor
+        _forbid_oversize(latency[row], profile, cluster.gpu_classes[number], part)
+        sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / part
         bits = sizes * BITS_PER_BYTE
         share = cluster.nic_gbps(gpu_class) * 1e9 / sharers
         np.divide(share, bits, out=links[row], where=bits > 0)
@@ -186,19 +237,22 @@ def _model_arrays(
         link_rps=links,
         transfer_us=_transfers(profile, cluster, batches),
         limit_us=allowed_us - gathering,
+        unlinked=np.array([divisor_of(part) is None for _, part, _ in usable.values()]),
     )
 
 
 def _usable_types(
     profile: ModelProfile,
     cluster: Cluster,
-    types: tuple[tuple[int, int], ...],
+    sized: tuple[tuple[int, int, int], ...],
     options: PlanOptions,
 ) -> dict[int, tuple[int, int, ProfileTable]]:
+    """Class, share and table of every type that a model may use, by its number."""
+    classes = cluster.gpu_classes
     usable = {
-        number: (c, v, table)
-        for number, (c, v) in enumerate(types)
-        if (table := profile.table(cluster.gpu_classes[c].name, share_of_divisor(v)))
+        number: (c, share, table)
+        for number, (c, _, share) in enumerate(sized)
+        if (table := profile.table(classes[c].name, share, classes[c].basis))
         and options.class_allowed(profile.name, cluster.gpu_classes[c].name)
     }
     if not usable:
@@ -218,11 +272,13 @@ def _fill_latency(latency_us: NDArray[np.float64], table: ProfileTable) -> None:
 
 
 def _forbid_oversize(
-    table: NDArray[np.float64], profile: ModelProfile, memory_gib: float | None, divisor: int
+    table: NDArray[np.float64], profile: ModelProfile, gpu_class: GpuClass, share: int
 ) -> None:
-    if memory_gib is None:
+    if gpu_class.memory_gib is None:
         return
-    room = memory_gib * GIB / divisor
+    room = gpu_class.memory_gib * GIB * share / WHOLE_GPU
+    if gpu_class.vgpu_percents:
+        room -= (gpu_class.process_memory_gib or 0.0) * GIB
     for first in range(profile.blocks):
         for last in range(first + 1, profile.blocks + 1):
             if profile.stage_memory_bytes((first, last)) > room:

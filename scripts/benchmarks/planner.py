@@ -13,11 +13,12 @@ import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import exp, fsum, log
+from math import ceil, exp, fsum, log
 from pathlib import Path
 from time import process_time
 from typing import Any
 
+import numpy as np
 import yaml
 
 from flows.clock import Stopwatch
@@ -26,7 +27,8 @@ from flows.planning.verify import verify_plan
 from flows.preparation.profiling.csv_tables import read_tables
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, ProfileKey, ProfileTable
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU
 from triton_backend.contract.workload import Workload
 
 GROUPS = tuple(f"G{i}" for i in range(1, 7))
@@ -132,6 +134,51 @@ def two_stage(data: Data) -> Iterator[Solved]:
         )
 
 
+PERCENTS = (25, 33, 50, 67, 75, 100)
+
+
+def percents(data: Data) -> Iterator[Solved]:
+    """The 24 problems with GPUs cut into percents beside each other; the reference is the plan with divisors.
+
+    Latencies of 67 and 75 % are **derived**: linear in 1 / share between the measured 1/2 and 1; 33 % is taken for 1/3.
+    """
+    derived = replace(data, profiles={n: _in_percents(p) for n, p in data.profiles.items()})
+    for row in data.rows("reference_plans.csv"):
+        if row["planner"] != "pool":
+            continue
+        cluster = data.cluster(row["cluster"])
+        workload = data.workload(f"{row['workload']}-{row['cluster']}")
+        divisors = make_plan(data.profiles, cluster, workload, PlanOptions())
+        classes = tuple(
+            replace(c, vgpu_divisors=(), vgpu_percents=PERCENTS, max_vgpus_per_gpu=4)
+            for c in cluster.gpu_classes
+        )
+        yield solve(
+            derived,
+            ("percents", f"{row['workload']} {row['cluster']} percents"),
+            (replace(cluster, gpu_classes=classes), workload),
+            PlanOptions(),
+            divisors.objective.value,
+        )
+
+
+def _in_percents(profile: ModelProfile) -> ModelProfile:
+    tables: dict[ProfileKey, ProfileTable] = {}
+    for gpu_class in profile.classes:
+        by_divisor = {v: profile.table(gpu_class, WHOLE_GPU // v) for v in (1, 2, 3, 4)}
+        for percent in PERCENTS:
+            inverse = {33: 3.0}.get(percent, 100 / percent)
+            low, high = by_divisor[int(inverse)], by_divisor[ceil(inverse)]
+            if low is None or high is None:
+                continue
+            most, part = min(low.largest, high.largest), inverse - int(inverse)
+            latency_us = low.latency_us[:, :most] * (1 - part) + high.latency_us[:, :most] * part
+            tables[ProfileKey(gpu_class, percent * PER_PERCENT)] = ProfileTable(
+                latency_us=np.ceil(latency_us)
+            )
+    return replace(profile, tables=tables)
+
+
 def three_stage(data: Data) -> Iterator[Solved]:
     """Nine problems of one model, at most 3 stages, margin 0.1."""
     slo_us = {row["model"]: float(row["slo_us"]) for row in data.rows("slo_us.csv")}
@@ -199,6 +246,7 @@ def targets(solved: list[Solved]) -> list[Figure]:
         "no-partitioning": _baseline_targets,
         "dart-r": _baseline_targets,
         "three-stage": _three_stage_targets,
+        "percents": _percents_targets,
         "joint three-stage": lambda f: [_slowest(f, 20.0), _largest_gap(f, 1e-2)],
         "scale": lambda f: [_slowest(f, 2.0)],
         **dict.fromkeys(MIX_SECONDS, _mix_targets),
@@ -257,12 +305,24 @@ def _three_stage_targets(solved: list[Solved]) -> list[Figure]:
     ]
 
 
+def _percents_targets(solved: list[Solved]) -> list[Figure]:
+    mean = exp(fsum(log(s.ratio or 0.0) for s in solved) / len(solved))
+    return [
+        _reaches(solved, 1.0),
+        Figure(name="percents: geometric mean of value / with divisors", value=mean),
+        _slowest(solved, 30.0),
+        Figure(name="percents: largest gap", value=max(s.gap for s in solved)),
+        _count("percents: verified", sum(not s.differences for s in solved), len(solved)),
+    ]
+
+
 def _mix_targets(solved: list[Solved]) -> list[Figure]:
     return [_slowest(solved, MIX_SECONDS[solved[0].family])]
 
 
 FAMILIES: dict[str, Callable[[Data], Iterator[Solved]]] = {
     "two-stage": two_stage,
+    "percents": percents,
     "three-stage": three_stage,
     "joint": joint_three_stage,
     "scale": scaled,

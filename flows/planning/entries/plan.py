@@ -34,10 +34,10 @@ from flows.planning.entries.tables import (
     ModelTable,
     gpu_price,
     read_tables,
-    stage_memory,
     vgpu_memory_gib,
 )
 from flows.planning.placement import PoolToPlace, ShareToPlace, place, place_shares
+from flows.planning.problem import stage_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,

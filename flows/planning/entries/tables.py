@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.problem import stage_memory
 from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import StageMemory, worker_memory_gib
+from triton_backend.contract.plan import worker_memory_gib
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
@@ -257,17 +258,6 @@ def gpu_price(gpu_class: GpuClass, objective: str) -> float:
         where = f"gpu_classes.{gpu_class.name}.{PRICES[objective]}"
         raise InputError(where, f"is missing, objective {objective} needs it")
     return float(stated)
-
-
-def stage_memory(profile: ModelProfile, blocks: tuple[int, int]) -> StageMemory | None:
-    """What a stage takes of its GPU; None where that is not known."""
-    if not profile.block_memory_bytes and not profile.block_workspace_bytes:
-        return None
-    first, last = blocks
-    return StageMemory(
-        static=sum(profile.block_memory_bytes[first:last]),
-        dynamic=max(profile.block_workspace_bytes[first:last], default=0),
-    )
 
 
 def vgpu_memory_gib(gpu_class: GpuClass, profile: ModelProfile, blocks: tuple[int, int]) -> float:

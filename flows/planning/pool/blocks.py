@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from flows.planning.decomposition.blocks import Least
 from flows.planning.decomposition.covering import Bricks, Covers
 from flows.planning.pool.bound import Bound, Goal, least_loss
-from flows.planning.pool.columns import Columns
-from flows.planning.pool.in_force import Way
+from flows.planning.pool.columns import Columns, Way
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder

@@ -2,7 +2,7 @@
 
 A configuration is a batch size, cuts, and a vGPU type (class and size) per stage. It is feasible
 when Σ stage latency + Σ transfer + gathering time ≤ (1 - margin) · SLO. No Python object is made
-per configuration.
+per configuration. And back: what a plan in force runs, as configurations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flows.planning.problem import ModelArrays, Problem
 from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.plan import Pipeline, Plan, Pool
 from triton_backend.contract.units import us_to_ms
 
 CHUNK_CELLS = 4_000_000  # configurations looked at in one array, to bound memory
@@ -147,12 +148,20 @@ def _feasible(
     excess = total - model.limit_us
     measured = np.isfinite(total)
     row, cut, batch = np.nonzero(excess <= _ROUND_OFF_US)
+    rate_rps, bounded = _rates(model, sequences[row], cuts[cut], batch)
+    if bounded.any():
+        row, cut, batch, rate_rps = (
+            row[~bounded],
+            cut[~bounded],
+            batch[~bounded],
+            rate_rps[~bounded],
+        )
     return _Part(
         model=number,
         batch=batch + 1,
         types=sequences[row],
         cuts=cuts[cut],
-        rate_rps=_rates(model, sequences[row], cuts[cut], batch),
+        rate_rps=rate_rps,
         enumerated=int(np.count_nonzero(measured)),
         best_excess_us=float(excess.min()),
     )
@@ -163,15 +172,21 @@ def _rates(
     types: NDArray[np.int64],
     cuts: NDArray[np.int64],
     batch: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """[n, stages] samples/s of one vGPU: min(batch / latency, uplink, downlink)."""
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """[n, stages] samples/s of one vGPU: min(batch / latency, uplink, downlink).
+
+    And [n] whether links bound a vGPU of a size that no link may bound.
+    """
     rate = np.empty(types.shape)
+    bounded = np.zeros(len(types), dtype=np.bool_)
     for s in range(types.shape[1]):
         latency = model.latency_us[types[:, s], cuts[:, s], cuts[:, s + 1], batch]
         rate[:, s] = (batch + 1) * 1e6 / latency
+        alone = rate[:, s].copy()
         for side in (s, s + 1):
             np.minimum(rate[:, s], model.link_rps[types[:, s], cuts[:, side]], out=rate[:, s])
-    return rate
+        bounded |= model.unlinked[types[:, s]] & (rate[:, s] < alone)
+    return rate, bounded
 
 
 def _join(problem: Problem, parts: list[_Part], enumerated: int) -> Columns:
@@ -223,3 +238,55 @@ def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int)
             f"{us_to_ms(allowed):.3f} ms"
         )
     raise InfeasibleError(f"workload model {model.name!r}", reason)
+
+
+# What a plan in force runs
+
+Way = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Configurations [n] and their vGPUs [n, S]."""
+
+
+def row_of(
+    problem: Problem, columns: Columns, wanted_by: tuple[int, Pipeline], pools: Sequence[Pool]
+) -> int | None:
+    """The configuration of a model's pipeline whose stages have these pools; None where there is none.
+
+    `columns` are sorted by model.
+    """
+    model, pipeline = wanted_by
+    stages = pipeline.stages
+    if len(stages) > columns.types.shape[1]:
+        return None
+    first, end = np.searchsorted(columns.model, (model, model + 1))
+    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    wanted = [types.get((p.gpu_class, p.divisor or 0), -1) for p in pools]
+    cuts = [0, *(s.blocks[1] for s in stages)]
+    same = (
+        (columns.batch[first:end] == pipeline.batch)
+        & (columns.stages[first:end] == len(stages))
+        & np.all(columns.types[first:end, : len(stages)] == wanted, axis=1)
+        & np.all(columns.cuts[first:end, : len(cuts)] == cuts, axis=1)
+    )
+    rows = np.flatnonzero(same)
+    return int(first + rows[0]) if len(rows) else None
+
+
+def ways_in_force(plan: Plan, problem: Problem, columns: Columns) -> list[tuple[int, Way]]:
+    """Models with what they run, those of whose pipelines all still are configurations."""
+    found: list[tuple[int, Way]] = []
+    numbers = {model.name: number for number, model in enumerate(problem.models)}
+    for model in (m for m in plan.models if m.name in numbers):
+        number = numbers[model.name]
+        rows: list[int | None] = []
+        vgpus: list[list[int]] = []
+        for pipeline in (p for p in model.pipelines if p.throughput_rps):
+            pools = [plan.pool_of(stage) for stage in pipeline.stages]
+            rows.append(row_of(problem, columns, (number, pipeline), pools))
+            vgpus.append([pool.vgpus for pool in pools])
+        known = [row for row in rows if row is not None]
+        if known and len(known) == len(rows):
+            counts = np.zeros((len(rows), columns.types.shape[1]), dtype=np.int64)
+            for at, row in enumerate(vgpus):
+                counts[at, : len(row)] = row
+            found.append((number, (np.array(known), counts)))
+    return found

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns, enumerate_columns, stacked
-from flows.planning.pool.in_force import row_of
+from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stacked
 from flows.planning.pool.integer import REACHED, asked_rps, delivered_rps, gpus_in_use
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.problem import Problem

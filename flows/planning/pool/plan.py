@@ -3,6 +3,7 @@
 Here: the order of steps, and reading their answer. Not here: the steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
-from flows.planning.placement import running, uses_of
-from flows.planning.pool.bound import goal_of
+from flows.planning.placement import place_cuts, running, uses_of
+from flows.planning.pool import unequal
+from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import MANY, search
+from flows.planning.pool.search import MANY, Found, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     BestEffort,
@@ -27,12 +29,20 @@ from flows.planning.pool.spare_gpus import (
     widen,
 )
 from flows.planning.pool.tie_break import Use, break_ties
-from flows.planning.problem import Problem, build_problem
-from flows.planning.registry import Inputs, Outcome, PlannedPipeline, PlannedStage, PlanOptions
+from flows.planning.problem import ALIKE, EVERY, Problem, build_problem, stage_memory
+from flows.planning.registry import (
+    Inputs,
+    Outcome,
+    PlannedCut,
+    PlannedPipeline,
+    PlannedStage,
+    PlanOptions,
+)
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 
+_HAIR = 1e-9
 _PRICES = {"cost": "hourly_cost", "power": "power_w"}
 
 
@@ -49,7 +59,11 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     price = prices(inputs.cluster, options)
     if options.objective != "throughput":
         _require_rates(inputs.workload, options)
-    whole = build_problem(inputs.profiles, inputs.cluster, inputs.workload, options)
+    in_percents = any(c.vgpu_percents for c in inputs.cluster.gpu_classes)
+    if in_percents and (options.own["overflow"] or options.pinned_models):
+        what = "overflow" if options.own["overflow"] else "pinned_models"
+        raise InputError(f"option {what}", "is not defined where GPUs are cut into percents")
+    whole = build_problem(inputs.profiles, inputs.cluster, inputs.workload, options, percents=ALIKE)
     goal = goal_of(whole, options.objective, options.minimum_rps, price)
     kept = pinned(whole, goal, options)
     problem, rest = (whole, goal) if kept is None else kept.rest()
@@ -74,6 +88,16 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             found.trace.notes.append(describe(problem, beside))
         score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
+    if in_percents:
+        equal = Found(
+            columns=columns,
+            vgpus=vgpus,
+            score=score,
+            bound=bound,
+            trace=found.trace,
+            space=found.space,
+        )
+        return _with_parts(inputs, options, goal, equal)
     if kept is not None:
         columns, vgpus = kept.joined(columns, vgpus)
         score, bound = kept.score(score), kept.score(bound)
@@ -85,6 +109,74 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         objective=objective_of(options.objective, score, bound),
         trace=found.trace,
     )
+
+
+def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) -> Outcome:
+    """The plan of equal parts, or a better one whose GPUs hold parts of several sizes and models."""
+    watch, trace = Stopwatch(), equal.trace
+    problem, columns, vgpus = equal.space.problem, equal.columns, equal.vgpus
+    score, bound, gpus = equal.score, equal.bound, None
+    cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
+    wide = build_problem(inputs.profiles, cluster, inputs.workload, options, percents=EVERY)
+    cuts = unequal.cuts_of_problem(wide, cluster)
+    space = None
+    if cuts is None:
+        notes = ["too many ways to cut a GPU: GPUs were cut into equal parts alone"]
+    else:
+        space = unequal.SPACE
+        found = unequal.search(wide, cuts, goal, score, options, trace, inputs.watch)
+        bound = found.bound
+        if found.columns is not None and found.vgpus is not None:
+            problem, columns, vgpus, gpus = wide, found.columns, found.vgpus, found.gpus
+            score = found.score
+        settled = abs(bound - score) <= options.gap * abs(score) * (1 + _HAIR)
+        trace.status = "optimal" if settled else "effort limit reached"
+    trace.notes += notes
+    if any(c.vgpu_percents and c.name in inputs.interference for c in cluster.gpu_classes):
+        trace.notes.append("neighbours on a GPU are taken not to disturb each other")
+    used = np.flatnonzero(vgpus.any(axis=1))
+    if gpus is None:
+        gpus = unequal.alike(problem, columns, vgpus)
+    promised = promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score)
+    pools: dict[tuple[int, int], PlannedCut] = {}
+    for number, filled in gpus.items():
+        gpu_class = inputs.cluster.gpu_classes[number]
+        if not gpu_class.vgpu_percents:
+            continue
+        keys = list(dict.fromkeys(part for parts in filled for part in parts))
+        numbers = {key: at for at, key in enumerate(keys)}
+        held = [[numbers[part] for part in parts] for parts in filled]
+        for at, runs in place_cuts(inputs.cluster, gpu_class.name, held).items():
+            row, stage = keys[at]
+            share = problem.shares[columns.types[row, stage]]
+            pools[row, stage] = PlannedCut(share=share, placement=runs)
+    trace.seconds["parts"] = watch.seconds()
+    rows = {int(row): at for at, row in enumerate(used)}
+    planned = pipelines_of(problem, columns.take(used), vgpus[used], promised)
+    return Outcome(
+        pipelines=tuple(
+            _cut(inputs, pipeline, {s: pools.get((row, s)) for s in range(len(pipeline.stages))})
+            for row, pipeline in zip(rows, planned, strict=True)
+        ),
+        promised_rps=tuple(promised.tolist()),
+        objective=objective_of(options.objective, score, bound),
+        trace=trace,
+        space=space,
+    )
+
+
+def _cut(
+    inputs: Inputs, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
+) -> PlannedPipeline:
+    """Stages on parts of percents with the pools placed for them, and what they take of their GPU."""
+    profile = inputs.profiles[inputs.workload.models[pipeline.model].name]
+    stages = tuple(
+        stage
+        if pools[s] is None
+        else replace(stage, cut=pools[s], memory=stage_memory(profile, stage.blocks))
+        for s, stage in enumerate(pipeline.stages)
+    )
+    return replace(pipeline, stages=stages)
 
 
 def pipelines_of(

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.in_force import row_of, ways_in_force
+from flows.planning.pool.columns import enumerate_columns, row_of, ways_in_force
 from flows.planning.pool.integer import delivered_rps
 from flows.planning.problem import build_problem
 from tests.flows.planning.decomposition.test_decompose import many

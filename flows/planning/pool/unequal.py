@@ -1,0 +1,333 @@
+"""Parts of unequal size beside each other on a GPU, whichever models they serve: the pool planner's program over cuts.
+
+Sets: configurations c of model m(c) with stages s of type t(c, s) (class and share); cuts p of one GPU of class
+k(p), with a_pt parts of every type. GPUs of a class of percents may hold parts of several models; where
+sizes are 1/v a cut belongs to one model, as these are placed.
+
+    g_cs whole   vGPUs of stage s of configuration c
+    x_c  ≥ 0     rate of configuration c
+    n_p  whole   GPUs that are cut so
+    z            the lowest rate / weight (1 where cost or power are minimised)
+
+    maximise     z - Σ_p price_k(p) n_p
+    deliver_cs:  x_c ≤ rate_cs g_cs
+    share_m:     weight_m z ≤ Σ_{c of m} x_c
+    floor_m:     minimum_m ≤ Σ_{c of m} x_c           where one is asked for
+    hold_t:      Σ_cs g_cs ≤ Σ_p a_pt n_p             (of every model by itself where sizes are 1/v)
+    capacity_k:  Σ_{p of k} n_p ≤ gpus_k
+
+The relaxation (x and n alone, a vGPU for every rate_cs of rate) prices the types: π_t. With V = Σ_k gpus_k max(0,
+max_p Σ_t a_pt π_t - price_k) and w_m the least that a configuration of m pays per sample/s, any plan has
+z ≤ V / Σ_m weight_m w_m, or a cost of Σ_m weight_m w_m - V at least: that is the bound, recomputed from the prices.
+What using a configuration loses against it screens, as in `pool.bound`.
+
+The plan of equal parts (`pool.search`) is known before; what is found here is taken where it is better. So offering
+more sizes is never worse.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.packing import Part, cuts_of
+from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
+from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.integer import lowest_share, reaches_rates, trimmed
+from flows.planning.problem import Problem
+from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.watch import Watch
+from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.shares import PER_PERCENT, share_text
+
+SPACE = "pool-parts"
+MOST_SEQUENCES = (
+    400  # of types along a pipeline: sizes beyond are left out, the certificate says which
+)
+MOST_COLUMNS = 160  # configurations of the integer program
+MOST_NODES = 1_000
+_BETTER = 1e-9
+
+Gpus = dict[int, list[tuple[tuple[int, int], ...]]]
+"""By class number, the parts of every GPU: (row of a configuration, stage), in the order of slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """Ways to cut one GPU.
+
+    Attributes:
+        parts: [cut, type] how many parts of every type.
+        kind: [cut] class number.
+        mixed: [type] whether parts of several models may lie beside each other.
+    """
+
+    parts: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    mixed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan over cuts: configurations, their vGPUs [n, S], and how GPUs are cut; no plan's score exceeds `bound`.
+
+    `columns` is None where no plan better than the one known was found.
+    """
+
+    bound: float
+    score: float
+    columns: Columns | None = None
+    vgpus: NDArray[np.int64] | None = None
+    gpus: Gpus | None = None
+
+
+def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
+    """The cluster with as many sizes as are combined, and a line for each class that has more.
+
+    Kept are the largest of those of which as many fit a GPU, then as even a choice of the others as there
+    is room for.
+    """
+    per_class = int(MOST_SEQUENCES ** (1 / max_partitions)) // max(1, len(cluster.gpu_classes))
+    notes: list[str] = []
+    classes = list(cluster.gpu_classes)
+    for number, gpu_class in enumerate(classes):
+        listed = sorted(gpu_class.vgpu_percents)
+        if len(listed) <= per_class:
+            continue
+        alike = {max(p for p in listed if 100 // p == 100 // q) for q in listed}
+        alike = set(sorted(alike, reverse=True)[:per_class])
+        others = [p for p in listed if p not in alike]
+        room = per_class - len(alike)
+        even = {others[round(at)] for at in np.linspace(0, len(others) - 1, room)}
+        kept = tuple(sorted(alike | even))
+        cuts = tuple(cut for cut in gpu_class.partitions if set(cut) <= set(kept))
+        if gpu_class.partitions and not cuts:
+            continue
+        classes[number] = replace(gpu_class, vgpu_percents=kept, partitions=cuts)
+        text = ", ".join(share_text(p * PER_PERCENT) for p in kept)
+        notes.append(f"{gpu_class.name}: of {len(listed)} sizes {text} were combined")
+    return replace(cluster, gpu_classes=tuple(classes)), notes
+
+
+def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
+    """Every way to cut a GPU that nothing can be added to; None where there are too many."""
+    rows: list[NDArray[np.int64]] = []
+    kinds: list[int] = []
+    mixed = np.array([bool(cluster.gpu_classes[c].vgpu_percents) for c, _ in problem.types])
+    for number, gpu_class in enumerate(cluster.gpu_classes):
+        types = [t for t, (c, _) in enumerate(problem.types) if c == number]
+        if not types:
+            continue
+        found = [[problem.types[t][1] if t == only else 0 for t in types] for only in types]
+        if gpu_class.vgpu_percents:  # memory is bound per part, so every cut fits it
+            bare = replace(gpu_class, memory_gib=None)
+            parts = [Part(share=problem.shares[t]) for t in types]
+            every = cuts_of(bare, parts, [problem.types[t][1] for t in types])
+            if every is None:
+                return None
+            found = [list(cut) for cut in every]
+        for cut in found:
+            row = np.zeros(len(problem.types), dtype=np.int64)
+            row[types] = cut
+            rows.append(row)
+            kinds.append(number)
+    return Cuts(parts=np.array(rows), kind=np.array(kinds), mixed=mixed)
+
+
+def search(
+    problem: Problem,
+    cuts: Cuts,
+    goal: Goal,
+    known: float,
+    options: PlanOptions,
+    trace: Trace,
+    watch: Watch,
+) -> Answer:
+    """A plan over cuts that is better than a score known, where one is found, and the bound of all of them.
+
+    Raises:
+        InfeasibleError: a model has no configuration.
+    """
+    feasible = enumerate_columns(problem, options.max_partitions)
+    columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
+    trace.configurations["with parts"] = len(columns)
+    bound = _relaxed(problem, columns, cuts, goal)
+    apart = replace(
+        problem,
+        classes=tuple(map(str, range(len(problem.types)))),
+        types=tuple((number, 1) for number in range(len(problem.types))),
+    )  # every type has a price of its own
+    loss = least_loss(apart, columns, bound)
+    rows = np.argsort(loss, kind="stable")
+    open_rows = rows[loss[rows] < bound.score - known]
+    chosen, left_out = open_rows[:MOST_COLUMNS], open_rows[MOST_COLUMNS:]
+    ceiling = bound.score - float(loss[left_out[0]]) if len(left_out) else known
+    if not len(chosen) or bound.score <= known + abs(known) * options.gap or watch.over():
+        most = bound.score if watch.over() else min(bound.score, max(known, ceiling))
+        return Answer(bound=max(most, known), score=known)
+    kept = columns.take(np.sort(chosen))
+    answer = _integer(problem, kept, cuts, goal, (known, options, watch))
+    trace.configurations["with parts kept"] = len(kept)
+    most = max(known, min(bound.score, max(answer.bound, ceiling)))
+    if answer.score <= known + abs(known) * _BETTER:
+        return Answer(bound=most, score=known)
+    return replace(answer, bound=max(most, answer.score))
+
+
+def _usage(problem: Problem, columns: Columns) -> NDArray[np.float64]:
+    """[n, types] vGPUs of every type per sample/s."""
+    used = np.zeros((len(columns), len(problem.types)))
+    row, stage = np.nonzero(np.isfinite(columns.rate_rps))
+    np.add.at(used, (row, columns.types[row, stage]), 1.0 / columns.rate_rps[row, stage])
+    return used
+
+
+def _goal_rows(
+    build: ProgramBuilder, columns: Columns, goal: Goal, rates: NDArray[np.int64]
+) -> None:
+    """Add z and the rows `share` and `floor`."""
+    fixed = (1.0, 1.0) if goal.fixed else (0.0, np.inf)
+    z = build.variables("z", 1, lower=fixed[0], upper=fixed[1], cost=0.0 if goal.fixed else 1.0)
+    share = build.rows("share", len(goal.weight), upper=0.0)
+    build.entries(share, np.repeat(z, len(goal.weight)), goal.weight)
+    build.entries(share[columns.model], rates, -1.0)
+    floor = build.rows("floor", len(goal.weight), upper=-goal.minimum_rps)
+    build.entries(floor[columns.model], rates, -1.0)
+
+
+def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Bound:
+    """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
+    used = _usage(problem, columns)
+    build = ProgramBuilder()
+    rates = build.variables("x", len(columns))
+    gpus = build.variables("n", len(cuts.kind), cost=-goal.price[cuts.kind])
+    hold = build.rows("hold", len(problem.types), upper=0.0)
+    row, kind = np.nonzero(used)
+    build.entries(hold[kind], rates[row], used[row, kind])
+    row, kind = np.nonzero(cuts.parts)
+    build.entries(hold[kind], gpus[row], -cuts.parts[row, kind].astype(np.float64))
+    capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
+    build.entries(capacity[cuts.kind], gpus, 1.0)
+    _goal_rows(build, columns, goal, rates)
+    found = solve_linear(build.build())
+    price = np.full(len(problem.types), 1.0)  # any prices bound; these where the solver fails
+    if found is not None:
+        price = np.maximum(found[1][hold], 0.0)
+    paid = used @ price
+    worth = np.full(len(problem.models), np.inf)
+    np.minimum.at(worth, columns.model, paid)
+    value = np.zeros(len(problem.gpus))
+    np.maximum.at(value, cuts.kind, cuts.parts @ price - goal.price[cuts.kind])
+    total, asked = float(value @ problem.gpus), float(goal.weight @ worth)
+    scale = 1.0 if goal.fixed else 1.0 / asked if asked > 0 else 0.0
+    return Bound(
+        score=total - asked if goal.fixed else total * scale if scale else np.inf,
+        gpu_price=price * scale,
+        rate_price=worth * scale,
+        reduced_cost=np.maximum(paid - worth[columns.model], 0.0) * scale,
+        rate_rps=np.zeros(len(columns)),
+    )
+
+
+def _integer(
+    problem: Problem,
+    columns: Columns,
+    cuts: Cuts,
+    goal: Goal,
+    how: tuple[float, PlanOptions, Watch],
+) -> Answer:
+    """The integer program over some configurations: `how` is the score to beat, options, the clock."""
+    known, options, watch = how
+    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
+    kind = columns.types[column, stage]
+    # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.
+    owner = np.where(cuts.mixed[kind], -1, columns.model[column])
+    owners = [(c, -1) for c in range(len(cuts.kind)) if cuts.mixed[cuts.parts[c] > 0].any()]
+    owners += [
+        (c, int(m))
+        for c in range(len(cuts.kind))
+        if not cuts.mixed[cuts.parts[c] > 0].any()
+        for m in np.unique(owner[owner >= 0])
+    ]
+    cut, whose = np.array(owners, dtype=np.int64).T
+    build = ProgramBuilder()
+    room = problem.gpus[problem.type_class[kind]] * problem.type_divisor[kind]
+    vgpus = build.variables("g", len(column), upper=room, whole=True)
+    rates = build.variables("x", len(columns))
+    limit = problem.gpus[cuts.kind[cut]]
+    price = goal.price[cuts.kind[cut]]
+    gpus = build.variables("n", len(cut), upper=limit, cost=-price, whole=True)
+    deliver = build.rows("deliver", len(column), upper=0.0)
+    build.entries(deliver, rates[column], 1.0)
+    build.entries(deliver, vgpus, -columns.rate_rps[column, stage])
+    keys, key = np.unique(np.stack([kind, owner], axis=1), axis=0, return_inverse=True)
+    hold = build.rows("hold", len(keys), upper=0.0)
+    build.entries(hold[key.reshape(-1)], vgpus, 1.0)
+    for number, (t, model) in enumerate(keys.tolist()):
+        own = np.flatnonzero((cuts.parts[cut, t] > 0) & (whose == model))
+        build.entries(np.repeat(hold[number], len(own)), gpus[own], -cuts.parts[cut[own], t])
+    capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
+    build.entries(capacity[cuts.kind[cut]], gpus, 1.0)
+    _goal_rows(build, columns, goal, rates)
+    limits = Limits(
+        relative_gap=options.gap, nodes=MOST_NODES, seconds=watch.left_s(), cutoff=known
+    )
+    solved = solve_integer(build.build(), limits, options.solver)
+    most = max(solved.bound, known)
+    if solved.values is None:
+        return Answer(bound=most, score=known)
+    counts = np.zeros(columns.types.shape, dtype=np.int64)
+    counts[column, stage] = np.rint(solved.values[vgpus]).astype(np.int64)
+    counts = trimmed(columns, counts)
+    held = np.rint(solved.values[gpus]).astype(np.int64)
+    filled = _filled(
+        columns, counts, cuts, list(zip(cut.tolist(), whose.tolist(), held.tolist(), strict=True))
+    )
+    used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
+    score = -float(goal.price @ used) if goal.fixed else lowest_share(columns, counts, goal)
+    if not reaches_rates(columns, counts, goal):
+        return Answer(bound=most, score=known)
+    return Answer(bound=most, score=score, columns=columns, vgpus=counts, gpus=filled)
+
+
+def _filled(
+    columns: Columns,
+    counts: NDArray[np.int64],
+    cuts: Cuts,
+    held: Sequence[tuple[int, int, int]],
+) -> Gpus:
+    """Which part of which GPU is which vGPU: `held` are (cut, model or -1, GPUs)."""
+    waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for row, stage in np.argwhere(counts > 0).tolist():
+        t = int(columns.types[row, stage])
+        owner = -1 if cuts.mixed[t] else int(columns.model[row])
+        waiting.setdefault((t, owner), []).extend([(row, stage)] * int(counts[row, stage]))
+    gpus: Gpus = {}
+    for cut, owner, number in held:
+        for _ in range(number):
+            parts = [
+                waiting[t, owner].pop(0)
+                for t in np.flatnonzero(cuts.parts[cut]).tolist()
+                for _ in range(min(int(cuts.parts[cut, t]), len(waiting.get((t, owner), ()))))
+            ]
+            if parts:
+                gpus.setdefault(int(cuts.kind[cut]), []).append(tuple(parts))
+    return gpus
+
+
+def alike(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> Gpus:
+    """How GPUs are cut in a plan of equal parts, each GPU for one model."""
+    cuts = Cuts(
+        parts=np.diag(problem.type_divisor),
+        kind=problem.type_class,
+        mixed=np.zeros(len(problem.types), dtype=np.bool_),
+    )
+    need: dict[tuple[int, int], int] = {}
+    for row, stage in np.argwhere(vgpus > 0).tolist():
+        key = (int(columns.types[row, stage]), int(columns.model[row]))
+        need[key] = need.get(key, 0) + int(vgpus[row, stage])
+    held = [(t, m, -(-count // problem.types[t][1])) for (t, m), count in need.items()]
+    return _filled(columns, vgpus, cuts, held)
