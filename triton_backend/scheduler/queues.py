@@ -128,12 +128,18 @@ def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
 def prefix(tables: Tables, number: int, samples: int) -> int:
     """Samples of the longest run of requests from the head that holds at most `samples`."""
     queue = tables.queues[number]
-    if queue["samples"] <= samples:
-        return queue["samples"]
+    return run_from(tables, number, queue["first"], queue["samples"], samples)
+
+
+@kernel
+def run_from(tables: Tables, number: int, slot: int, behind: int, samples: int) -> int:
+    """The same of a run from any request of a queue, from which on it holds `behind` samples."""
+    queue = tables.queues[number]
+    if behind <= samples:
+        return behind
     if queue["samples"] == queue["requests"]:  # single samples fill any size
         return samples
     total = 0
-    slot = queue["first"]
     while slot != NONE and total + tables.requests[slot]["samples"] <= samples:
         total += tables.requests[slot]["samples"]
         slot = tables.requests[slot]["next"]
@@ -141,8 +147,8 @@ def prefix(tables: Tables, number: int, samples: int) -> int:
 
 
 @inlined
-def make_batch(tables: Tables, queue: int, pipeline: int) -> int:
-    """Turn the head of the queue into the batch that was quoted; returns its slot."""
+def make_batch(tables: Tables, first: int, pipeline: int) -> int:
+    """Turn a queue from a request on into the batch that was quoted; returns its slot."""
     counts = tables.counts[0]
     slot = counts["free_batch"]
     batch = tables.batches[slot]
@@ -157,8 +163,9 @@ def make_batch(tables: Tables, queue: int, pipeline: int) -> int:
     batch["requests"] = 0
     batch["first"] = batch["last"] = NONE
     left = batch["samples"]
+    request = first
     while left > 0:
-        request = tables.queues[queue]["first"]
+        following = tables.requests[request]["next"]
         remove(tables, request)
         left -= tables.requests[request]["samples"]
         tables.requests[request]["batch"] = slot
@@ -169,6 +176,7 @@ def make_batch(tables: Tables, queue: int, pipeline: int) -> int:
             tables.requests[batch["last"]]["next"] = request
         batch["last"] = request
         batch["requests"] += 1
+        request = following
     add_decision(tables, DISPATCH, slot, 0, FAR, 0)
     return slot
 

@@ -221,6 +221,8 @@ CANDIDATE = np.dtype(
         (name, np.int64)
         for name in (
             "state",  # see `policies.late`
+            "first",  # the request that its batch begins with
+            "behind",  # samples of the queue from that one on
             "samples",
             "latest_us",  # the last instant at which it can be sent
             "keep_us",  # the last instant until which it stays as it is, at most that

@@ -112,7 +112,7 @@ def test_a_batch_takes_the_head_and_gives_its_slots_back_when_it_is_served() -> 
     for number in range(3):
         enqueue(tables, new_request(tables, 0, number, 100 - number, 1))
     probe(tables, 0, 2, 0, BY_FINISH)
-    batch = make_batch(tables, 0, 0)
+    batch = make_batch(tables, tables.queues[0]["first"], 0)
     assert queued(tables) == [0]
     assert tables.requests["batch"][:3].tolist() == [NONE, batch, batch]
     check_invariants(tables)

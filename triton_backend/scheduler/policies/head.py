@@ -127,7 +127,7 @@ def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by
     size = min(size, tables.queues[number]["samples"])
     if tables.quotes[pipeline]["samples"] != size:
         probe(tables, pipeline, size, tables.counts[0]["now_us"], rank_by)
-    commit(tables, pipeline, make_batch(tables, number, pipeline))
+    commit(tables, pipeline, make_batch(tables, tables.queues[number]["first"], pipeline))
 
 
 @kernel

@@ -25,6 +25,9 @@ Heads `window`: a head goes that would make every batch after it smaller than th
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
 Target `planned`: the planned batch. `measured`: the largest b that fills as it must at the rate r
 that requests come with, L(b) + b / r <= budget (Symphony, equations 1 and 2); see `measure_rate`.
+Where a queue has several pipelines, a slower one passes over heads that only a faster one still serves in
+time: its candidate begins with the first request that it can keep. Only what no pipeline keeps is
+dropped.
 Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple of the least that
 the pipeline can do with.
 Ties: the lower pipeline number, that is model, entry, place in the model.
@@ -49,7 +52,7 @@ stage or link was busy: tried again when it is free, or when anything ends off i
 from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
-from triton_backend.scheduler.queues import make_batch, prefix
+from triton_backend.scheduler.queues import make_batch, run_from
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 from triton_backend.scheduler.topology import (
     LONGEST_GAP_US,
@@ -196,19 +199,20 @@ def _best_finish(tables: Tables, queue: int) -> int:
 
 @kernel
 def _least_batch(tables: Tables, queue: int, pipeline: int) -> int:
-    """Samples that a batch with the head must be able to hold now, by the rule for heads.
+    """Samples that a batch with its first request must be able to hold now, by the rule for heads.
 
     The target is looked for in the queue only where all of the queue would not do. So the answer may
     be more than the rule asks for, but not where that decides whether the head is kept.
     """
     topology = tables.topology
-    head = tables.requests[tables.queues[queue]["first"]]
+    candidate = tables.candidates[pipeline]
+    head = tables.requests[candidate["first"]]
     least = head["samples"]
     if topology.queues[queue]["heads"] == BY_WINDOW:
         goal = topology.pipelines[pipeline]["batch"]
         if topology.queues[queue]["target"] == MEASURED:
-            goal = tables.candidates[pipeline]["target"]
-        most = max(least, min(goal, tables.queues[queue]["samples"]))
+            goal = candidate["target"]
+        most = max(least, min(goal, candidate["behind"]))
         if tables.counts[0]["now_us"] + topology.path_us[pipeline, most] <= head["deadline_us"]:
             return most
         least = max(least, _tail(tables, queue, pipeline, goal))
@@ -241,7 +245,8 @@ def _tail(tables: Tables, queue: int, pipeline: int, goal: int) -> int:
 def _form(tables: Tables, queue: int, pipeline: int) -> bool:
     """Form the candidate of a pipeline: the longest run of whole requests that ends in time.
 
-    False where the queue has a head and the rule for heads does not keep it here.
+    It begins with the head or, where another pipeline may serve that, with the first request that
+    the rule for heads keeps here. False where the queue has a head that is not kept here.
     """
     topology = tables.topology
     row = tables.queues[queue]
@@ -251,40 +256,70 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
     if row["first"] == NONE:
         _withdraw(tables, pipeline)
         return True
+    needed = _first_kept(tables, queue, pipeline)
+    if needed == 0:
+        _withdraw(tables, pipeline)
+        return False
     now = tables.counts[0]["now_us"]
-    head = tables.requests[row["first"]]
+    head = tables.requests[candidate["first"]]
     largest = topology.pipelines[pipeline]["largest"]
-    if head["samples"] > largest:
-        _withdraw(tables, pipeline)
-        return False
-    needed = _least_batch(tables, queue, pipeline)
-    keep = head["deadline_us"] - topology.path_us[pipeline, needed]
-    if keep < now:
-        _withdraw(tables, pipeline)
-        return False
-    least = min(needed, row["samples"])
-    most = min(largest, row["samples"])
+    least = min(needed, candidate["behind"])
+    most = min(largest, candidate["behind"])
     while least < most:
         middle = (least + most + 1) // 2
         if now + topology.path_us[pipeline, middle] <= head["deadline_us"]:
             least = middle
         else:
             most = middle - 1
-    samples = prefix(tables, queue, least)
+    samples = _run(tables, queue, pipeline, least)
     latest = head["deadline_us"] - topology.path_us[pipeline, samples]
     candidate["samples"] = samples
     candidate["latest_us"] = latest
+    keep = head["deadline_us"] - topology.path_us[pipeline, needed]
     candidate["keep_us"] = min(keep, latest)
     candidate["key"] = _key(tables, queue, pipeline)
     opens = now
-    if row["samples"] == samples and samples < largest:
+    if candidate["behind"] == samples and samples < largest:
         opens = _opens(tables, queue, pipeline)
     if opens > now:
         _become(tables, pipeline, WAITING)
         _arm(tables, pipeline, opens)
     else:
         _make_ready(tables, pipeline)
-    return True
+    return candidate["first"] == row["first"]
+
+
+@kernel
+def _first_kept(tables: Tables, queue: int, pipeline: int) -> int:
+    """Let a candidate begin with the first request that the rule for heads keeps here.
+
+    Answers how many samples a batch with it must be able to hold; 0 where none is kept. Nobody is
+    passed over where no other pipeline could serve him.
+    """
+    topology = tables.topology
+    candidate = tables.candidates[pipeline]
+    passes = len(pipelines_of(topology, queue)) > 1
+    candidate["first"] = tables.queues[queue]["first"]
+    candidate["behind"] = tables.queues[queue]["samples"]
+    while candidate["first"] != NONE:
+        first = tables.requests[candidate["first"]]
+        if first["samples"] <= topology.pipelines[pipeline]["largest"]:
+            needed = _least_batch(tables, queue, pipeline)
+            end = tables.counts[0]["now_us"] + topology.path_us[pipeline, needed]
+            if end <= first["deadline_us"]:
+                return needed
+        if not passes:
+            break
+        candidate["first"] = first["next"]
+        candidate["behind"] -= first["samples"]
+    return 0
+
+
+@inlined
+def _run(tables: Tables, queue: int, pipeline: int, samples: int) -> int:
+    """Samples of the longest run of whole requests, from a candidate's first on, within so many."""
+    candidate = tables.candidates[pipeline]
+    return run_from(tables, queue, candidate["first"], candidate["behind"], samples)
 
 
 @inlined
@@ -313,7 +348,7 @@ def _key(tables: Tables, queue: int, pipeline: int) -> int:
     rank = topology.queues[queue]["rank"]
     key = candidate["latest_us"]
     if rank == LEAST_DEADLINE:
-        key = tables.requests[tables.queues[queue]["first"]]["deadline_us"]
+        key = tables.requests[candidate["first"]]["deadline_us"]
     elif rank == LEAST_RECENT:
         key = tables.queues[queue]["served"]
     elif rank == LEAST_WASTE:
@@ -372,7 +407,7 @@ def _opens(tables: Tables, queue: int, pipeline: int) -> int:
     """When a candidate that others may join opens, at the latest at its latest."""
     topology = tables.topology
     candidate = tables.candidates[pipeline]
-    head = tables.requests[tables.queues[queue]["first"]]
+    head = tables.requests[candidate["first"]]
     rule = topology.queues[queue]["opens"]
     opens = tables.counts[0]["now_us"]
     if rule == AT_FRONTRUN:
@@ -451,7 +486,7 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
         queue = tables.topology.pipelines[pipeline]["queue"]
     if not _path_is_free(tables, queue, pipeline):
         return SETTLED
-    commit(tables, pipeline, make_batch(tables, queue, pipeline))
+    commit(tables, pipeline, make_batch(tables, tables.candidates[pipeline]["first"], pipeline))
     tables.queues[queue]["served"] = counts["batches"]
     return _gather(tables, queue)
 
@@ -603,7 +638,7 @@ def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
     candidate = tables.candidates[pipeline]
     quote = tables.quotes[pipeline]
     now = tables.counts[0]["now_us"]
-    head = tables.requests[tables.queues[queue]["first"]]
+    head = tables.requests[candidate["first"]]
     samples = candidate["samples"]
     again = FAR
     while samples >= head["samples"]:
@@ -614,7 +649,7 @@ def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
         if quote["finish_us"] - quote["wait_us"] <= head["deadline_us"]:
             again = now + quote["wait_us"]
             break
-        samples = prefix(tables, queue, samples - 1) if samples > 1 else 0
+        samples = _run(tables, queue, pipeline, samples - 1)
     _leave_ready(tables, pipeline)
     _become(tables, pipeline, BLOCKED)
     _arm(tables, pipeline, max(now + 1, min(again, candidate["keep_us"] + 1)))

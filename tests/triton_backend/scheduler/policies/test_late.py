@@ -230,6 +230,32 @@ def test_a_head_that_makes_batches_small_is_dropped_for_the_sake_of_the_target()
     assert [number for _, number in life.drops] == [4]
 
 
+def test_a_slow_pipeline_passes_over_a_head_that_only_a_fast_one_still_serves() -> None:
+    """The slow one takes 20, the fast one 12; it is busy until 25, the slow one until 20.
+
+    Then request 3 (deadline 34) is too late for the slow one, request 4 (40) just in time. The fast
+    one does not come to request 3 either, which goes after its last moment, 34 - 12.
+    """
+    pipelines = [
+        hand_pipeline(
+            hand_stage((0, 1), "GPU", PlacementRun(node=0, gpu=gpu, slot=0, gpus=1), (latency,)),
+            batch=1,
+        )
+        for gpu, latency in enumerate((20, 12))
+    ]
+    nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=2, nic_gbps=10.0)]
+    plan = hand_plan(hand_model("m", *pipelines, slo_us=30, policy="deferred"), nodes=nodes)
+    arrivals = [(0, 0, 30, 1), (1, 0, 31, 1), (2, 0, 32, 1), (4, 0, 34, 1), (10, 0, 40, 1)]
+    life = run(plan, arrivals)
+    assert life.batches == [
+        Batch(0, 0, (0,), 0),
+        Batch(1, 0, (1,), 1),
+        Batch(13, 0, (2,), 1),
+        Batch(20, 0, (4,), 0),
+    ]
+    assert life.drops == [(23, 3)]
+
+
 def test_requests_of_several_samples_are_never_split() -> None:
     life = run(shared([RISING], 1, policy="eager"), [(0, 0, 90, 4), (1, 0, 80, 3), (2, 0, 81, 2)])
     assert [b.requests for b in life.batches] == [(0,), (1,), (2,)]
