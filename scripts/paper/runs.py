@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S, us_to_s
-from triton_backend.scheduler.policies.registry import REACTIVE
+from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY
 from triton_backend.simulator.goodput import ATTAINMENT, GRID
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
@@ -73,7 +73,7 @@ def highest_load(run: Run) -> Found:
             continue
         result = _simulate(run.at(load_factor))
         offered += len(result.requests)
-        if run.options.policy != REACTIVE:
+        if run.options.policy not in SIMULATOR_ONLY:
             late += sum(model.late for model in result.models)
         if min(model.attainment for model in result.models) >= ATTAINMENT:
             return Found(load_factor, offered, late)

@@ -1,7 +1,7 @@
 """Figures of the Symphony paper that a simulation can show, beside what it states.
 
     .venv/bin/python scripts/paper/symphony.py --data DIR [--seconds 60] [--seeds 3]
-        [--only table2,overload,idle,mixed,gpus,eager,partitions] [--out FILE] [--warehouse FILE]
+        [--only table2,others,overload,idle,mixed,gpus,eager,partitions] [--out FILE] [--warehouse FILE]
 
 `--data` is the folder of the paper's published tables: `profiles_1080Ti.csv` and `profiles_A100.csv`
 (latency alpha b + beta, SLO), `table2_theory_and_measured.csv`. Plans are made by `subclusters`,
@@ -48,6 +48,7 @@ PARTITION_S = 10.0
 EAGER_BETAS = (1, 5, 15)  # figure 6a: alpha 1 ms
 EAGER_GPUS, EAGER_MODELS = 32, 10
 VARIANTS = (("deferred", "window"), ("deferred", "head"), ("eager", "window"), ("eager", "head"))
+OTHERS = {"nexus": "nexus", "shepherd": "subclusters", "triton": "subclusters"}  # and their plans
 STEPS = 7  # halvings of the interval in which a goodput is searched: below 0.3 % of the rate
 
 
@@ -75,10 +76,10 @@ class Study:
     seeds: int
 
     def run(self, plan: Plan, policy: tuple[str, str], rate_rps: float, seed: int) -> SimResult:
-        """One simulation of a policy with a rule for heads."""
+        """One simulation of a policy with a rule for heads, "" where it has none."""
         name, heads = policy
         options = SimOptions(
-            policy=name, heads=heads, rate_rps=rate_rps, duration_s=self.seconds, seed=seed
+            policy=name, heads=heads or None, rate_rps=rate_rps, duration_s=self.seconds, seed=seed
         )
         return simulate(plan, options)
 
@@ -131,7 +132,9 @@ def rows_of(path: Path) -> list[Row]:
         raise InputError(str(path), f"is no table of profiles: {error}") from error
 
 
-def plan_of(rows: Sequence[Row], gpus: int, rate_rps: float | None = None) -> Plan:
+def plan_of(
+    rows: Sequence[Row], gpus: int, rate_rps: float | None = None, planner: str = "subclusters"
+) -> Plan:
     """Equally popular models on so many GPUs: all that they carry, or the batches of a rate."""
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
@@ -148,9 +151,7 @@ def plan_of(rows: Sequence[Row], gpus: int, rate_rps: float | None = None) -> Pl
         gpu_classes=(GpuClass(name=GPU),),
         nodes=(NodeGroup(count=gpus, gpu_class=GPU, gpus=1, nic_gbps=10),),
     )
-    return make_plan(
-        profiles, cluster, Workload(models=demands), PlanOptions(planner="subclusters")
-    )
+    return make_plan(profiles, cluster, Workload(models=demands), PlanOptions(planner=planner))
 
 
 def analytic_gpus(rows: Sequence[Row], rate_rps: float) -> float:
@@ -212,6 +213,23 @@ def table2(study: Study) -> list[Figure]:
                         least=batch if ours else None,
                     )
                 )
+    return figures
+
+
+def others(study: Study) -> list[Figure]:
+    """Both models of table 2 under policies of others, as rebuilt here: goodput and median batch."""
+    figures: list[Figure] = []
+    for name, _, _ in TABLE_2:
+        row = table_2_rows(study.data)[name]
+        limit = staggered(row.latency_us, row.slo_us, 8).rate_rps
+        for policy, planner in OTHERS.items():
+            plan = plan_of([row], 8, planner=planner)
+            goodput = study.goodput(plan, (policy, ""), 1.02 * limit)
+            label = f"{name}, 8 GPUs, {policy} on a plan of {planner}"
+            figures.append(Figure(name=f"{label}: goodput", value=goodput, unit="rps"))
+            if goodput:
+                size = median_batch(study.run(plan, (policy, ""), goodput, 0))
+                figures.append(Figure(name=f"{label}: median batch there", value=size))
     return figures
 
 
@@ -418,6 +436,7 @@ def _partition(models: int, parts: int, seed: int) -> tuple[float, ...]:
 
 FIGURES: dict[str, Callable[[Study], list[Figure]]] = {
     "table2": table2,
+    "others": others,
     "overload": overload,
     "idle": idle,
     "mixed": mixed,

@@ -20,7 +20,7 @@ from triton_backend.scheduler.handover import (
 )
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import settle_all
-from triton_backend.scheduler.policies.registry import REACTIVE, queue_policies
+from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
@@ -31,7 +31,7 @@ from triton_backend.scheduler.topology import (
     module_rows,
     resource_count,
 )
-from triton_backend.simulator.baselines.reactive import simulate_reactive
+from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
@@ -94,10 +94,10 @@ def simulate(
         InvariantError: the scheduler's tables contradict themselves (our fault).
     """
     options = options or SimOptions()
-    if options.policy == REACTIVE:
+    if options.policy in SIMULATOR_ONLY:
         requests = offered_requests(plan, _offer(plan, options))
         factors = _factors(options)
-        return simulate_reactive(plan, options, requests, factors, clock_ns)
+        return BASELINES[options.policy](plan, options, requests, factors, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()

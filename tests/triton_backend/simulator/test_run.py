@@ -8,11 +8,12 @@ import pytest
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.registry import POLICIES, REACTIVE
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Deterministic, Gamma, Instant
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import SIMULATED, PlanChange, SimOptions, rates_of
+from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
 RESERVING = ("reservation", "reservation-ahead")
@@ -32,7 +33,7 @@ def outcomes(result: SimResult) -> tuple[int, int, int]:
     return served, late, dropped
 
 
-@pytest.mark.parametrize("policy", [name for name in SIMULATED if name != "turns"])
+@pytest.mark.parametrize("policy", [name for name in (*POLICIES, REACTIVE) if name != "turns"])
 @pytest.mark.parametrize("load_factor", [0.3, 0.95, 1.5])
 def test_every_request_has_one_outcome(policy: str, load_factor: float) -> None:
     result = simulate(

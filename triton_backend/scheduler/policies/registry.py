@@ -9,7 +9,7 @@ A policy of late binding states rules instead of a kernel (`late`): `{"deferred"
 Every module of this folder is loaded, so a new policy is one new file and its test. A family of
 policies that differ in parameters is one file with several names.
 Not here: `SIMULATOR_ONLY` policies have no `decide`, because they need no reservations and so none
-of the scheduler's tables; the simulator runs them by a loop of their own.
+of the scheduler's tables; the simulator runs them by loops of its own.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,9 @@ from triton_backend.scheduler.topology import LateRules, QueuePolicy
 
 Decide = Callable[[Tables, int], int]
 
-REACTIVE = "reactive"  # the ablation without reservations: `triton_backend/simulator/baselines/reactive.py`
-SIMULATOR_ONLY = (REACTIVE,)
+REACTIVE = "reactive"  # the ablation without reservations
+SIMULATOR_ONLY = (REACTIVE, "nexus", "shepherd", "triton")
+"""Policies of others, each a file of its name in `triton_backend/simulator/baselines/`."""
 
 
 def _load() -> dict[str, Decide | LateRules]:

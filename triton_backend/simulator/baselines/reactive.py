@@ -11,14 +11,12 @@ at them beforehand, so accepted requests can end late.
 Requests go to the pipelines of their model in proportion to the planned throughputs.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, entry, kernel
 from triton_backend.scheduler.policies.registry import REACTIVE
 from triton_backend.scheduler.topology import (
@@ -28,16 +26,9 @@ from triton_backend.scheduler.topology import (
     resource_count,
     vgpus_of,
 )
+from triton_backend.simulator.baselines.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, remove_first, sift_up
-from triton_backend.simulator.results import (
-    DecisionCost,
-    SimResult,
-    class_seconds,
-    model_results,
-    no_tasks,
-    pool_results,
-    utilisation,
-)
+from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.workers import ONE
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
@@ -158,7 +149,7 @@ def simulate_reactive(
     options: SimOptions,
     requests: Records,
     factors: Integers,
-    clock_ns: Callable[[], int] | None,
+    clock_ns: Clock,
 ) -> SimResult:
     """A run of the policy.
 
@@ -172,16 +163,10 @@ def simulate_reactive(
     Raises:
         InputError: an option that needs reservations.
     """
-    if options.failures or options.changes or options.admission:
-        raise InputError(
-            "policy", f"{REACTIVE!r} knows no failures, no changes of plan and no admission"
-        )
-    if plan.applications:
-        raise InputError("policy", f"{REACTIVE!r} knows no applications")
+    refuse(plan, options)
     for number, pool in enumerate(plan.pools):  # vGPUs run one stage each, numbered as their pool
-        if len(plan.stages_of(number)) > 1 or any(model.entries for model in plan.models):
-            reason = f"{REACTIVE!r} knows no shared pools and no entries"
-            raise InputError(f"pool {pool.name!r}", reason)
+        if len(plan.stages_of(number)) > 1:
+            raise InputError(f"pool {pool.name!r}", f"{REACTIVE!r} knows no shared pools")
     topology = build_topology(plan, options.nic, count_io=options.count_io)
     _run(_new_pools(plan, topology, requests[:0], factors))  # compiled before anything is timed
     pools = _new_pools(plan, topology, requests, factors)
@@ -189,28 +174,13 @@ def simulate_reactive(
     _run(pools)
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     state = pools.state[0]
-    span_us = max(s_to_us(options.duration_s), int(state["now_us"]))
-    links = pools.busy_us[len(topology.vgpus) :]
-    queues = np.arange(len(topology.queues))
-    return SimResult(
-        plan=plan,
-        policy=REACTIVE,
-        seed=options.seed,
-        duration_s=options.duration_s,
-        requests=requests,
-        uses=pools.uses[: int(state["uses"])],
-        models=model_results(plan, requests, no_tasks()),
-        entries={},
-        pools=pool_results(plan, requests, queues, pools.busy_us, span_us),
-        utilisation=utilisation(plan.cluster, class_seconds(plan, pools.busy_us), span_us),
-        link_utilisation=tuple((links[links > 0] / span_us).tolist()),
-        decisions=DecisionCost(
-            count=int(state["steps"]),
-            mean_us=None,
-            p99_us=None,
-            dispatch_p99_us=None,
-            probes_per_dispatch=None,
-        ),
+    return result_of(
+        plan,
+        options,
+        requests,
+        pools.uses[: int(state["uses"])],
+        pools.busy_us,
+        now_us=int(state["now_us"]),
         steps=int(state["steps"]),
         wall_seconds=wall_seconds,
     )

@@ -16,6 +16,7 @@ from triton_backend.scheduler.policies.registry import (
     policy_number,
 )
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.simulator.baselines import BASELINES
 
 ROOT = Path(__file__).parents[4]
 
@@ -50,6 +51,7 @@ from tests.fakes.plans import two_stages
 from triton_backend.contract.events import Arrival
 from triton_backend.scheduler.policies.registry import POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 print(POLICIES)
@@ -103,6 +105,7 @@ def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> 
 
 
 def test_a_policy_for_the_simulator_only_cannot_be_served() -> None:
-    assert SIMULATOR_ONLY == ("reactive",)
-    with pytest.raises(InputError, match="runs in the simulator only"):
-        Scheduler(two_stages(), policy="reactive")
+    assert SIMULATOR_ONLY == ("reactive", "nexus", "shepherd", "triton") == tuple(BASELINES)
+    for name in SIMULATOR_ONLY:
+        with pytest.raises(InputError, match="runs in the simulator only"):
+            Scheduler(two_stages(), policy=name)
