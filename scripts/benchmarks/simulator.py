@@ -92,6 +92,7 @@ def poisson(bench: Bench) -> Iterator[Figure]:
     """Mean highest load factor of every model alone, NICs isolated as published."""
     for policy, least in ((PLAIN, 0.965), (BEST, 0.98)):
         yield mean_figure(f"pool, {policy}", bench.cells("pool", policy), least)
+    yield mean_figure("pool, deferred", bench.cells("pool", "deferred"))
     for policy in (PLAIN, BEST):
         yield mean_figure(f"{OVERFLOW}, {policy}", bench.cells(OVERFLOW, policy))
     yield ideal(bench, 1.0)
