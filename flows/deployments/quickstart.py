@@ -3,9 +3,9 @@
 Thin: it names the steps and their order. Call `prepare_prefect` before importing it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -21,10 +21,13 @@ from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import split_step
 from flows.progress import Say, StepLog
 from flows.quickstart.example_project import (
-    BLOCKS,
     MAX_BATCH,
+    SHORTEST_SLO_US,
     SLOW,
     OfferedModel,
+    application_models,
+    application_slo_us,
+    example_application,
     example_classes,
     example_cluster,
     example_models,
@@ -34,18 +37,23 @@ from flows.quickstart.example_project import (
 )
 from flows.quickstart.load_process import LoadRequest, LoadResult, run_load
 from flows.quickstart.outcome import QuickstartOutcome, keep_outcome
-from flows.quickstart.reference_outputs import write_answers
+from flows.quickstart.reference_outputs import mean_rows, write_answers, write_application_answers
 from flows.release.artifacts import attach_artifacts
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
+from triton_backend.contract.applications import Application
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
+from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import SimOptions, simulate
 
+# The best plan found until then is served, and says how far from the bound it may be.
+PLAN_SECONDS = 20.0
 LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 
 
@@ -55,12 +63,14 @@ class QuickstartOptions:
 
     Attributes:
         models: the user's own models with their SLOs; none for the two examples.
+        application: the example application in their place.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
         http_seconds: length of the sample over HTTP.
         planner: by whom the models are planned; its plan names the policy.
     """
 
     models: tuple[OfferedModel, ...] = ()
+    application: bool = False
     keep_serving: bool = False
     load_factor: float | None = None
     load_seconds: float = 20.0
@@ -96,9 +106,18 @@ class Finished:
         }
 
 
+class _Offered(NamedTuple):
+    """What is served: models, or an application of them; and files of requests with their answers."""
+
+    models: tuple[OfferedModel, ...]
+    splits: tuple[SplitModel, ...]
+    application: Application | None
+    answers: dict[str, Path]
+
+
 @task(name="split", cache_policy=NO_CACHE)
 def _split(work: Workspace, model: OfferedModel) -> SplitModel:
-    return split_step(work, model.path, model.name, blocks=BLOCKS, max_batch=MAX_BATCH)
+    return split_step(work, model.path, model.name, blocks=model.blocks, max_batch=MAX_BATCH)
 
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)
@@ -108,11 +127,16 @@ def _profile(work: Workspace, split: SplitModel, say: Say) -> Prepared:
 
 
 @task(name="plan", cache_policy=NO_CACHE)
-def _plan(work: Workspace, models: tuple[OfferedModel, ...], options: PlanOptions) -> Plan:
-    cluster = example_cluster()
+def _plan(work: Workspace, offered: _Offered, options: PlanOptions) -> Plan:
+    cluster, models = example_cluster(), offered.models
     profiles, _ = load_profiles(work, cluster, workload_of(models))
-    chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
-    planned = plan_step(work, cluster, workload_of(chosen), options)
+    if offered.application is None:
+        chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
+        workload = workload_of(chosen)
+    else:
+        slo_us = application_slo_us(offered.application, profiles)
+        workload = Workload(applications=(replace(offered.application, slo_us=slo_us),))
+    planned = plan_step(work, cluster, workload, options)
     return attach_artifacts(work, planned.plan, _devices())
 
 
@@ -152,9 +176,9 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
         InputError: the model cannot be split or planned, or a port is in use.
     """
     watch, log = Stopwatch(), StepLog(say)
-    models, splits = _prepare(work, options, log)
+    offered = _prepare(work, options, log)
     with log.step("plan") as note:
-        plan = _plan(work, models, _planning(options.planner))
+        plan = _plan(work, offered, _planning(options))
         note.text = _plan_in_words(plan)
     with log.step("simulate (the first time, the scheduler is compiled)") as note:
         simulated = _simulate(plan, options)
@@ -163,13 +187,13 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
         with log.step("roll out on Triton") as note:
             state = _roll_out(work, plan, options.ports, say)
             note.text = f"HTTP {state.http_url}, gRPC {state.grpc_url}"
-        measured, sampled = _drive(work, (plan, splits), state, options, log)
+        measured, sampled = _drive(work, (plan, offered.answers), state, options, log)
     finally:
         if not options.keep_serving:
             stop(work.state.serve)
     outcome = QuickstartOutcome(
         plan=plan,
-        splits=splits,
+        splits=offered.splits,
         simulated=simulated,
         measured=measured,
         sampled=sampled,
@@ -187,10 +211,11 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     )
 
 
-def _prepare(
-    work: Workspace, options: QuickstartOptions, log: StepLog
-) -> tuple[tuple[OfferedModel, ...], tuple[SplitModel, ...]]:
-    models = options.models or example_models(work.state.models / "examples")
+def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offered:
+    folder = work.state.models / "examples"
+    models = options.models or (
+        application_models(folder) if options.application else example_models(folder)
+    )
     splits: list[SplitModel] = []
     for model in models:
         with log.step(f"split {model.name}") as note:
@@ -200,27 +225,39 @@ def _prepare(
         with log.step(f"build and profile {model.name}") as note:
             note.text = _profile(work, split, log.say).in_words()
         splits.append(split)
-    return models, tuple(splits)
+    reports = work.state.reports
+    if not options.application:
+        answers = {s.name: write_answers(s, reports / f"answers-{s.key}.npz") for s in splits}
+        return _Offered(models, tuple(splits), None, answers)
+    with log.step("run the models one after the other") as note:
+        graph = example_application(splits, rows=1.0, slo_us=SHORTEST_SLO_US)
+        files = {model.name: model.path for model in models}
+        found = reports / f"answers-{graph.name}.npz"
+        write_application_answers(graph, files, {s.name: s for s in splits}, found)
+        rows = mean_rows(found, "boxes")
+        graph = example_application(splits, rows=rows, slo_us=SHORTEST_SLO_US)
+        note.text = f"{rows:.2f} boxes in a picture"
+    return _Offered(models, tuple(splits), graph, {graph.name: found})
 
 
 def _drive(
     work: Workspace,
-    served: tuple[Plan, tuple[SplitModel, ...]],
+    served: tuple[Plan, dict[str, Path]],
     state: ServerState,
     options: QuickstartOptions,
     log: StepLog,
 ) -> tuple[LoadResult, LoadResult]:
     """Load over gRPC and then a sample over HTTP, every response checked."""
-    plan, splits = served
+    plan, answers = served
     folder = work.state.reports
     folder.mkdir(parents=True, exist_ok=True)
     share = offered_share(plan, options.load_factor)
-    rate_rps = share * sum(model.throughput_rps for model in plan.models)
+    rate_rps = share * sum(model.throughput_rps for model in served_models(plan))
     shared: dict[str, Any] = {
         "plan": _plan_file(work, plan),
         "load_factor": share,
         "seed": options.seed,
-        "checks": {s.name: write_answers(s, folder / f"answers-{s.key}.npz") for s in splits},
+        "checks": answers,
     }
     with log.step(f"load over gRPC for {options.load_seconds:g} s at {rate_rps:.0f} rps") as note:
         measured = _load(
@@ -242,10 +279,14 @@ def _drive(
     return measured, sampled
 
 
-def _planning(planner: str) -> PlanOptions:
+def _planning(options: QuickstartOptions) -> PlanOptions:
     """How to plan; whole models that share GPUs are all on the fast ones, so that they do share them."""
-    whole = planner == "subclusters"
-    return PlanOptions(planner=planner, excluded_classes={"*": (SLOW,)} if whole else {})
+    whole = options.planner == "subclusters"
+    return PlanOptions(
+        planner=options.planner,
+        excluded_classes={"*": (SLOW,)} if whole else {},
+        time_limit_s=PLAN_SECONDS if options.application else None,
+    )
 
 
 def _plan_file(work: Workspace, plan: Plan) -> Path:
@@ -259,7 +300,7 @@ def _devices() -> dict[str, DeviceClass]:
 
 
 def _plan_in_words(plan: Plan) -> str:
-    rates = ", ".join(f"{m.name} {m.throughput_rps:.1f} rps" for m in plan.models)
+    rates = ", ".join(f"{m.name} {m.throughput_rps:.1f} rps" for m in served_models(plan))
     pools = f"{len(plan.pools)} pools under {plan.models[0].policy}"
     return f"{rates}; {pools}; gap {plan.objective.gap:.2%} of the bound"
 

@@ -1,4 +1,4 @@
-"""What the quickstart runs on: two example models, two CPU classes, a small cluster.
+"""What the quickstart runs on: two example models or an application, two CPU classes, a small cluster.
 
 The slow class is stretched far enough that a whole model misses its SLO there and a part of it
 does not, which is the case PoolPipe is for; both classes are stretched so that eight vGPUs, the
@@ -7,13 +7,17 @@ server and the load fit two cores.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass
+from flows.preparation.graphs.detector import MOST_BOXES, write_detector
 from flows.preparation.graphs.examples import write_example
+from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
+from flows.preparation.splitting.model import SplitModel
+from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -21,8 +25,13 @@ from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import ms_to_us
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.runtimes.stage_tensors import served_models
 
 EXAMPLES = ("squeezenet", "shufflenet")
+APPLICATION, DETECTOR, CROP = "traffic", "detector", "crop"
+PICTURE = (3, 224, 224)
+# Two stages of three models and the crop at once: with ten blocks each, the exact plan takes minutes.
+APPLICATION_BLOCKS = 4
 FAST, SLOW = "fast-cpu", "slow-cpu"
 FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
 MAX_BATCH = 4
@@ -44,6 +53,7 @@ class OfferedModel:
     name: str
     path: Path
     slo_us: int | None = None
+    blocks: int = BLOCKS
 
 
 def example_models(folder: Path) -> tuple[OfferedModel, ...]:
@@ -52,6 +62,53 @@ def example_models(folder: Path) -> tuple[OfferedModel, ...]:
         OfferedModel(name=name, path=write_example(name, folder / f"{name}.onnx"))
         for name in EXAMPLES
     )
+
+
+def application_models(folder: Path) -> tuple[OfferedModel, ...]:
+    """A detector, the crop behind it and two classifiers, written into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    detector = write_detector(folder / f"{DETECTOR}.onnx")
+    size = (PICTURE[1], PICTURE[2])
+    crop = write_crop(folder / f"{CROP}.onnx", Crop(image=PICTURE, size=size))
+    return (
+        OfferedModel(name=DETECTOR, path=detector, blocks=APPLICATION_BLOCKS),
+        OfferedModel(name=CROP, path=crop, blocks=1),
+        *(replace(model, blocks=APPLICATION_BLOCKS) for model in example_models(folder)),
+    )
+
+
+def example_application(splits: Sequence[SplitModel], *, rows: float, slo_us: int) -> Application:
+    """Boxes of a picture, and what both classifiers say of each box."""
+    inputs = {split.name: split.inputs[0].name for split in splits}
+    outputs = {split.name: split.outputs[0].name for split in splits}
+
+    def of_boxes(name: str, model: str, reads: Mapping[str, str]) -> Module:
+        return Module(
+            name=name, model=model, inputs=reads, rows_per_request=rows, max_rows=MOST_BOXES
+        )
+
+    classifiers = tuple(
+        of_boxes(f"by_{name}", name, {inputs[name]: f"{CROP}.{CROPS}"}) for name in EXAMPLES
+    )
+    crop = {IMAGE: f"{REQUEST}.image", BOX: "detect.boxes"}
+    return Application(
+        name=APPLICATION,
+        slo_us=slo_us,
+        weight=1.0,
+        modules=(
+            Module(name="detect", model=DETECTOR, inputs={inputs[DETECTOR]: f"{REQUEST}.image"}),
+            of_boxes(CROP, CROP, crop),
+            *classifiers,
+        ),
+        outputs={name: f"detect.{name}" for name in ("boxes", "scores", "labels")}
+        | {m.model: f"{m.name}.{outputs[m.model]}" for m in classifiers},
+    )
+
+
+def application_slo_us(graph: Application, profiles: Mapping[str, ModelProfile]) -> int:
+    """5 times what the fast class takes for the longest path at batch 1."""
+    times_us = {m.name: float(_fast_us(profiles[m.model])) for m in graph.modules}
+    return max(round(SLO_FACTOR * graph.longest(times_us)), SHORTEST_SLO_US)
 
 
 def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[OfferedModel, ...]:
@@ -110,18 +167,21 @@ def with_slo(model: OfferedModel, profile: ModelProfile) -> OfferedModel:
     """The model with an SLO: its own, else 5 times the fast class's latency at batch 1."""
     if model.slo_us is not None:
         return model
+    return replace(model, slo_us=max(SLO_FACTOR * _fast_us(profile), SHORTEST_SLO_US))
+
+
+def _fast_us(profile: ModelProfile) -> int:
     fast = profile.table(FAST, WHOLE_GPU)
     if fast is None:
         raise InputError(f"profile of {profile.name!r}", f"not measured on class {FAST!r}")
-    fast_us = int(fast.stage_latency_us((0, profile.blocks))[0])
-    return replace(model, slo_us=max(SLO_FACTOR * fast_us, SHORTEST_SLO_US))
+    return int(fast.stage_latency_us((0, profile.blocks))[0])
 
 
 def offered_share(plan: Plan, asked: float | None) -> float:
     """Load factor to offer: as asked, else half the plan, or less where that is too much for here."""
     if asked is not None:
         return asked
-    planned_rps = sum(model.throughput_rps for model in plan.models)
+    planned_rps = sum(model.throughput_rps for model in served_models(plan))
     return min(LOAD_FACTOR, MOST_RPS / planned_rps) if planned_rps > 0 else LOAD_FACTOR
 
 

@@ -21,7 +21,8 @@ from flows.reporting.runs import outcomes_of_simulation, uses_of_events
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import us_to_ms
-from triton_backend.simulator.results import SimResult
+from triton_backend.runtimes.stage_tensors import served_model, served_models
+from triton_backend.simulator.results import ApplicationResult, ModelResult, SimResult
 from warehouse.runs import add_run, set_report
 
 STAND_IN = (
@@ -62,9 +63,13 @@ class QuickstartOutcome:
             "steps": [{"name": s.name, "seconds": s.seconds, "note": s.note} for s in self.steps],
         }
 
+    def simulated_of(self, name: str) -> ModelResult | ApplicationResult:
+        """The simulation of a model or an application."""
+        found = self.simulated.applications.get(name)
+        return found or next(model for model in self.simulated.models if model.name == name)
+
     def _row(self, name: str) -> dict[str, Any]:
-        simulated = next(m for m in self.simulated.models if m.name == name)
-        planned = self.plan.model(name)
+        planned, simulated = served_model(self.plan, name), self.simulated_of(name)
         return dict(self.measured.document["models"][name]) | {
             "slo_ms": us_to_ms(planned.slo_us),
             "planned_rps": planned.throughput_rps,
@@ -92,7 +97,7 @@ def shortcomings(found: QuickstartOutcome, attainment_target: float) -> list[str
 def overloaded(found: QuickstartOutcome) -> str | None:
     """Why the figures say more of this machine than of the plan, if they do."""
     lag_ms = found.measured.send_lag_p99_ms
-    shortest_ms = us_to_ms(min(model.slo_us for model in found.plan.models))
+    shortest_ms = us_to_ms(min(model.slo_us for model in served_models(found.plan)))
     if lag_ms is None or lag_ms <= STARVED * shortest_ms:
         return None
     return (

@@ -1,11 +1,15 @@
-"""What the unsplit model answers, so that every response of the served one can be checked."""
+"""What the unsplit models answer, so that every response of the served ones can be checked."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from flows.preparation.splitting.model import SplitModel
-from flows.preparation.splitting.running import open_session, random_inputs, run_session
+from flows.preparation.splitting.running import Arrays, open_session, random_inputs, run_session
+from triton_backend.contract.applications import REQUEST, Application, Module
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import NUMPY_DTYPES
 
 SAMPLES = 16
 SEED = 77
@@ -30,3 +34,65 @@ def write_answers(split: SplitModel, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
     return path
+
+
+def write_application_answers(
+    graph: Application, files: Mapping[str, Path], splits: Mapping[str, SplitModel], path: Path
+) -> Path:
+    """Random requests of an application and its answers, models run one after the other, as an `.npz`.
+
+    Every model is the file that it was split from, run on one row at a time. Arrays are `inputs/<tensor>` [16, ...],
+    `outputs/<name>` [rows of all requests, ...] and `rows/<name>` [16].
+
+    Args:
+        graph: of modules that say what they read.
+        files: of every model, by its name.
+        splits: the same.
+        path: the file to write.
+    """
+    sessions = {name: open_session(file, str(file)) for name, file in files.items()}
+    asked: dict[str, TensorSpec] = {}
+    for module in graph.modules:
+        given = {spec.name: spec for spec in splits[module.model].inputs}
+        for tensor, source in module.inputs.items():
+            producer, _, name = source.partition(".")
+            if producer == REQUEST:
+                spec = given[tensor]
+                asked[name] = TensorSpec(name=name, dtype=spec.dtype, shape=spec.shape)
+    requests = random_inputs(tuple(asked.values()), SAMPLES, np.random.default_rng(SEED))
+    answers: list[Arrays] = []
+    for i in range(SAMPLES):
+        known = {f"{REQUEST}.{name}": array[i : i + 1] for name, array in requests.items()}
+        for module in graph.ordered():
+            inputs = {tensor: known[source] for tensor, source in module.inputs.items()}
+            made = _rows_of(module, inputs, splits[module.model])
+            results = [run_session(sessions[module.model], row) for row in made]
+            for spec in splits[module.model].outputs:
+                rows = [result[spec.name] for result in results if spec.name in result]
+                none = np.empty((0, *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
+                known[f"{module.name}.{spec.name}"] = np.concatenate([none, *rows])
+        answers.append({name: known[source] for name, source in graph.outputs.items()})
+    arrays = {f"inputs/{name}": array for name, array in requests.items()}
+    for name in graph.outputs:
+        arrays[f"outputs/{name}"] = np.concatenate([answer[name] for answer in answers])
+        arrays[f"rows/{name}"] = np.array([len(answer[name]) for answer in answers])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path
+
+
+def _rows_of(module: Module, inputs: Arrays, split: SplitModel) -> list[Arrays]:
+    """What a module reads for each of its rows; the request's one sample goes with each of them."""
+    own = [t for t, s in module.inputs.items() if not s.startswith(f"{REQUEST}.")]
+    rows = len(inputs[own[0]]) if own else 1
+    names = [spec.name for spec in split.inputs]
+    return [
+        {name: inputs[name][k : k + 1] if name in own else inputs[name] for name in names}
+        for k in range(rows)
+    ]
+
+
+def mean_rows(path: Path, output: str) -> float:
+    """Mean number of rows of an output in such a file."""
+    with np.load(path, allow_pickle=False) as saved:
+        return float(saved[f"rows/{output}"].mean())

@@ -145,7 +145,7 @@ class Outcomes:
             duration_s=summary["duration_s"],
             models={
                 name: ModelOutcome.from_summary(row, latencies.get(name))
-                for name, row in summary["models"].items()
+                for name, row in (summary["models"] | summary.get("applications", {})).items()
             },
             note=f"policy {summary['policy']}" if "policy" in summary else "",
             uses=uses,

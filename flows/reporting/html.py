@@ -7,7 +7,7 @@ Here: choosing what the page says and rendering it. Not here: the pictures (`pic
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,8 +22,10 @@ from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.timeline import timeline_data
 from flows.reporting.view import PlanView, PoolView, view_of
+from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.units import US_PER_S
+from triton_backend.contract.units import US_PER_S, us_to_ms
+from triton_backend.runtimes.stage_tensors import served_models
 
 SHADES = ("#6f94cf", "#9db8e0")  # neighbouring blocks
 
@@ -46,6 +48,34 @@ class PoolRow:
     busy: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """A module of an application: what it runs after what, and the part of the SLO that it is given.
+
+    Attributes:
+        rows, most: of one request, on average and at most.
+        begins, takes: its budget on the longest way to it, as parts of the SLO.
+    """
+
+    name: str
+    model: str
+    after: str
+    rows: float
+    most: int
+    budget_ms: float
+    begins: float
+    takes: float
+
+
+class Served(NamedTuple):
+    """What clients see as a model: a model of the plan, or an application; numbered for its colour."""
+
+    number: int
+    name: str
+    slo_ms: float
+    rate_rps: float
+
+
 def write_report(data: ReportData, path: Path) -> Path:
     """Write the page; folders on the way are made. Returns `path`.
 
@@ -61,6 +91,8 @@ def render_report(data: ReportData) -> str:
     """The page as text."""
     view = view_of(data.plan)
     names = tuple(model.name for model in view.models)
+    served = _served(data.plan)
+    endpoints = tuple(one.name for one in served)
     runs = [run for run in (data.measured, data.simulated, *data.further) if run is not None]
     return (
         environment()
@@ -70,6 +102,8 @@ def render_report(data: ReportData) -> str:
             data=data,
             plan=data.plan,
             view=view,
+            served=served,
+            applications=[_modules(one) for one in data.plan.applications],
             runs=runs,
             tiles=_tiles(data),
             objective=_objective(data.plan),
@@ -81,11 +115,11 @@ def render_report(data: ReportData) -> str:
             busy_runs=[run.label for run in runs if run.uses is not None],
             cluster_svgs=[Markup(cluster_svg(view, names, width)) for width in (WIDTH, NARROW)],  # noqa: S704 - see above
             attainment_svgs=[
-                Markup(attainment_svg(names, runs, width))  # noqa: S704 - see above
+                Markup(attainment_svg(endpoints, runs, width))  # noqa: S704 - see above
                 for width in (WIDTH, NARROW)
                 if runs
             ],
-            latencies=_latencies(names, runs, {m.name: m.slo_ms for m in view.models}),
+            latencies=_latencies(served, runs),
             timelines=[
                 (run.label, timeline_data(data.plan, run.uses))
                 for run in runs
@@ -126,6 +160,34 @@ HELPERS: dict[str, Any] = {
 }
 
 
+def _served(plan: Plan) -> list[Served]:
+    return [
+        Served(number, model.name, us_to_ms(model.slo_us), model.throughput_rps)
+        for number, model in enumerate(served_models(plan))
+    ]
+
+
+def _modules(planned: ApplicationPlan) -> tuple[str, float, list[ModuleRow]]:
+    """An application in words: its name, its SLO (ms), a row for every module."""
+    graph = planned.application
+    heads = graph.heads(planned.budgets_us)
+    slo_us = graph.slo_us
+    rows = [
+        ModuleRow(
+            name=module.name,
+            model=module.model,
+            after=", ".join(module.parents),
+            rows=module.rows_per_request,
+            most=module.max_rows or 1,
+            budget_ms=us_to_ms(planned.budgets_us[module.name]),
+            begins=heads[module.name] / slo_us,
+            takes=planned.budgets_us[module.name] / slo_us,
+        )
+        for module in graph.ordered()
+    ]
+    return graph.name, us_to_ms(slo_us), rows
+
+
 def _tiles(data: ReportData) -> list[Tile]:
     tiles = [
         Tile(
@@ -137,10 +199,15 @@ def _tiles(data: ReportData) -> list[Tile]:
         if run is not None
     ]
     plan = data.plan
-    planned_rps = sum(model.throughput_rps for model in plan.models)
+    served = _served(plan)
+    planned_rps = sum(one.rate_rps for one in served)
     used = ", ".join(f"{count} {name}" for name, count in plan.gpus_used.items() if count)
     total = sum(plan.cluster.gpus(c.name) for c in plan.cluster.gpu_classes)
-    models = "1 model" if len(plan.models) == 1 else f"{len(plan.models)} models"
+    kinds = [
+        ("model", len(served) - len(plan.applications)),
+        ("application", len(plan.applications)),
+    ]
+    models = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds if n)
     tiles.append(Tile(label=f"planned, {models}", value=words.rate(planned_rps)))
     tiles.append(
         Tile(label=f"GPUs used: {used}", value=f"{sum(plan.gpus_used.values())} of {total}")
@@ -193,18 +260,16 @@ def _objective(plan: Plan) -> str:
     )
 
 
-def _latencies(
-    names: tuple[str, ...], runs: list[Outcomes], slo_ms: dict[str, float]
-) -> list[tuple[str, Markup]]:
-    """A picture for every model of which at least one run kept latencies."""
+def _latencies(served: Sequence[Served], runs: list[Outcomes]) -> list[tuple[str, Markup]]:
+    """A picture for every model and application of which at least one run kept latencies."""
     pictures: list[tuple[str, Markup]] = []
-    for number, name in enumerate(names):
+    for number, (_, name, slo_ms, _) in enumerate(served):
         known = [
             (run.label, outcome.latencies_ms)
             for run in runs
             if (outcome := run.models.get(name)) and outcome.latencies_ms is not None
         ]
         if known:
-            picture = latency_svg(number, slo_ms[name], known)
+            picture = latency_svg(number, slo_ms, known)
             pictures.append((name, Markup(picture)))  # noqa: S704 - see above
     return pictures

@@ -29,11 +29,14 @@ def outcomes_of_simulation(result: SimResult) -> Outcomes:
 
 
 def simulated_latencies(result: SimResult) -> dict[str, NDArray[np.float64]]:
-    """Latency (ms) of every answered request per model."""
+    """Latency (ms) of every answered request per model and application."""
     rows = result.requests
     answered = rows[np.isin(rows["outcome"], (SERVED, LATE))]
     latency_ms = (answered["finish_us"] - answered["arrival_us"]) / US_PER_MS
-    return {m.name: latency_ms[answered["model"] == i] for i, m in enumerate(result.plan.models)}
+    plan, found = result.plan, dict[str, NDArray[np.float64]]()
+    for column, every in (("model", plan.models), ("application", plan.applications)):
+        found |= {one.name: latency_ms[answered[column] == i] for i, one in enumerate(every)}
+    return found
 
 
 def uses_of_simulation(result: SimResult) -> Uses | None:

@@ -9,7 +9,7 @@ from flows.cli import shared_options
 from flows.cli.console import note, print_json, say, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
-from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.errors import InputError, PoolPipeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
 @command(
     "quickstart",
     "poolpipe quickstart",
+    "poolpipe quickstart --application",
     "poolpipe quickstart --planner subclusters",
     "poolpipe quickstart --model net.onnx --slo-ms 80",
     "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
@@ -55,6 +56,12 @@ def quickstart(
             help="Its latency objective; one for all models, or one each, in their order.",
         ),
     ] = None,
+    application: Annotated[
+        bool,
+        typer.Option(
+            "--application", help="An application: a detector, crops of its boxes, two classifiers."
+        ),
+    ] = False,
     planner: Annotated[
         str, typer.Option(metavar="NAME", help="Who plans; see `poolpipe planners`.")
     ] = "pool",
@@ -103,6 +110,9 @@ def quickstart(
     )
     # Said at once, not after the minutes that profiling takes.
     PlanOptions(planner=planner)
+    if application and (model or slo_ms or planner != "pool"):
+        reason = "has models of its own, planned by pool; leave out --model, --slo-ms, --planner"
+        raise InputError("quickstart --application", reason)
     models = _own_models(model or (), slo_ms or ())
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
@@ -112,6 +122,7 @@ def quickstart(
 
     asked = QuickstartOptions(
         models=models,
+        application=application,
         keep_serving=keep_serving,
         load_factor=load_factor,
         load_seconds=duration,
@@ -154,20 +165,22 @@ def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:
 def _print(found: "Finished") -> None:
     from flows.reporting import words
     from triton_backend.contract.units import us_to_ms
+    from triton_backend.runtimes.stage_tensors import served_model
 
     outcome = found.outcome
-    simulated = {model.name: model for model in outcome.simulated.models}
+    simulated = {name: outcome.simulated_of(name) for name in outcome.measured.models}
+    planned = {name: served_model(outcome.plan, name) for name in outcome.measured.models}
     rows = [
         (
             name,
             *(row.offered, row.served, row.late, row.dropped, row.failed),
             words.percent(row.attainment, 2),
-            words.percent(simulated[name].attainment, 2),
+            words.percent(simulated[name].outcome.attainment, 2),
             words.milliseconds(row.p50_ms),
             words.milliseconds(row.p99_ms),
             words.milliseconds(simulated[name].latency_ms.p99),
-            words.milliseconds(us_to_ms(outcome.plan.model(name).slo_us)),
-            words.rate(outcome.plan.model(name).throughput_rps),
+            words.milliseconds(us_to_ms(planned[name].slo_us)),
+            words.rate(planned[name].throughput_rps),
         )
         for name, row in outcome.measured.models.items()
     ]

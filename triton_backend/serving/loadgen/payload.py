@@ -5,7 +5,9 @@ model, and the comparison of an answer with what was expected.
 Not here: how tensors look on the wire (`client_grpc`, `client_http`).
 
 A file of samples is an `.npz` with one array `inputs/<tensor>` per input and one
-`outputs/<tensor>` per output that is to be compared, all with the sample as dimension 0.
+`outputs/<tensor>` per output that is to be compared, all with the sample as dimension 0. Of an output with
+rows of their own number, as applications give, it has the rows of one sample after the other and, as
+`rows/<tensor>`, how many each sample has.
 """
 
 import zipfile
@@ -53,19 +55,30 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
     """
     arrays = _load(path)
     inputs = _named(arrays, "inputs/")
-    outputs = _named(arrays, "outputs/")
+    outputs, rows = _named(arrays, "outputs/"), _named(arrays, "rows/")
     for spec in specs:
         _check_input(path, spec, inputs.get(spec.name))
-    counts = {name: len(array) for name, array in arrays.items()}
+    counted = {f"outputs/{name}" for name in rows}
+    counts = {name: len(array) for name, array in arrays.items() if name not in counted}
     if len(set(counts.values())) != 1:
         raise InputError(str(path), f"arrays of different numbers of samples: {counts}")
     total = next(iter(counts.values()))
     if total < samples:
         raise InputError(str(path), f"{total} samples, one request takes {samples}")
+    begins = {name: np.append(0, np.cumsum(given)) for name, given in rows.items()}
+    for name, ends in begins.items():
+        if name not in outputs or len(outputs[name]) != ends[-1]:
+            raise InputError(f"{path}: rows/{name}", f"{ends[-1]} rows, the output has others")
     return [
         Payload(
             inputs={spec.name: inputs[spec.name][at : at + samples] for spec in specs},
-            expected={name: array[at : at + samples] for name, array in outputs.items()} or None,
+            expected={
+                name: array[begins[name][at] : begins[name][at + samples]]
+                if name in begins
+                else array[at : at + samples]
+                for name, array in outputs.items()
+            }
+            or None,
         )
         for at in range(0, total - samples + 1, samples)
     ]

@@ -13,3 +13,16 @@ def test_quickstart_names_a_port_in_use_before_it_starts_to_profile(poolpipe: Co
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"poolpipe: --grpc-port {busy}: ")
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    "more", [("--model=m.onnx", "--slo-ms=80"), ("--slo-ms=80",), ("--planner=subclusters",)]
+)
+def test_the_application_has_models_and_a_planner_of_its_own(
+    poolpipe: Command, more: tuple[str, ...]
+) -> None:
+    ran = poolpipe("quickstart", "--application", *more)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("poolpipe: quickstart --application: has models of its own")
+    assert ran.err.count("\n") == 1

@@ -8,61 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from flows.preparation.graphs.detector import add_heads
 from flows.preparation.splitting import SplitModel, extract_stages, split_model
+from tests.flows.preparation.splitting.exported_detectors import SIZE, write_exported
 from triton_backend.contract.errors import InputError
-
-SIZE = 48
-MOST = 6
-
-
-def detector(
-    path: Path, *, threshold: float = 0.9, around_one: bool = False, most: int = MOST
-) -> Path:
-    """Three convolutions and a choice of boxes for one picture.
-
-    With `around_one`, the picture is taken out of its batch and put back before them, as detectors do that
-    take pictures of many sizes.
-    """
-    rng = np.random.default_rng(5)
-    nodes: list[onnx.NodeProto] = []
-    constants = {
-        "mean": rng.standard_normal((3, 1, 1)).astype(np.float32),
-        "zero": np.array([0]),
-        "one": np.array([1]),
-    }
-    source = "image"
-    if around_one:
-        nodes = [
-            helper.make_node("Split", ["image", "one"], ["picture"], axis=0),
-            helper.make_node("Squeeze", ["picture", "zero"], ["flat"]),
-            helper.make_node("Sub", ["flat", "mean"], ["plain"]),
-            helper.make_node("Unsqueeze", ["plain", "zero"], ["again"]),
-            helper.make_node("Concat", ["again"], ["batched"], axis=0),
-        ]
-        source = "batched"
-    for i, channels in enumerate((3, 8, 8)):
-        weights = rng.standard_normal((8, channels, 3, 3)) * np.sqrt(2 / (9 * channels))
-        constants[f"w{i}"] = weights.astype(np.float32)
-        nodes += [
-            helper.make_node("Conv", [source, f"w{i}"], [f"c{i}"], pads=[1] * 4, strides=[2, 2]),
-            helper.make_node("Relu", [f"c{i}"], [f"r{i}"]),
-        ]
-        source = f"r{i}"
-    graph = helper.make_graph(
-        nodes,
-        "detector",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    opset = helper.make_opsetid("", 17)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
-    add_heads(model, source, threshold=threshold, seed=3, most=most)
-    path.write_bytes(onnx.shape_inference.infer_shapes(model).SerializeToString())
-    return path
 
 
 def pictures(number: int) -> NDArray[np.float32]:
@@ -98,7 +48,7 @@ def block_by_block(split: SplitModel, images: NDArray[np.float32]) -> dict[str, 
 def test_a_detector_block_by_block_gives_the_boxes_of_the_file(
     tmp_path: Path, batch: int, *, around_one: bool
 ) -> None:
-    path = detector(tmp_path / "m.onnx", around_one=around_one)
+    path = write_exported(tmp_path / "m.onnx", around_one=around_one)
     split = split_model(path, name="m", out=tmp_path / "models", blocks=4)
     assert split.blocks == 4
     images = pictures(batch)
@@ -110,7 +60,9 @@ def test_a_detector_block_by_block_gives_the_boxes_of_the_file(
 
 
 def test_outputs_are_rows_with_one_count_for_each_sample(tmp_path: Path) -> None:
-    split = split_model(detector(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=3)
+    split = split_model(
+        write_exported(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=3
+    )
     assert {spec.name: (spec.dtype, spec.shape) for spec in split.outputs} == {
         "boxes": ("FP32", (-1, 4)),
         "scores": ("FP32", (-1,)),
@@ -121,7 +73,7 @@ def test_outputs_are_rows_with_one_count_for_each_sample(tmp_path: Path) -> None
 
 
 def test_a_batch_of_which_no_sample_has_a_box_gives_no_rows(tmp_path: Path) -> None:
-    path = detector(tmp_path / "m.onnx", threshold=0.999999)
+    path = write_exported(tmp_path / "m.onnx", threshold=0.999999)
     split = split_model(path, name="m", out=tmp_path / "models", blocks=2)
     got = block_by_block(split, pictures(3))
     assert got["boxes"].shape == (0, 4)
@@ -129,7 +81,9 @@ def test_a_batch_of_which_no_sample_has_a_box_gives_no_rows(tmp_path: Path) -> N
 
 
 def test_post_processing_stays_in_the_last_block(tmp_path: Path) -> None:
-    split = split_model(detector(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=20)
+    split = split_model(
+        write_exported(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=20
+    )
     last, before = extract_stages(split, [(split.blocks - 1, split.blocks), (0, split.blocks - 1)])
     kinds = [{node.op_type for node in onnx.load(path).graph.node} for path in (last, before)]
     assert "Loop" in kinds[0]

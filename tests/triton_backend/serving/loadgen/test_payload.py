@@ -37,6 +37,18 @@ def test_a_file_is_cut_into_requests_in_its_order(tmp_path: Path) -> None:
     assert np.array_equal(requests[1].expected["y"], x[2:4] * 2)
 
 
+def test_rows_of_their_own_number_stay_with_their_sample(tmp_path: Path) -> None:
+    x, y = np.zeros((3, 4), np.float32), np.arange(5.0)
+    path = tmp_path / "samples.npz"
+    np.savez(path, **{"inputs/x": x, "outputs/y": y, "rows/y": np.array([2, 0, 3])})
+    requests = requests_from_file(path, X, samples=1)
+    answers = [request.expected["y"].tolist() for request in requests if request.expected]
+    assert answers == [[0, 1], [], [2, 3, 4]]
+    np.savez(path, **{"inputs/x": x, "outputs/y": y, "rows/y": np.array([2, 0, 4])})
+    with pytest.raises(InputError, match="rows/y: 6 rows, the output has others"):
+        requests_from_file(path, X, samples=1)
+
+
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
