@@ -32,6 +32,7 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, Se
 
 CONTROL_MODEL = "poolpipe_control"
 STANDBY_MODEL = "poolpipe_standby"
+OFFLOAD_MODEL = "poolpipe_offload"
 FIRST_GENERATION = 1
 FRONT_PORTS_NAME = "front_ports.json"
 WORKERS_NAME = "workers.json"
@@ -153,6 +154,8 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     render_control(folder, FIRST_GENERATION, standby=options.standby)
     for model in served_models(plan):
         render_front(folder, model, FIRST_GENERATION)
+    if has_entries(plan):
+        render_offload(folder, FIRST_GENERATION)
     return settings
 
 
@@ -295,6 +298,16 @@ def render_control(
     """The scheduler's models, which begin with this generation where no scheduler is active yet."""
     for name in (CONTROL_MODEL, STANDBY_MODEL) if standby else (CONTROL_MODEL,):
         _model(folder, "scheduler", name, settings, generation=generation)
+
+
+def render_offload(folder: Path, generation: int, settings: Path | None = None) -> None:
+    """The model that clients ask where they may cut, and say where they do."""
+    _model(folder, "offload", OFFLOAD_MODEL, settings, generation=generation)
+
+
+def has_entries(plan: Plan) -> bool:
+    """Whether requests of a model come in by entries that its plan lists."""
+    return any(model.entries for model in plan.models)
 
 
 def render_front(

@@ -38,8 +38,10 @@ from triton_backend.runtimes.stage_tensors import (
 )
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
+    OFFLOAD_MODEL,
     GenerationNames,
     front_ports,
+    has_entries,
     node_generation,
     node_model,
     read_front_ports,
@@ -48,6 +50,7 @@ from triton_backend.serve_folder.repository import (
     render_control,
     render_front,
     render_generation,
+    render_offload,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
@@ -265,6 +268,9 @@ def _render(change: _Change) -> None:
 
 def _preload(change: _Change) -> None:
     change.hosts.load(change.new, change.generation)
+    if has_entries(change.new) and not has_entries(change.old):
+        render_offload(change.folder, change.generation)
+        change.state.load(OFFLOAD_MODEL)
     for name in [*change.new_nodes(), *(model.name for model in change.added())]:
         change.state.load(name)
 
@@ -300,6 +306,8 @@ def _swap(change: _Change) -> None:
 
 def _settle(change: _Change) -> None:
     render_control(change.folder, change.generation, standby=_has_standby(change.folder))
+    if has_entries(change.new):
+        render_offload(change.folder, change.generation)
     for model in served_models(change.new):
         render_front(change.folder, model, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
@@ -310,7 +318,8 @@ def _settle(change: _Change) -> None:
 
 def _unload(change: _Change) -> None:
     _drain(change)
-    for name in [*change.old_nodes(), *change.removed()]:
+    gone = [OFFLOAD_MODEL] if has_entries(change.old) and not has_entries(change.new) else []
+    for name in [*change.old_nodes(), *change.removed(), *gone]:
         change.state.unload(name)
         remove_model(change.folder, name)
     change.hosts.unload(change.old, change.old_generation, (change.new, change.generation))
@@ -337,7 +346,8 @@ def _abort(change: _Change) -> None:
         return
     if status["generation"] == change.generation:
         return
-    for name in [*change.new_nodes(), *(model.name for model in change.added())]:
+    begun = [OFFLOAD_MODEL] if has_entries(change.new) and not has_entries(change.old) else []
+    for name in [*change.new_nodes(), *(model.name for model in change.added()), *begun]:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
         remove_model(change.folder, name)
@@ -385,8 +395,10 @@ def finish_or_undo_change(folder: Path) -> Plan:
         status = state.control("status")
     generation = int(status["generation"])
     plan = plan_of_generation(folder, generation)
+    served = {model.name for model in served_models(plan)}
+    served |= {OFFLOAD_MODEL} if has_entries(plan) else set()
     for entry in sorted((folder / "repository").iterdir()):
-        if _left_over(entry.name, generation, {model.name for model in served_models(plan)}):
+        if _left_over(entry.name, generation, served):
             with contextlib.suppress(ServerError):  # it may never have been loaded
                 state.unload(entry.name)
             remove_model(folder, entry.name)
@@ -407,7 +419,8 @@ def _left_over(name: str, generation: int, served: set[str]) -> bool:
     of_node = node_generation(name)
     if of_node is not None:
         return of_node != generation
-    return not name.startswith(RESERVED_PREFIX) and name not in served
+    ours = name.startswith(RESERVED_PREFIX) and name != OFFLOAD_MODEL
+    return not ours and name not in served
 
 
 def _status_when_back(state: ServerState) -> dict[str, Any]:

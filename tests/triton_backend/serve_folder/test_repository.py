@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, read_state, status
+from tests.fakes.unequal_shares import example
 from tests.triton_backend.serving.served_applications import (
     application,
     module,
@@ -25,6 +26,7 @@ from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
+    OFFLOAD_MODEL,
     STANDBY_MODEL,
     front_ports,
     node_model,
@@ -53,6 +55,15 @@ def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path
         code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
         compile(code, name, "exec")
         assert f'name: "{name}"' in (tmp_path / "repository" / name / "config.pbtxt").read_text()
+
+
+def test_only_a_plan_with_entries_has_the_model_that_clients_ask_for_cuts(tmp_path: Path) -> None:
+    render_repository(tmp_path / "whole", plan(two_stage()), ServeOptions())
+    assert not (tmp_path / "whole" / "repository" / OFFLOAD_MODEL).exists()
+    render_repository(tmp_path / "cuts", Plan.from_dict(example()), ServeOptions())
+    place = tmp_path / "cuts" / "repository" / OFFLOAD_MODEL
+    compile((place / "1" / "model.py").read_text(), OFFLOAD_MODEL, "exec")
+    assert f'name: "{OFFLOAD_MODEL}"' in (place / "config.pbtxt").read_text()
 
 
 def test_the_front_declares_the_tensors_of_its_model(tmp_path: Path) -> None:

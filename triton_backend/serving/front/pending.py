@@ -67,7 +67,7 @@ class Request:
 
     Attributes:
         batch_id: that it is in flight with; of an express request, only once it is answered.
-        entry: number of its model's entry by which it comes in.
+        entry: number of its model's entry by which it comes in, in the plan of `plan_tag`.
         express: whether it may be in flight without the front's knowing.
         cancel_sent: whether the scheduler knows that nobody waits for it.
     """
@@ -82,6 +82,7 @@ class Request:
     trace: str = ""  # W3C traceparent
     number: int = 0
     entry: int = 0
+    plan_tag: int = 0
     batch_id: int | None = None
     express: bool = False
     cancel_sent: bool = False
@@ -117,6 +118,7 @@ class RequestReader:
     def __init__(self, deployment: Deployment, model: ModelPlan) -> None:
         self._where = f"model {model.name!r}"
         self._split = model.split
+        self._tag = deployment.tag if model.entries else 0
         self._halved = {half.name: full for half, full in half_tensors(model).items()}
         self._entries = [
             _EntryTensors(
@@ -155,6 +157,7 @@ class RequestReader:
             client_id=incoming.request_id(),
             trace=_parameter(parameters, TRACE_HEADER),
             entry=number,
+            plan_tag=self._tag,
         )
 
     def _widened(self, brought: Arrays) -> Arrays:
@@ -261,7 +264,7 @@ def arrival_frame(
     # The scheduler fills batches to the last moment; the guard is our own time on the way.
     allowed_us = request.deadline_us - request.arrival_us
     deadline_us = request.deadline_us - settings.guard_us(allowed_us)
-    slot, checksum, tag = ticket or (NONE, 0, 0)
+    slot, checksum, tag = ticket or (NONE, 0, request.plan_tag)
     body = ArrivalBody(request.number, deadline_us, request.samples, request.entry, slot, checksum)
     return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 

@@ -48,6 +48,7 @@ class GatewayCounters:
     Attributes:
         bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
             those that nobody waits for any more and those of models that have gone.
+        entries: requests offered by model and entry.
         module_rows: rows that a module was to run, by application and module.
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.
     """
@@ -57,6 +58,7 @@ class GatewayCounters:
     bad: Counter[str] = field(default_factory=Counter[str])
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
+    entries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_rows: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_drops: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     batches_failed: int = 0
@@ -99,6 +101,7 @@ class GatewayCounters:
             "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
             "batches": dict(self.batches),
             "samples": dict(self.samples),
+            "entries": {"/".join(key): n for key, n in self.entries.items()},
             "module_rows": {"/".join(key): n for key, n in self.module_rows.items()},
             "module_drops": {"/".join(key): n for key, n in self.module_drops.items()},
             "stage_runs": {"/".join(map(str, s)): use.runs for s, use in self.stages.items()},

@@ -47,6 +47,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import StagePlace
+from triton_backend.scheduler.handover import matching_queues
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
@@ -320,6 +321,7 @@ class _Generation:
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
         self.queues = deployment.plan.queues()
+        self.entries = [[entry.name for entry in model.entries] for model in models]
         self.admission = Admission(deployment.plan, deployment.settings.policy)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
@@ -520,7 +522,12 @@ class Gateway:
             return
         self.counters.offered[front.model] += 1
         model = served.models.get(front.model)
-        if model is None or entry >= len(served.queues[model]):
+        if model is not None and served.entries[model]:
+            entry = self._entry_now(model, entry, plan_tag)
+            arrival = arrival._replace(entry=entry)
+            if entry != NONE:
+                self.counters.entries[front.model, served.entries[model][entry]] += 1
+        if model is None or not 0 <= entry < len(served.queues[model]):
             self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
             return
         now_us = self._at(now_us)
@@ -542,6 +549,24 @@ class Gateway:
                 entry=entry,
             )
         )
+
+    def _entry_now(self, model: int, entry: int, plan_tag: int) -> int:
+        """The entry that an arrival names, in the plan that is served; NONE where its plan or block is gone.
+
+        A front hears of another plan a moment later than this: what it sent before names entries of the last.
+        """
+        served = self._served
+        if plan_tag in (0, served.deployment.tag):
+            return entry if entry < len(served.entries[model]) else NONE
+        known = (self._prepared, *self._former.values())
+        sender = next((g for g in known if g is not None and g.deployment.tag == plan_tag), None)
+        name = served.deployment.plan.models[model].name
+        theirs = None if sender is None else sender.models.get(name)
+        if sender is None or theirs is None or entry >= len(sender.queues[theirs]):
+            return NONE
+        numbers = matching_queues(sender.deployment.plan, served.deployment.plan)
+        queue = numbers[sender.queues[theirs][entry]]
+        return NONE if queue is None else served.queues[model].index(queue)
 
     def _job_arrival(
         self, front: FrontAddress, number: int, arrival: ArrivalBody, now_us: int, plan_tag: int

@@ -45,6 +45,7 @@ class Histogram:
 Values = dict[tuple[str, Labels], float | Histogram]
 
 METRICS: Mapping[str, tuple[str, str]] = {
+    "poolpipe_offload_leases": ("gauge", "Clients that announced where they cut"),
     "poolpipe_requests_offered_total": ("counter", "Requests that reached the front"),
     "poolpipe_requests_served_total": ("counter", "Requests answered within their deadline"),
     "poolpipe_requests_late_total": ("counter", "Requests answered after their deadline"),

@@ -22,11 +22,14 @@ import numpy as np
 import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]  # Triton's stub provides it
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serve_folder.state import read_state_file
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.processes import StubHeartbeat
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import (
@@ -170,6 +173,8 @@ def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:
 class _JsonModel(_Model):
     """A model whose requests and answers are one JSON text each."""
 
+    OUTPUT = "state"
+
     @abstractmethod
     def answer(self, request: str) -> dict[str, Any]:
         """Answer one request of somebody who has the token.
@@ -185,19 +190,62 @@ class _JsonModel(_Model):
     def _one(self, request: Any) -> Any:
         texts = {t.name(): bytes(t.as_numpy().reshape(-1)[0]) for t in request.inputs()}
         try:
-            self.check(texts["token"])
-            state = self.answer(texts["request"].decode(errors="replace"))
+            state = self.admitted(texts)
         except (PoolPipeError, TimeoutError) as error:
             wrong = isinstance(error, InputError | TimeoutError)
             code = triton.TritonError.INVALID_ARG if wrong else triton.TritonError.UNAVAILABLE
             return triton.InferenceResponse([], triton.TritonError(str(error), code))
         text = np.array([json.dumps(state).encode()], dtype=np.object_)
-        return triton.InferenceResponse([triton.Tensor("state", text)])
+        return triton.InferenceResponse([triton.Tensor(self.OUTPUT, text)])
 
-    def check(self, token: bytes) -> None:
-        """Refuse who does not know the system's token."""
-        if not hmac.compare_digest(token, self.settings.token.encode()):
+    def admitted(self, texts: Mapping[str, bytes]) -> dict[str, Any]:
+        """The answer, for who knows the system's token."""
+        if not self.knows_token(texts["token"]):
             raise InputError("control request", "wrong token")
+        return self.answer(texts["request"].decode(errors="replace"))
+
+    def knows_token(self, token: bytes) -> bool:
+        """Whether this is the system's token."""
+        return hmac.compare_digest(token, self.settings.token.encode())
+
+
+class OffloadModel(_JsonModel):
+    """Which cuts are open, for everybody; what clients announced, for who has the token."""
+
+    OUTPUT = "answer"
+
+    def begin(self) -> None:
+        """Begin with no leases."""
+        plan = PlanReader(self._generation, self._plan_of)
+        self._offload = Offload(plan, self.clock.now_us)
+
+    def end(self) -> None:
+        """Nothing to stop."""
+
+    def values(self) -> Values:
+        """Leases."""
+        return {("poolpipe_offload_leases", ()): float(len(self._offload))}
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """Offer or announce."""
+        return self._offload.answer(request)
+
+    def admitted(self, texts: Mapping[str, bytes]) -> dict[str, Any]:
+        """The answer; a token that is given must be the right one."""
+        if "token" in texts and not self.knows_token(texts["token"]):
+            raise InputError("offload request", "wrong token")
+        request = texts["request"].decode(errors="replace")
+        return self._offload.answer(request, trusted="token" in texts)
+
+    def _generation(self) -> int:
+        """In force, as the state file says; where there is none, what this model was loaded for."""
+        state = read_state_file(self.settings.folder) or {}
+        return int(state.get("generation") or self.deployment.generation)
+
+    def _plan_of(self, generation: int) -> Plan:
+        if generation == self.deployment.generation:
+            return self.deployment.plan
+        return Deployment.read(self.settings, generation).plan
 
 
 class ControlModel(_JsonModel):

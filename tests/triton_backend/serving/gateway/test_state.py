@@ -1,9 +1,11 @@
 """The gateway called by hand: no socket, no clock."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.plans import HandModel, hand_model, hand_pipeline
 from tests.triton_backend.serving.gateway.gateways import (
     EPOCH,
     PAIR,
@@ -15,10 +17,12 @@ from tests.triton_backend.serving.gateway.gateways import (
     kinds,
     serving,
 )
-from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.decisions import DropReason
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
@@ -259,3 +263,39 @@ def test_batches_wait_for_slots_rather_than_share_them(gateway: HeldGateway) -> 
     batch, body = sent[0]
     finish(gateway, batch, body, 20)
     assert len(dispatches(gateway.frames())) == 1
+
+
+def cut(*blocks: int, plan_id: str) -> Plan:
+    """A model with an entry at every one of these blocks, listed in this order."""
+    lines = {
+        b: hand_pipeline(stage((b, 3), "FAST", 0), batch=1, rate_rps=1.0, entry=f"at-{b}")
+        for b in blocks
+    }
+    entries = tuple(Entry(name=f"at-{b}", block=b, budget_us=SLO_US, rate_rps=1.0) for b in blocks)
+    model = hand_model("cut", *lines.values(), slo_us=SLO_US, entries=entries)
+    named = [replace(s, pool="one") for p in model.model.pipelines for s in p.stages]
+    pipelines = tuple(
+        replace(p, stages=(s,)) for p, s in zip(model.model.pipelines, named, strict=True)
+    )
+    pool = replace(model.pools[0], name="one")
+    return plan(
+        HandModel(model=replace(model.model, pipelines=pipelines), pools=(pool,)), plan_id=plan_id
+    )
+
+
+def test_an_entry_is_meant_as_the_plan_has_it_that_the_front_knew(tmp_path: Path) -> None:
+    """Of arrivals that were on their way while the plan changed; a block that is gone is refused."""
+    first = deploy(tmp_path, cut(0, 1, 2, plan_id="first"))
+    gateway, front = serving(first), FrontAddress("cut")
+    second = deploy(tmp_path, cut(2, 0, plan_id="second"), generation=2)
+    gateway.prepare(second)
+    for vgpu in second.vgpus:
+        gateway.worker_up(WorkerAddress(2, vgpu.index), 5)
+    gateway.swap(10)
+    for number, tag, entry in ((1, first.tag, 0), (2, first.tag, 2), (3, second.tag, 0), (4, 0, 1)):
+        gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 20, tag)
+    gateway.frames()
+    assert dict(gateway.counters.entries) == {("cut", "at-0"): 2, ("cut", "at-2"): 2}
+    for number, tag, entry in ((5, first.tag, 1), (6, first.tag, 3), (7, 99, 0)):
+        gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 30, tag)
+    assert [drop.request for drop in drops(gateway.frames())] == [5, 6, 7]

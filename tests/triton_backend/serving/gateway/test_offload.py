@@ -1,0 +1,104 @@
+"""Cuts that are offered, leases that end, and a table that stays small."""
+
+import json
+from typing import Any
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from tests.flows.planning.entries.entry_cases import entry, made, profile
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.serving.gateway.offload import MOST_CLIENTS, Offload, PlanReader, cuts_of
+
+
+def planned(shadow_rps: float) -> Plan:
+    problem = made(profile(7), [entry("a", 1, 60, 30)])
+    options = PlanOptions(planner="graft", objective="share", own={"shadow_rps": shadow_rps})
+    return make_plan(problem.profiles, problem.cluster, problem.workload, options)
+
+
+class Clock:
+    now_us = 0
+
+
+def table(plan: Plan) -> tuple[Offload, Clock]:
+    clock = Clock()
+    return Offload(lambda: plan, lambda: clock.now_us), clock
+
+
+def announce(offload: Offload, client: str = "c", **more: Any) -> dict[str, Any]:
+    fields = {"client": client, "model": "net", "cut": 1, "rate_rps": 5.0, "budget_ms": 40.0}
+    return offload.answer(json.dumps({"command": "announce"} | fields | more))
+
+
+def test_cuts_are_planned_served_by_the_shadow_pool_or_closed() -> None:
+    assert [c.state for c in cuts_of(planned(30.0), "net")] == ["shadow", "planned", "shadow"]
+    bare = cuts_of(planned(0.0), "net")
+    assert [c.state for c in bare] == ["closed", "planned", "closed"]
+    assert bare[0].to_dict()["tail_ms"] == {"p50": None, "p99": None}
+
+
+def test_a_lease_lasts_ten_seconds_and_is_renewed_moved_and_given_back() -> None:
+    offload, clock = table(planned(30.0))
+    assert announce(offload)["state"] == "planned"
+    announce(offload, "d", rate_rps=2.0)
+    assert offload.demands() == [{"model": "net", "block": 1, "budget_us": 40_000, "rate_rps": 7.0}]
+    clock.now_us = 6_000_000
+    announce(offload, "d", cut=2)
+    clock.now_us = 10_000_000
+    assert [one["block"] for one in offload.demands()] == [2]
+    announce(offload, "d", rate_rps=0)
+    assert offload.demands() == []
+
+
+def test_the_table_is_bounded_and_those_that_ended_make_room() -> None:
+    offload, clock = table(planned(30.0))
+    for number in range(MOST_CLIENTS):
+        announce(offload, f"c{number}")
+    with pytest.raises(InputError, match="10000 clients have a lease, no room for another"):
+        announce(offload, "late")
+    announce(offload, "c0", rate_rps=9.0)  # who has one keeps it
+    clock.now_us = 10_000_000
+    announce(offload, "late")
+    assert len(offload) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cut": 3}, "offload request.cut: 3 is not within 0 and 2"),
+        ({"cut": "one"}, "offload request.cut"),
+        ({"rate_rps": -1}, "rate_rps: -1 is not within 0 and 1e+06"),
+        ({"rate_rps": float("nan")}, "rate_rps: nan is not a number"),
+        ({"budget_ms": 0}, "budget_ms: 0 is not within 0.001"),
+        ({"client": ""}, "client: 0 characters, 1 to 200 are a name"),
+        ({"client": "x" * 201}, "client: 201 characters"),
+        ({"model": "other"}, "offload request, model: 'other' is none of net"),
+        ({"command": "take"}, "'take' is none of offer, announce"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_one_line(change: dict[str, Any], reason: str) -> None:
+    offload, _ = table(planned(30.0))
+    with pytest.raises(InputError) as error:
+        announce(offload, **change)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+    assert offload.demands() == []
+
+
+def test_only_who_has_the_token_reads_what_is_announced() -> None:
+    offload, _ = table(planned(30.0))
+    with pytest.raises(InputError, match="needs the system's token"):
+        offload.answer('{"command": "announced"}')
+    assert offload.answer('{"command": "announced"}', trusted=True)["demands"] == []
+
+
+def test_the_plan_is_read_once_for_every_generation() -> None:
+    read: list[int] = []
+    plan, now = planned(0.0), [1]
+    reader = PlanReader(lambda: now[0], lambda number: read.append(number) or plan)
+    for number in (1, 1, 2, 2):
+        now[0] = number
+        assert reader() is plan
+    assert read == [1, 2]

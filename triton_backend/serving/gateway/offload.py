@@ -1,0 +1,197 @@
+"""Clients that run the first blocks of a model themselves: which cuts are open, and who announced what.
+
+Requests and answers are one JSON object each:
+
+    {"command": "offer", "model"}                  -> plan_id, blocks, cuts: [{block, state, tail_ms: {p50, p99}}]
+    {"command": "announce", "client", "model",
+     "cut", "rate_rps", "budget_ms"}               -> plan_id, lease_s, state of the cut
+    {"command": "announced"}                       -> demands of all leases; for who has the system's token
+
+A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts anywhere serves it, else
+`closed`. Tails are what is to be expected by the plan: alone, and after as long a wait as half of the budget pays for.
+A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
+
+LEASE_US = 10_000_000
+MOST_CLIENTS = 10_000
+MOST_BYTES = 4_096  # of a request
+MOST_NAME = 200
+MOST_RPS, MOST_BUDGET_MS = 1e6, 1e6
+PLANNED, SHADOW, CLOSED = "planned", "shadow", "closed"
+WHERE = "offload request"
+
+
+class Lease(NamedTuple):
+    """What a client announced, and until when that holds."""
+
+    model: str
+    block: int
+    rate_rps: float
+    budget_us: int
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCut:
+    """A cut as the plan has it: its state, and its tail expected at half of the requests and at nearly all."""
+
+    block: int
+    state: str
+    p50_us: int | None = None
+    p99_us: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        tail = {"p50": self.p50_us, "p99": self.p99_us}
+        tail_ms = {name: None if us is None else us_to_ms(us) for name, us in tail.items()}
+        return {"block": self.block, "state": self.state, "tail_ms": tail_ms}
+
+
+def cuts_of(plan: Plan, name: str) -> tuple[OpenCut, ...]:
+    """Every cut of a model, by block.
+
+    Raises:
+        InputError: the plan has no such model with entries.
+    """
+    model = _offered(plan, name)
+    anywhere = {pool.name for pool in plan.pools if pool.starts_anywhere}
+    return tuple(_cut(model, block, anywhere) for block in range(model.blocks))
+
+
+def _offered(plan: Plan, name: str) -> ModelPlan:
+    offered = [model for model in plan.models if model.entries]
+    for model in offered:
+        if model.name == name:
+            return model
+    listed = ", ".join(model.name for model in offered) or "none"
+    raise InputError(f"{WHERE}, model", f"{name[:MOST_NAME]!r} is none of {listed}")
+
+
+def _cut(model: ModelPlan, block: int, anywhere: set[str]) -> OpenCut:
+    here = [p for p in model.pipelines if p.first_block == block]
+    if not here:
+        return OpenCut(block=block, state=CLOSED)
+    own = [p for p in here if not all(stage.pool in anywhere for stage in p.stages)]
+    alone_us = min(map(_alone_us, here))
+    # A batch ends within its run and, at worst, the run of the one before it.
+    p99_us = max(2 * pipeline.latency_us for pipeline in own or here)
+    state = PLANNED if own else SHADOW
+    return OpenCut(block=block, state=state, p50_us=alone_us, p99_us=max(p99_us, alone_us))
+
+
+def _alone_us(pipeline: Pipeline) -> int:
+    return sum(stage.latency_us_by_batch[0] + stage.transfer_us for stage in pipeline.stages)
+
+
+class Offload:
+    """The table of leases, and answers to requests.
+
+    Args:
+        plan: gives the plan in force.
+        now_us: the clock.
+    """
+
+    def __init__(self, plan: Callable[[], Plan], now_us: Callable[[], int]) -> None:
+        self._plan, self._now_us = plan, now_us
+        self._leases: dict[str, Lease] = {}
+
+    def answer(self, request: str, *, trusted: bool = False) -> dict[str, Any]:
+        """Answer one request; `trusted`: of somebody who has the token.
+
+        Raises:
+            InputError: it makes no sense, or there is no room for another client; in one line.
+        """
+        if len(request) > MOST_BYTES:
+            raise InputError(WHERE, f"{len(request)} characters, at most {MOST_BYTES} are read")
+        try:
+            fields = Fields(json.loads(request), WHERE)
+        except (ValueError, RecursionError) as error:
+            raise InputError(WHERE, "is not JSON") from error
+        command = fields.text("command")
+        if command == "offer":
+            return self._offer(fields)
+        if command == "announce":
+            return self._announce(fields)
+        if command == "announced" and trusted:
+            return {"plan_id": self._plan().plan_id, "demands": self.demands()}
+        if command == "announced":
+            raise InputError(f"{WHERE}, command", "'announced' needs the system's token")
+        raise InputError(f"{WHERE}, command", f"{command[:MOST_NAME]!r} is none of offer, announce")
+
+    def demands(self) -> list[dict[str, Any]]:
+        """Rates that clients announced, by model, cut and budget."""
+        self._end_leases()
+        found: dict[tuple[str, int, int], float] = {}
+        for lease in self._leases.values():
+            key = lease.model, lease.block, lease.budget_us
+            found[key] = found.get(key, 0.0) + lease.rate_rps
+        return [
+            {"model": model, "block": block, "budget_us": budget_us, "rate_rps": rate_rps}
+            for (model, block, budget_us), rate_rps in sorted(found.items())
+        ]
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def _offer(self, fields: Fields) -> dict[str, Any]:
+        plan = self._plan()
+        cuts = cuts_of(plan, fields.text("model"))
+        return {
+            "plan_id": plan.plan_id,
+            "blocks": len(cuts),
+            "cuts": [cut.to_dict() for cut in cuts],
+        }
+
+    def _announce(self, fields: Fields) -> dict[str, Any]:
+        plan = self._plan()
+        client, name = fields.text("client"), fields.text("model")
+        if not 0 < len(client) <= MOST_NAME:
+            raise fields.wrong("client", f"{len(client)} characters, 1 to {MOST_NAME} are a name")
+        cuts = cuts_of(plan, name)
+        cut = cuts[fields.integer("cut", most=len(cuts) - 1)]
+        rate_rps = fields.number("rate_rps", least=0, most=MOST_RPS)
+        budget_us = ms_to_us(fields.number("budget_ms", least=0.001, most=MOST_BUDGET_MS))
+        if rate_rps == 0:
+            self._leases.pop(client, None)
+        else:
+            if client not in self._leases and len(self._leases) >= MOST_CLIENTS:
+                self._end_leases()
+            if client not in self._leases and len(self._leases) >= MOST_CLIENTS:
+                raise InputError(WHERE, f"{MOST_CLIENTS} clients have a lease, no room for another")
+            until_us = self._now_us() + LEASE_US
+            self._leases[client] = Lease(name, cut.block, rate_rps, budget_us, until_us)
+        return {"plan_id": plan.plan_id, "lease_s": LEASE_US / US_PER_S, "state": cut.state}
+
+    def _end_leases(self) -> None:
+        now_us = self._now_us()
+        self._leases = {k: lease for k, lease in self._leases.items() if lease.until_us > now_us}
+
+
+class PlanReader:
+    """The plan of the generation in force, read anew when that changes.
+
+    Args:
+        generation: says which it is now.
+        read: reads the plan of one.
+    """
+
+    def __init__(self, generation: Callable[[], int], read: Callable[[int], Plan]) -> None:
+        self._generation, self._read = generation, read
+        self._known: Mapping[int, Plan] = {}
+
+    def __call__(self) -> Plan:
+        """The plan in force."""
+        number = self._generation()
+        if number not in self._known:
+            self._known = {number: self._read(number)}
+        return self._known[number]
