@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from flows.cli.shared_options import WAREHOUSE, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.clock import Stopwatch
+    from flows.release.server.running import ServerState
     from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
 
@@ -59,7 +60,7 @@ def autoscale(
     follower = follower_of(work, within, in_force.workload, in_force, lambda _: None)
     follow_live(
         follower,
-        _Running(work, cluster, Stopwatch()),
+        RunningSystem(work, cluster, Stopwatch()),
         period,
         show,
         periods=periods,
@@ -67,18 +68,27 @@ def autoscale(
     )
 
 
-class _Running:
+class RunningSystem:
     """The system served from this project."""
+
+    reason = "autoscale"
 
     def __init__(self, work: "Workspace", cluster: Path | None, watch: "Stopwatch") -> None:
         self._work, self._cluster, self._watch = work, cluster, watch
 
-    def offered(self) -> Mapping[str, int]:
+    def offered(self) -> Mapping[Any, int]:
         """Requests so far, by model."""
+        return {name: int(count) for name, count in self.counters()["offered"].items()}
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """All of them."""
+        return self.server().control("status")["counters"]
+
+    def server(self) -> "ServerState":
+        """The system that is served."""
         from flows.release.server.running import read_state
 
-        status = read_state(self._work.state.serve).control("status")
-        return {name: int(count) for name, count in status["counters"]["offered"].items()}
+        return read_state(self._work.state.serve)
 
     def wait(self, seconds: float) -> float:
         """Wait; seconds since the last time."""
@@ -94,5 +104,5 @@ class _Running:
         store_plan(self._work, plan)
         if self._cluster is not None:
             plan = attach_devices(self._work, plan, self._cluster)
-        done = roll_out(self._work, plan, RolloutOptions(bake_seconds=0, reason="autoscale"))
+        done = roll_out(self._work, plan, RolloutOptions(bake_seconds=0, reason=self.reason))
         return f"{done.state}, {done.outcome}"

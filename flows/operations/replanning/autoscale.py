@@ -268,12 +268,8 @@ def follow_simulated(
 # In a running system
 
 
-class System(Protocol):
-    """What is served, as autoscaling sees it."""
-
-    def offered(self) -> Mapping[str, int]:
-        """Requests so far, by model."""
-        ...
+class Brought(Protocol):
+    """What is served, as those see it who bring plans into force there."""
 
     def wait(self, seconds: float) -> float:
         """Wait; seconds that passed since the last time, with whatever else was done meanwhile."""
@@ -281,6 +277,14 @@ class System(Protocol):
 
     def bring(self, plan: Plan) -> str:
         """Bring a plan into force; how that ended, in words."""
+        ...
+
+
+class System(Brought, Protocol):
+    """The same, with rates of models."""
+
+    def offered(self) -> Mapping[str, int]:
+        """Requests so far, by model."""
         ...
 
 
@@ -317,6 +321,110 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
     state.before, state.unread_s = now, 0.0
 
 
+class Guide(Protocol):
+    """Who says which plan follows: `autoscale` by rates of models, `steer` by cuts of clients."""
+
+    @property
+    def in_force(self) -> Plan:
+        """The plan that it takes to be in force."""
+        ...
+
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Wait until another decision is due.
+
+        Raises:
+            InputError: nothing is being served any more.
+        """
+        ...
+
+    def next_plan(self) -> Plan | None:
+        """The plan to be brought into force; None where the one in force stays.
+
+        Raises:
+            InputError: no plan serves what is asked for.
+        """
+        ...
+
+    def wanted(self) -> str:
+        """What is asked for, in words; empty: nothing to say of it while the plan stays."""
+        ...
+
+    def failed(self) -> None:
+        """The plan that it named last did not come into force."""
+        ...
+
+
+def bring_plans(
+    guide: Guide,
+    system: Brought,
+    say: Callable[[str], None],
+    *,
+    decisions: int | None = None,
+    advisory: bool = False,
+) -> None:
+    """Bring plans into force as they follow, for so many decisions or until interrupted.
+
+    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in force, and
+    the next decision asks again.
+
+    Raises:
+        InputError: nothing is being served, or no plan serves what is asked for.
+    """
+    while decisions is None or decisions > 0:
+        guide.watch(say)
+        decisions = None if decisions is None else decisions - 1
+        before = guide.in_force
+        plan = guide.next_plan()
+        wanted = guide.wanted()
+        if plan is None:
+            if wanted:
+                say(f"{wanted}: plan {before.plan_id} stays")
+            continue
+        gpus = f"{sum(before.gpus_used.values())} to {sum(plan.gpus_used.values())} GPUs"
+        try:
+            outcome = "advice only" if advisory else system.bring(plan)
+        except PoolPipeError as error:
+            guide.failed()
+            outcome = str(error)
+        say(f"{wanted}: plan {plan.plan_id}, {gpus}: {outcome}")
+
+
+@dataclass(slots=True, kw_only=True)
+class RatesGuide:
+    """Plans by the rates of models, period by period."""
+
+    follower: Follower
+    system: System
+    period_s: float
+    state: LiveState
+    former: tuple[Plan, dict[str, float]]
+
+    @property
+    def in_force(self) -> Plan:
+        """The follower's."""
+        return self.follower.in_force
+
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Count a period's requests."""
+        while self.state.passed_s < self.period_s:
+            watch_second(self.state, self.system, say)
+        self.state.passed_s = 0.0
+
+    def next_plan(self) -> Plan | None:
+        """By the rates so far."""
+        self.former = self.follower.in_force, self.follower.planned_rps
+        return self.follower.next_plan(self.state.tracker.targets_rps())
+
+    def wanted(self) -> str:
+        """Rates to plan for."""
+        targets = self.state.tracker.targets_rps()
+        return ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items())
+
+    def failed(self) -> None:
+        """Go on from the plan before."""
+        self.follower.in_force, self.follower.planned_rps = self.former
+
+
 def follow_live(
     follower: Follower,
     system: System,
@@ -326,32 +434,15 @@ def follow_live(
     periods: int | None = None,
     advisory: bool = False,
 ) -> None:
-    """Watch rates and bring plans into force, period after period, so many or until interrupted.
-
-    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in force, and
-    the next period asks again.
+    """Watch rates and bring plans into force, period after period (`bring_plans`).
 
     Raises:
         InputError: nothing is being served, or no plan serves every model.
     """
     state = LiveState(tracker=RateTracker(period_s), before=dict(system.offered()))
     system.wait(0.0)
-    while periods is None or periods > 0:
-        while state.passed_s < period_s:
-            watch_second(state, system, say)
-        state.passed_s = 0.0
-        periods = None if periods is None else periods - 1
-        before, planned_rps = follower.in_force, follower.planned_rps
-        targets = state.tracker.targets_rps()
-        plan = follower.next_plan(targets)
-        wanted = ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items())
-        if plan is None:
-            say(f"{wanted}: plan {before.plan_id} stays")
-            continue
-        gpus = f"{sum(before.gpus_used.values())} to {sum(plan.gpus_used.values())} GPUs"
-        try:
-            outcome = "advice only" if advisory else system.bring(plan)
-        except PoolPipeError as error:
-            follower.in_force, follower.planned_rps = before, planned_rps
-            outcome = str(error)
-        say(f"{wanted}: plan {plan.plan_id}, {gpus}: {outcome}")
+    former = follower.in_force, follower.planned_rps
+    guide = RatesGuide(
+        follower=follower, system=system, period_s=period_s, state=state, former=former
+    )
+    bring_plans(guide, system, say, decisions=periods, advisory=advisory)

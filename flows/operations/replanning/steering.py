@@ -1,6 +1,6 @@
 """Plans that follow clients as they move their cuts, within a second (Graft, sections 3 and 6).
 
-What clients ask for is stated as demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
+What clients ask for are demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
 budget are one entry, planned for 1.1 times its rate. Another plan is made
 
 * at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate,
@@ -12,11 +12,13 @@ Here: when, and for what. Not here: how plans are made and brought into force, a
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flows.clock import Stopwatch
+from flows.operations.replanning.autoscale import Brought, bring_plans
 from flows.operations.replanning.replan import options_of
 from flows.planning import PlanOptions, make_plan
 from flows.planning.stored_plans import load_profiles
@@ -24,7 +26,7 @@ from flows.workspace import Workspace
 from triton_backend.client.decide import Cut, Link, decide
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.entries import Entry, covering
-from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.errors import InfeasibleError, InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.units import US_PER_S
@@ -39,6 +41,9 @@ LOOK_S = 5.0  # between two looks whether a plan would save
 PAUSE_S = 1.0  # between two changes
 STEP = 1.2  # budgets are rounded down to its powers
 MOST_ENTRIES = 200  # of a model
+WATCH_S = 0.25  # live: between two looks,
+MEASURED_S = 2.0  # of which rates are counted over the last ones
+LEAST_UNANNOUNCED_RPS = 0.5
 START_S = 2.0  # simulated: from a plan to its new workers' readiness
 
 
@@ -425,3 +430,119 @@ def yardstick(
     }
     options = replace(options, planner="static-plus", max_partitions=1, own=own, previous=None)
     return make_plan(profiles, plan.cluster, workload, options)
+
+
+# In a running system
+
+
+class SteeredSystem(Brought, Protocol):
+    """What is served, as steering sees it."""
+
+    def offered(self) -> Mapping[tuple[str, str], int]:
+        """Requests so far, by model and entry."""
+        ...
+
+    def announced(self) -> Sequence[Demand]:
+        """What clients say that they send."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class CutsGuide:
+    """Plans by what clients announce, and by what comes in beyond that."""
+
+    steering: Steering
+    system: SteeredSystem
+    now_s: float = 0.0
+    demands: tuple[Demand, ...] = ()
+    former: Plan | None = None
+    counts: deque[tuple[float, Mapping[tuple[str, str], int]]] = field(
+        default_factory=deque[tuple[float, Mapping[tuple[str, str], int]]]
+    )
+
+    @property
+    def in_force(self) -> Plan:
+        """The steering's."""
+        return self.steering.in_force
+
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Wait a moment, then ask for demands; a gateway that is away changes none."""
+        self.now_s += self.system.wait(WATCH_S)
+        try:
+            counts, announced = dict(self.system.offered()), self.system.announced()
+        except InputError:
+            raise
+        except PoolPipeError as error:
+            say(f"no rates: {error}")
+            return
+        if self.counts and any(counts.get(k, 0) < n for k, n in self.counts[-1][1].items()):
+            self.counts.clear()  # a gateway that was started anew counts from 0 again
+        self.counts.append((self.now_s, counts))
+        while self.now_s - self.counts[0][0] > MEASURED_S:
+            self.counts.popleft()
+        self.demands = (*announced, *unannounced(self.in_force, announced, self._rates()))
+
+    def _rates(self) -> dict[tuple[str, str], float]:
+        """Requests per second of the last seconds, by model and entry."""
+        (begin_s, first), (end_s, last) = self.counts[0], self.counts[-1]
+        if end_s <= begin_s:
+            return {}
+        return {key: (n - first.get(key, 0)) / (end_s - begin_s) for key, n in last.items()}
+
+    def next_plan(self) -> Plan | None:
+        """By the demands of now; where the cluster cannot carry them, the plan stays."""
+        self.former = self.in_force
+        try:
+            return self.steering.next_plan(self.demands, self.now_s)
+        except InfeasibleError:
+            return None
+
+    def wanted(self) -> str:
+        """Demands, where a plan was made for them."""
+        if self.former is self.in_force:
+            return ""
+        shown = [f"{d.model} from {d.block} {d.rate_rps:.1f} rps" for d in self.demands]
+        return ", ".join(shown) or "nothing"
+
+    def failed(self) -> None:
+        """Go on from the plan before."""
+        if self.former is not None:
+            self.steering.in_force = self.former
+
+
+def unannounced(
+    plan: Plan, announced: Iterable[Demand], rates_rps: Mapping[tuple[str, str], float]
+) -> list[Demand]:
+    """What comes in at each cut beyond what clients announced there, with the budgets of its entries."""
+    said: dict[tuple[str, int], float] = {}
+    for demand in announced:
+        key = demand.model, demand.block
+        said[key] = said.get(key, 0.0) + demand.rate_rps
+    found: list[Demand] = []
+    for model in plan.models:
+        for entry in model.entries:
+            rate_rps, key = rates_rps.get((model.name, entry.name), 0.0), (model.name, entry.block)
+            left = said.get(key, 0.0)
+            said[key] = max(left - rate_rps, 0.0)
+            # Counts of a few seconds are never quite what is sent.
+            if rate_rps - left > max((HEADROOM - 1) * rate_rps, LEAST_UNANNOUNCED_RPS):
+                found.append(Demand(model.name, entry.block, entry.budget_us, rate_rps - left))
+    return found
+
+
+def steer_live(
+    steering: Steering,
+    system: SteeredSystem,
+    say: Callable[[str], None],
+    *,
+    decisions: int | None = None,
+    advisory: bool = False,
+) -> None:
+    """Watch clients and bring plans into force as they move, so many looks or until interrupted.
+
+    Raises:
+        InputError: nothing is being served.
+    """
+    system.wait(0.0)
+    guide = CutsGuide(steering=steering, system=system)
+    bring_plans(guide, system, say, decisions=decisions, advisory=advisory)

@@ -175,12 +175,12 @@ class ClosedLoop:
             else:
                 self._later(heard_us, self._answered, (sent, at_us))
 
-    def _answered(self, now_us: int, news: tuple[Sent, int]) -> None:
-        sent, at_us = news
+    def _answered(self, now_us: int, said: tuple[Sent, int]) -> None:
+        sent, at_us = said
         self.clients[sent.client].answered(now_us, at_us, sent.number)
 
-    def _refused(self, now_us: int, news: tuple[Sent, bool]) -> None:
-        sent, closed = news
+    def _refused(self, now_us: int, said: tuple[Sent, bool]) -> None:
+        sent, closed = said
         self.clients[sent.client].refused(now_us, sent.number, closed=closed)
 
     def _later(self, at_us: int, function: Callable[[int, Any], None], argument: Any) -> None:

@@ -1,7 +1,7 @@
 """When steering makes another plan, for what, and what clients get of it in the closed loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,13 +14,15 @@ from flows.operations.replanning.steering import (
     at_mean_rates,
     entries_of,
     planner_of,
+    steer_live,
     steer_simulated,
+    unannounced,
     with_entries,
 )
 from flows.planning import PlanOptions, make_plan
 from tests.flows.planning.entries.entry_cases import Case, cluster, entry, made, profile
 from triton_backend.client.link import Trace
-from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.errors import InfeasibleError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import LEAST_RPS
 from triton_backend.simulator.clients.client import ClientSpec
@@ -150,3 +152,63 @@ def test_at_mean_rates_every_client_has_one_cut() -> None:
     found = at_mean_rates(clients(), steered().in_force, 16.0)
     assert [(one.block, one.rate_rps) for one in found] == [(0, 20.0)] * 4
     assert found[0].budget_us == pytest.approx(120_000 - 200_000 * 8 / 106, abs=1)
+
+
+@dataclass(slots=True)
+class FakeSystem:
+    """Two looks a second; what is announced and counted by entry by a script."""
+
+    announces: list[list[Demand]]
+    counts: list[dict[tuple[str, str], int]]
+    refuses: int = 0
+    looks: int = -1
+    brought: list[Plan] = field(default_factory=list[Plan])
+
+    def wait(self, seconds: float) -> float:
+        assert seconds > 0 or self.looks < 0
+        self.looks += 1
+        return 0.5
+
+    def offered(self) -> dict[tuple[str, str], int]:
+        counts = self.counts[min(self.looks, len(self.counts)) - 1]
+        if not counts:
+            raise PoolPipeError("no answer")
+        return counts
+
+    def announced(self) -> list[Demand]:
+        return self.announces[min(self.looks, len(self.announces)) - 1]
+
+    def bring(self, plan: Plan) -> str:
+        if self.refuses:
+            self.refuses -= 1
+            raise PoolPipeError("a step failed")
+        self.brought.append(plan)
+        return "done"
+
+
+def test_a_running_system_follows_what_is_announced_and_tries_again() -> None:
+    system = FakeSystem([[], [demand(2, 60, 20)]], [{("net", "first"): 0}], refuses=1)
+    said: list[str] = []
+    steer_live(steered(), system, said.append, decisions=8)
+    assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)]]
+    assert [line.split(": ")[-1] for line in said] == ["a step failed", "done"]
+
+
+def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() -> None:
+    counts = [{("net", "first"): 45 * k, ("net", "cut-1"): 10 * k} for k in range(1, 12)]
+    counts[4] = {}
+    system, said = FakeSystem([[demand(0, 60, 90)]], counts), list[str]()
+    steer_live(steered(), system, said.append, decisions=11, advisory=True)
+    assert "no rates: no answer" in said
+    assert system.brought == []
+    assert any("net from 0 90.0 rps, net from 1 20.0 rps" in line for line in said)
+
+
+def test_only_what_exceeds_the_announced_is_unannounced() -> None:
+    plan = steered().in_force
+    rates = {("net", "first"): 50.0, ("net", "cut-1"): 0.2, ("net", "cut-2"): 9.0}
+    assert unannounced(plan, [demand(0, 60, 30)], rates) == [
+        Demand("net", 0, 60_000, 20.0),
+        Demand("net", 2, 1_000_000, 9.0),
+    ]
+    assert unannounced(plan, [demand(0, 60, 47), demand(2, 60, 9)], rates) == []

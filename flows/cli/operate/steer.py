@@ -1,0 +1,69 @@
+"""`steer`: plans that follow clients of the running system as they move their cuts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import show
+from flows.cli.operate.autoscale import RunningSystem
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, WarehouseFile
+
+if TYPE_CHECKING:
+    from flows.operations.replanning.steering import Demand
+
+
+@command("steer", "poolpipe steer", "poolpipe steer --advisory")
+def steer(
+    *,
+    looks: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
+    ] = None,
+    advisory: Annotated[
+        bool, typer.Option("--advisory", help="Everything but the changes.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Whose runtimes build new stages; without it, none are.")
+    ] = None,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Follow the cuts of clients: pools where they come in, changed in place within a second or a few.
+
+    Looks four times a second at what clients announced to `poolpipe_offload` and at what came in beyond that. A plan is
+    made by the planner and with the options of the plan in force: at once where a cut has no pool or too little, and
+    where 15 % of the shares would be saved for half a minute. A change that was interrupted is finished or undone first.
+    """
+    from flows.clock import Stopwatch
+    from flows.operations.replanning.steering import steer_live, steering_of
+    from flows.release.rollout.guarded import finish_interrupted
+    from flows.workspace import workspace
+
+    work = workspace(warehouse)
+    steering = steering_of(work, finish_interrupted(work, show))
+    system = SteeredServer(work, cluster, Stopwatch())
+    steer_live(steering, system, show, decisions=looks, advisory=advisory)
+
+
+class SteeredServer(RunningSystem):
+    """The system served from this project, by entries and what clients announce."""
+
+    reason = "steer"
+
+    def offered(self) -> Mapping[tuple[str, str], int]:
+        """Requests so far, by model and entry."""
+        found: dict[tuple[str, str], int] = {}
+        for key, count in self.counters()["entries"].items():
+            model, _, entry = key.partition("/")
+            found[model, entry] = int(count)
+        return found
+
+    def announced(self) -> Sequence["Demand"]:
+        """Of all leases."""
+        from flows.operations.replanning.steering import Demand
+        from triton_backend.serve_folder.repository import OFFLOAD_MODEL
+
+        answer = self.server().ask(OFFLOAD_MODEL, {"command": "announced"})
+        return [Demand(**demand) for demand in answer["demands"]]
