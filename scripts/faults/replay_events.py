@@ -83,7 +83,7 @@ class Replay:
             inherited = tuple((old, new) for old, new in header.get("inherited", ()))
             self._tell(PlanChanged(now_us=header["now_us"], plan=plan, inherited=inherited))
         else:
-            self._core = Scheduler(plan, policy=header["policy"], nic=header["nic"])
+            self._core = Scheduler(plan, policy=header["policy"], nic=header["nic"], rides=False)
 
     def _tell(self, event: Event) -> None:
         if self._core is None:

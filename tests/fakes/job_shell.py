@@ -13,6 +13,7 @@ from triton_backend.contract.decisions import (
     JobDone,
     JobDropped,
     ModuleSkipped,
+    Ride,
     SetTimer,
     TaskReady,
 )
@@ -167,6 +168,8 @@ class JobShell:
                 self.hand[decision.job_id].skipped[name] = decision
             case JobDone():
                 self._done(decision.job_id)
+            case Ride():
+                raise AssertionError(decision)
             case JobDropped():
                 self.ends[decision.job_id] = decision
                 self.finished[decision.job_id] = self.hand.pop(decision.job_id)

@@ -1,8 +1,8 @@
 """Plans made by hand: for tests, small enough to reason about; for benchmarks, served as they are.
 
 `hand_stage`, `hand_pipeline`, `hand_model` and `hand_plan` fill in what a planner would decide and a test
-does not care about; `make_plan` and `two_stages` are plans for the scheduler alone, of pools that have
-nodes of their own.
+does not care about; `make_plan`, `two_stages`, `make_boarding_plan` and `two_tails` are plans for the
+scheduler alone, of pools that have nodes of their own.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
@@ -164,28 +165,11 @@ def make_plan(
     nodes: list[NodeGroup] = []
 
     def stage(pool: Own, batch: int, number: int, count: int) -> HandStage:
-        first = sum(group.count for group in nodes)
         last = number == count - 1
-        nodes.append(
-            NodeGroup(
-                count=pool.gpus // pool.gpus_per_node,
-                gpu_class="GPU",
-                gpus=pool.gpus_per_node,
-                nic_gbps=nic_gbps,
-                name=f"n{len(nodes)}",
-            )
-        )
         return hand_stage(
             (number, BLOCKS if last else number + 1),
             "GPU",
-            PlacementRun(
-                node=first,
-                gpu=0,
-                slot=0,
-                nodes=nodes[-1].count,
-                gpus=pool.gpus_per_node,
-                slots=pool.divisor,
-            ),
+            _nodes_of(pool, nodes, nic_gbps),
             pool.latency_us,
             batch=batch,
             vgpu_divisor=pool.divisor,
@@ -204,6 +188,91 @@ def make_plan(
         for name, pipelines in zip(names, models, strict=True)
     ]
     return hand_plan(*plans, nodes=nodes, plan_id=plan_id)
+
+
+def _nodes_of(pool: Own, nodes: list[NodeGroup], nic_gbps: float) -> PlacementRun:
+    """Nodes of its own for a pool, added to those that there are."""
+    first = sum(group.count for group in nodes)
+    count = pool.gpus // pool.gpus_per_node
+    nodes.append(
+        NodeGroup(
+            count=count,
+            gpu_class="GPU",
+            gpus=pool.gpus_per_node,
+            nic_gbps=nic_gbps,
+            name=f"n{len(nodes)}",
+        )
+    )
+    return PlacementRun(
+        node=first, gpu=0, slot=0, nodes=count, gpus=pool.gpus_per_node, slots=pool.divisor
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The pools that requests of one entry pass, by their numbers, with budget and rate."""
+
+    pools: tuple[int, ...]
+    budget_us: int = 100_000
+    rate_rps: float = 10.0
+
+
+def make_boarding_plan(
+    pools: Sequence[tuple[tuple[int, int], Own]],
+    *ways: Way,
+    nic_gbps: float = NIC_GBPS,
+    policy: str = "reservation-ahead",
+    plan_id: str = "boarding",
+) -> Plan:
+    """One model with an entry per way; stages of pools (blocks and what runs them) with several ways board."""
+    nodes: list[NodeGroup] = []
+    places = [_nodes_of(pool, nodes, nic_gbps) for _, pool in pools]
+    used = [number for way in ways for number in way.pools]
+
+    def pipeline(number: int, way: Way) -> HandPipeline:
+        first = len(pools[way.pools[0]][1].latency_us)
+        stages = [
+            hand_stage(
+                pools[k][0],
+                "GPU",
+                places[k],
+                pools[k][1].latency_us,
+                vgpu_divisor=pools[k][1].divisor,
+                boundary_bytes_per_sample=0 if k == way.pools[-1] else pools[k][1].bytes_out,
+                boards=used.count(k) > 1,
+            )
+            for k in way.pools
+        ]
+        for k, made in enumerate(stages):
+            own = replace(made.stage, batch=made.stage.largest)
+            stages[k] = replace(made, stage=own)
+        return hand_pipeline(*stages, batch=first, rate_rps=way.rate_rps, entry=f"e{number}")
+
+    made = [pipeline(number, way) for number, way in enumerate(ways)]
+    entries = tuple(
+        Entry(
+            name=f"e{number}",
+            block=made[number].pipeline.first_block,
+            budget_us=way.budget_us,
+            rate_rps=way.rate_rps,
+        )
+        for number, way in enumerate(ways)
+    )
+    slo_us = max(way.budget_us for way in ways)
+    model = hand_model("net", *made, slo_us=slo_us, entries=entries, policy=policy)
+    return hand_plan(model, nodes=nodes, plan_id=plan_id)
+
+
+def two_tails(seats: int = 4, vgpus: int = 1) -> Plan:
+    """Two entries that meet in a shared stage of 4 ms alone and 1 ms for each sample more.
+
+    The first aligns for 3 ms, on two vGPUs, and moves 1 ms a sample; the second begins at the junction.
+    """
+    shared = Own(latency_us=tuple(4_000 + 1_000 * n for n in range(seats)), gpus=vgpus)
+    align = Own(latency_us=(3_000,), gpus=2, bytes_out=1_000_000)
+    return make_boarding_plan(
+        [((0, 2), align), ((2, 4), shared)], Way(pools=(0, 1)), Way(pools=(1,))
+    )
 
 
 def two_stages(slo_us: int = 100_000) -> Plan:

@@ -90,6 +90,37 @@ class Dispatch:
     hops: tuple[Hop, ...]
 
 
+class Seat(NamedTuple):
+    """Rows [first_row, first_row + rows) of a joint run are those of a batch at one of its stages."""
+
+    batch_id: int
+    stage: int
+    first_row: int
+    rows: int
+
+
+@message
+class Ride:
+    """A joint run of several batches, as it is from now on; replaces what was said of the ride before.
+
+    It runs once, on the vGPU that its members' paths name for the stage, as soon as its start has come and
+    all members' rows are there. It may start sooner or with others than was said; once it runs, what comes
+    later changes nothing of the run. Rows of nobody are holes. Each member goes on from it by itself. Its
+    end is one `RideDone`, in place of the members' `StageDone`.
+
+    Attributes:
+        ride_id: numbered as batches are.
+        seats: rows that it has at most.
+        members: by first row; none: nobody is left, forget it.
+    """
+
+    ride_id: int
+    start_us: int
+    end_us: int
+    seats: int
+    members: tuple[Seat, ...]
+
+
 @message
 class Drop:
     """Answer this request at once that it will not be served."""
@@ -104,7 +135,10 @@ class Drop:
 
 @message
 class Abort:
-    """Forget this batch: a vGPU on its path died. Its requests were queued again or dropped."""
+    """Forget this batch. Its requests were queued again or dropped.
+
+    A vGPU on its path died, it is too late for its ride, or its only request was cancelled before it ran.
+    """
 
     batch_id: int
 
@@ -188,4 +222,6 @@ class JobDropped:
     queue_position: int = 0
 
 
-Decision = Dispatch | Drop | Abort | SetTimer | TaskReady | ModuleSkipped | JobDone | JobDropped
+Decision = (
+    Dispatch | Ride | Drop | Abort | SetTimer | TaskReady | ModuleSkipped | JobDone | JobDropped
+)

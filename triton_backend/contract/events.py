@@ -22,7 +22,10 @@ class Arrival:
 
 @message
 class Cancel:
-    """The client gave up; a request that is not dispatched yet is dropped."""
+    """The client gave up; a request that is not dispatched yet is dropped.
+
+    So is one that is alone in its batch, where nothing of it ran yet and it sits in a ride that has not left.
+    """
 
     now_us: int
     request_id: int
@@ -82,6 +85,19 @@ class StageDone:
 
 
 @message
+class RideDone:
+    """A joint run (`decisions.Ride`) is over, which really lasted from `start_us` to `end_us`.
+
+    Its members have all left the stage for which they sat in it.
+    """
+
+    now_us: int
+    ride_id: int
+    start_us: int
+    end_us: int
+
+
+@message
 class TransferDone:
     """A batch's boundary arrived at `stage` (1 ..), really moved from `start_us` to `end_us`."""
 
@@ -119,7 +135,7 @@ class WorkerBack:
 class BatchLost:
     """A batch will never end, because it got lost between two processes; its vGPUs are well.
 
-    Its requests are queued again at their old place.
+    Its requests are queued again at their old place. The number of a ride means all its members.
     """
 
     now_us: int
@@ -205,6 +221,7 @@ Event = (
     | Emitted
     | JobCancel
     | StageDone
+    | RideDone
     | TransferDone
     | WorkerLost
     | WorkerBack

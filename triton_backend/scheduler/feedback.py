@@ -12,14 +12,26 @@ starts do:
 An early end moves nothing forward: workers hold the reserved starts. It frees the rest of the
 interval for batches to come.
 
-Here: the ends of stages and transfers, lost and returned vGPUs. Not here: what is decided then.
+A ride's end is that of its members' stage. A batch that comes too late for its ride, and for all who
+would have to wait, is aborted.
+
+Here: the ends of stages, transfers and rides, lost and returned vGPUs. Not here: what is decided then.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import end_tasks, queue_again
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
+from triton_backend.scheduler.rides import (
+    arrived,
+    batch_of,
+    bring_forward,
+    close,
+    note,
+    overdue_member,
+)
 from triton_backend.scheduler.tables import (
     ABORT,
+    BATCH_DONE,
     DOWNLINK,
     KINDS,
     NEEDS_ROOM,
@@ -31,6 +43,7 @@ from triton_backend.scheduler.tables import (
     interval_of,
 )
 from triton_backend.scheduler.timeline import delay, refresh, release
+from triton_backend.scheduler.topology import MOST_SEATS
 
 
 @inlined
@@ -38,6 +51,17 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch left a stage at end_us; True where that was not the reserved instant."""
     i = interval_of(tables, batch, stage, VGPU)
     deviates = _correct(tables, i, end_us)
+    if tables.counts[0]["first_ride"] != NONE and not arrived(tables, batch, stage + 1, end_us):
+        abort(tables, batch)
+        return True
+    _leave_stage(tables, batch, stage, end_us)
+    return deviates
+
+
+@inlined
+def _leave_stage(tables: Tables, batch: int, stage: int, end_us: int) -> None:
+    """A batch goes on to its next stage, or ends."""
+    i = interval_of(tables, batch, stage, VGPU)
     stages = tables.batches[batch]["stages"]
     # The three intervals of the next hop are neighbours; the batch cannot be there before it left.
     for kind in range(KINDS):
@@ -47,7 +71,52 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
         answer = interval_of(tables, batch, stages, UPLINK)
         if tables.intervals[answer]["resource"] == NONE:
             _end(tables, batch)
+
+
+@kernel
+def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
+    """All members of a ride left its stage at end_us; True where that was not the reserved instant.
+
+    Leaves a row of `BATCH_DONE` for every batch that ended with it.
+    """
+    i = interval_of(tables, ride, 0, VGPU)
+    following = tables.intervals[i]["next"]
+    deviates = _correct(tables, i, end_us)
+    hops = tables.offers.shape[1]
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        behind = tables.intervals[member]["next"]
+        tables.intervals[member]["ride"] = NONE
+        batch = batch_of(tables, member)
+        number, hop = tables.batches[batch]["number"], member // KINDS % hops
+        # Where the answer is full they go on, and the next ride leaves without them.
+        full = tables.counts[0]["out"] + hops + MOST_SEATS > len(tables.out)
+        if arrived(tables, batch, hop + 1, end_us) or full:
+            _leave_stage(tables, batch, hop, end_us)
+            if tables.batches[batch]["number"] == NONE:
+                add_decision(tables, BATCH_DONE, number, 0, FAR, 0)
+        else:
+            abort(tables, batch)
+        member = behind
+    close(tables, ride)
+    if following != NONE and deviates:  # it may leave sooner where it only waited for this one
+        other = batch_of(tables, following)
+        if tables.batches[other]["seats"] > 0 and bring_forward(tables, other):
+            note(tables, other)
     return deviates
+
+
+@kernel
+def leave_behind(tables: Tables) -> bool:
+    """Rides leave without members whom they can no longer wait for; True where somebody was left."""
+    left = False
+    while tables.counts[0]["out"] + tables.offers.shape[1] < len(tables.out):
+        batch = overdue_member(tables)
+        if batch == NONE:
+            return left
+        abort(tables, batch)
+        left = True
+    return left
 
 
 @inlined
@@ -62,6 +131,9 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
         if tables.intervals[i]["resource"] != NONE:
             deviates = _correct(tables, i, end_us)
     delay(tables, interval_of(tables, batch, stage, VGPU), end_us)
+    if tables.counts[0]["first_ride"] != NONE and not arrived(tables, batch, stage, end_us):
+        abort(tables, batch)
+        return True
     if stage == tables.batches[batch]["stages"]:
         _end(tables, batch)
     return deviates
@@ -100,7 +172,7 @@ def worker_lost(tables: Tables, vgpu: int) -> int:
     for batch in range(len(tables.batches)):
         if tables.batches[batch]["number"] == NONE or not _needs(tables, batch, vgpu):
             continue
-        if tables.counts[0]["out"] == len(tables.out):
+        if tables.counts[0]["out"] + tables.offers.shape[1] > len(tables.out):
             return NEEDS_ROOM
         abort(tables, batch)
     return SETTLED
@@ -111,13 +183,16 @@ def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
     """Whether a batch has yet to run on a vGPU, or its output there has yet to leave.
 
     Both are over when the interval is released: the run at `stage_done`, the transfer out of it
-    (the next hop's uplink) at `transfer_done`.
+    (the next hop's uplink) at `transfer_done`. A seat is given back when the ride is over; a ride is over
+    when no batch sits in it any more.
     """
+    if tables.batches[batch]["seats"] > 0:
+        return False
     for hop in range(tables.offers.shape[1] - 1):
         if tables.paths[batch, hop] == vgpu:
-            run = tables.intervals[interval_of(tables, batch, hop, VGPU)]["resource"]
+            run = tables.intervals[interval_of(tables, batch, hop, VGPU)]
             leave = tables.intervals[interval_of(tables, batch, hop + 1, UPLINK)]["resource"]
-            return run != NONE or leave != NONE
+            return run["resource"] != NONE or run["ride"] != NONE or leave != NONE
     return False
 
 
@@ -133,6 +208,17 @@ def abort(tables: Tables, batch: int) -> None:
         request = following
     add_decision(tables, ABORT, tables.batches[batch]["number"], batch, FAR, 0)
     free_batch(tables, batch)
+
+
+@kernel
+def lose(tables: Tables, batch: int) -> None:
+    """A batch, or all that sit in a ride, got lost between two processes."""
+    if tables.batches[batch]["seats"] == 0:
+        abort(tables, batch)
+        return
+    number = tables.batches[batch]["number"]
+    while tables.batches[batch]["number"] == number:
+        abort(tables, batch_of(tables, tables.batches[batch]["aboard"]))
 
 
 @kernel

@@ -9,7 +9,7 @@ the new tables:
     link of a node that both plans use   -->  that link
     anything else a guest still uses     -->  one past the new plan's own, until the next change
 
-Jobs go on where the new plan has an application of the same name and the very same modules; others are
+Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where the new plan has an application of the same name and the very same modules; others are
 dropped, and their tasks leave the old tables. So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
 not have end as guests too; where one comes back, because its batch was lost, it joins the queue of
 orphans (`topology.with_orphans`) and is dropped. A second change before the guests of the first have
@@ -206,7 +206,10 @@ def hand_over(
         others=len(others),
     )
     free_job = int(tables.counts[0]["free_job"])
+    own = {name: tables.counts[0][name] for name in ("early", "boards")}
     tables.counts[0] = counts
+    for name, number in own.items():
+        tables.counts[0][name] = number
     for name in ("out", "paused", "timers", "unsettled"):
         tables.counts[0][name] = 0
     if len(old.job_memory):
@@ -400,6 +403,14 @@ def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> N
     new.intervals["resource"][reserved] = resources
     order = np.lexsort((new.intervals["start_us"][reserved], resources))
     _chain(new.intervals, reserved[order], resources[order], new.resources)
+    for records, link, rows in (
+        (new.intervals, "next", np.flatnonzero(new.intervals["ride"] != NONE)),
+        (new.batches, "aboard", flying[old.batches["seats"][flying] > 0]),
+    ):
+        at = records[link][rows]
+        moved = at // (before * KINDS) * (after * KINDS) + at % (before * KINDS)
+        records[link][rows] = np.where(at == NONE, NONE, moved)
+    new.batches["pool"][flying] = NONE  # a ride goes on with who is aboard
     paths = _paths(old, flying)[:, :hops]
     new.paths[flying, :hops] = np.where(paths == NONE, NONE, to[paths])
 

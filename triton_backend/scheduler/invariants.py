@@ -37,6 +37,7 @@ def check_invariants(tables: Tables) -> None:
         *_index(tables),
         *_queues(tables),
         *_batches(tables),
+        *_rides(tables),
         *_free_slots(tables),
         *_conservation(tables),
         *_jobs(tables),
@@ -131,7 +132,7 @@ def _batches(tables: Tables) -> Iterator[str]:
     """A batch holds what it counts, and each step of its path follows the one before."""
     in_flight = 0
     for slot, batch in enumerate(tables.batches):
-        if batch["number"] == NONE:
+        if batch["number"] == NONE or batch["seats"] > 0:
             continue
         in_flight += 1
         rows = [tables.requests[r] for r in _chain(tables.requests, batch["first"])]
@@ -161,10 +162,56 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
             yield f"batch slot {slot} moves at two times into hop {hop}: {moves}"
         for row in (*moves[:1], tables.intervals[base + VGPU]):
             if row["resource"] == NONE:
+                if row["ride"] != NONE:
+                    joint = tables.intervals[int(row["ride"]) * hops * KINDS + VGPU]
+                    at = max(at, int(joint["end_us"]))
                 continue
             if row["start_us"] < at:
                 yield f"batch slot {slot} goes on at {row['start_us']}, before {at} (hop {hop})"
             at = int(row["end_us"])
+
+
+def _rides(tables: Tables) -> Iterator[str]:
+    """A ride holds one interval and who is aboard: seats apart, counted, nobody planned to come too late."""
+    listed = _chain(tables.batches, tables.counts[0]["first_ride"], "next_ride")
+    rides = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] > 0))
+    if sorted(listed) != rides.tolist():
+        yield f"rides {rides} are in flight, {listed} are listed"
+    for slot in rides.tolist():
+        yield from _ride(tables, slot)
+    seats = tables.intervals["ride"]
+    sitting = sum(len(_chain(tables.intervals, tables.batches[slot]["aboard"])) for slot in rides)
+    if (seats != NONE).sum() != sitting or not set(seats[seats != NONE]) <= set(rides.tolist()):
+        yield f"{(seats != NONE).sum()} runs say they are seats, rides have {sitting}"
+
+
+def _ride(tables: Tables, slot: int) -> Iterator[str]:
+    hops = tables.offers.shape[1]
+    ride, run = tables.batches[slot], tables.intervals[slot * hops * KINDS + VGPU]
+    name = f"ride {ride['number']}"
+    members = _chain(tables.intervals, ride["aboard"])
+    seats = [tables.intervals[m] for m in members]
+    batches = [m // (hops * KINDS) for m in members]
+    rows = [
+        int(seat["row"]) + k
+        for seat, batch in zip(seats, batches, strict=True)
+        for k in range(tables.batches[batch]["samples"])
+    ]
+    if not rows or len(set(rows)) != len(rows) or not set(rows) <= set(range(ride["seats"])):
+        yield f"{name} of {ride['seats']} seats has members at rows {rows}"
+    missing = sum(int(seat["previous"]) == 0 for seat in seats)
+    if (len(rows), missing) != (ride["samples"], ride["missing"]):
+        yield f"{name} has {len(rows)} seats taken, {missing} members missing, and says {ride}"
+    if run["resource"] == NONE or run["resource"] != tables.paths[slot, 0]:
+        yield f"{name} runs on {run['resource']}, its path is {tables.paths[slot, 0]}"
+    if run["start_us"] < ride["arrival_us"]:
+        yield f"{name} starts at {run['start_us']}, somebody comes at {ride['arrival_us']}"
+    for m, seat, batch in zip(members, seats, batches, strict=True):
+        path = tables.paths[batch, m // KINDS % hops]
+        if seat["ride"] != slot or seat["resource"] != NONE or path != run["resource"]:
+            yield f"{name} chains {seat} of batch slot {batch}, which comes by vGPU {path}"
+        if tables.batches[batch]["number"] == NONE:
+            yield f"{name} has a member in batch slot {batch}, which is free"
 
 
 def _free_slots(tables: Tables) -> Iterator[str]:

@@ -23,6 +23,8 @@ from triton_backend.contract.decisions import (
     Hop,
     JobDropped,
     ModuleSkipped,
+    Ride,
+    Seat,
     TaskReady,
 )
 from triton_backend.contract.errors import InputError
@@ -32,13 +34,16 @@ from triton_backend.contract.events import (
     JobArrival,
     LinkPaceChanged,
     PaceChanged,
+    RideDone,
     StageDone,
     TransferDone,
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (
-    abort,
+    leave_behind,
+    lose,
+    ride_done,
     stage_done,
     transfer_done,
     worker_back,
@@ -55,7 +60,8 @@ from triton_backend.scheduler.policies.late import (
     settle_queue,
 )
 from triton_backend.scheduler.policies.registry import decide
-from triton_backend.scheduler.queues import drop, enqueue, free_request, new_request
+from triton_backend.scheduler.queues import drop, enqueue, free_batch, free_request, new_request
+from triton_backend.scheduler.rides import batch_of, ride_timer
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -64,10 +70,12 @@ from triton_backend.scheduler.tables import (
     DROP,
     JOB_DONE,
     JOB_DROPPED,
+    KINDS,
     MAKE_ROOM,
     MODULE_SKIPPED,
     NEEDS_ROOM,
     OUT_ROWS,
+    RIDE,
     SET_TIMER,
     SETTLED,
     SLOT_BITS,
@@ -77,6 +85,7 @@ from triton_backend.scheduler.tables import (
     VGPU,
     WORDS,
     Tables,
+    add_decision,
     interval_of,
     jobs_of,
     lacks_slots,
@@ -100,6 +109,7 @@ RESUME = 10
 REFRESH = 11  # no event: `SETTLE` where vGPUs were lost or reserved without the kernels
 JOB_ARRIVAL = 12  # first module, job id, deadline, samples
 JOB_CANCEL = 13  # job slot
+RIDE_DONE = 14  # batch slot of the ride, end
 
 # Which queues to settle: one by its number, none of them (NONE), or
 ALL = -2
@@ -117,19 +127,29 @@ FREED = -4  # all: something ended off its plan
 #   JOB_DONE     end  job
 #   JOB_DROPPED  end  job     module or NONE  deadline_us  reason  finish_us  position
 #   BATCH_DONE   end  number
+#   RIDE         end  number slot   start_us     end_us    seats                 members
 #   SET_TIMER    end  at_us
 #   MAKE_ROOM    end  status                        NEEDS_ROOM: and `SETTLE` again afterwards
 #
 # `ids` are as many as `requests`; then HOP integers for each stage of the path:
 #
 #   vGPU   transfer_start_us   transfer_end_us   start_us   end_us
+#
+# and SEAT integers for each member of a ride; a ride that is over has none:
+#
+#   batch number   stage   first row   rows
 HEAD = 8
 HOP = 5
+SEAT = 4
 
 
 def answer_length(tables: Tables) -> int:
     """Integers that the longest answer takes."""
-    dispatch = HEAD + HOP * tables.offers.shape[1]
+    topology = tables.topology
+    seats = int(
+        max(topology.stages["seats"].max(initial=0), tables.batches["seats"].max(initial=0))
+    )
+    dispatch = HEAD + max(HOP * tables.offers.shape[1], SEAT * seats)
     return OUT_ROWS * dispatch + len(tables.requests) + 3 * len(tables.batches) + 4 * HEAD
 
 
@@ -164,8 +184,10 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
             deviates = transfer_done(tables, a, b, c)
         # What ends as reserved frees nothing that the queues did not reckon with.
         queues = FREED if deviates else NONE
-        if tables.batches[a]["number"] == NONE:
+        if tables.batches[a]["number"] == NONE and counts["out"] == 0:  # it was not aborted
             length = _item(answer, length, BATCH_DONE, number)
+    elif event == RIDE_DONE:
+        queues = FREED if ride_done(tables, a, b) else NONE
     elif event == TIMER:
         counts["armed_timer_us"] = FAR
         queues = DUE
@@ -177,7 +199,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
     elif event == WORKER_BACK:
         worker_back(tables, a)
     elif event == BATCH_LOST:
-        abort(tables, a)
+        lose(tables, a)
     elif event == REFRESH:
         for vgpu in range(len(tables.topology.vgpus)):
             refresh(tables, vgpu)
@@ -262,12 +284,17 @@ def _settle_early(tables: Tables) -> int:
 def settle_due(tables: Tables) -> int:
     """A timer fired: decide for the queues whose time has come, which wait no longer."""
     now = tables.counts[0]["now_us"]
+    left = False
+    if tables.counts[0]["first_ride"] != NONE:
+        left = leave_behind(tables)
     for number in range(_early_queues(tables)):
         queue = tables.queues[number]
         if queue["timer_us"] <= now:
             queue["expired"] = tables.requests[queue["first"]]["sequence"]
             if settle_one(tables, number) == NEEDS_ROOM:
                 return NEEDS_ROOM
+    if left:
+        return settle_after_deviation(tables)
     return settle_due_late(tables)
 
 
@@ -277,6 +304,8 @@ def next_timer(tables: Tables) -> int:
     earliest = next_late_timer(tables)
     for queue in range(_early_queues(tables)):
         earliest = min(earliest, tables.queues[queue]["timer_us"])
+    if tables.counts[0]["first_ride"] != NONE:
+        earliest = min(earliest, ride_timer(tables))
     return earliest
 
 
@@ -311,10 +340,38 @@ def _cancel(tables: Tables, request_id: int) -> int:
     slot = 0
     while requests[slot]["id"] != request_id or requests[slot]["sequence"] == NONE:
         slot += 1
+    queue = requests[slot]["queue"]
     if requests[slot]["batch"] != NONE:
-        return NONE
+        if tables.counts[0]["first_ride"] == NONE or not _give_seat_back(tables, slot):
+            return NONE
+        queue = FREED
     drop(tables, slot, CANCELLED, FAR)
-    return requests[slot]["queue"]
+    return queue
+
+
+@kernel
+def _give_seat_back(tables: Tables, request: int) -> bool:
+    """Take a request out of its batch into its queue, where that frees a seat and stops no run.
+
+    It is alone in its batch, nothing of which runs or should run already, and one of its rides has not left.
+    """
+    slot = tables.requests[request]["batch"]
+    batch, now = tables.batches[slot], tables.counts[0]["now_us"]
+    if batch["requests"] > 1 or tables.requests[request]["job"] != NONE:
+        return False
+    sits = False
+    for hop in range(batch["stages"]):
+        i = interval_of(tables, slot, hop, VGPU)
+        if tables.intervals[i]["ride"] != NONE:
+            sits = True
+            i = interval_of(tables, tables.intervals[i]["ride"], 0, VGPU)
+        if tables.intervals[i]["resource"] != NONE and tables.intervals[i]["start_us"] <= now:
+            return False
+    if sits:
+        add_decision(tables, ABORT, batch["number"], slot, FAR, 0)
+        enqueue(tables, request)
+        free_batch(tables, slot)
+    return sits
 
 
 @inlined
@@ -339,8 +396,10 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
         kind, slot = tables.out[row, 0], tables.out[row, 1]
         if kind == DISPATCH:
             at = _write_dispatch(tables, answer, at, slot)
-        elif kind in (ABORT, JOB_DONE):
+        elif kind in (ABORT, JOB_DONE, BATCH_DONE):
             at = _item(answer, at, kind, slot)
+        elif kind == RIDE:
+            at = _write_ride(tables, answer, at, row)
         elif kind != DROP:
             at = _write_job_item(tables, answer, at, row)
         elif tables.requests[slot]["job"] != NONE:
@@ -441,6 +500,8 @@ def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> in
     for hop in range(topology.pipelines[pipeline]["stages"]):
         i = interval_of(tables, batch, hop, VGPU)
         move = i + 2  # the downlink is reserved whenever anything is moved
+        if tables.intervals[i]["ride"] != NONE:
+            i = interval_of(tables, tables.intervals[i]["ride"], 0, VGPU)
         moves = tables.intervals[move]["resource"] != NONE
         answer[at] = tables.paths[batch, hop]
         answer[at + 1] = tables.intervals[move]["start_us"] if moves else before
@@ -449,6 +510,33 @@ def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> in
         answer[at + 4] = tables.intervals[i]["end_us"]
         before = tables.intervals[i]["end_us"]
         at += HOP
+    answer[first + 1] = at
+    return at
+
+
+@kernel
+def _write_ride(tables: Tables, answer: Integers, at: int, row: int) -> int:
+    """Write how a ride is now; returns where the next item begins."""
+    slot, number = tables.out[row, 1], tables.out[row, 2]
+    _fill(answer, at, RIDE, number, slot)
+    first = at
+    for k in range(4, HEAD):
+        answer[at + k] = 0
+    at += HEAD
+    if tables.batches[slot]["number"] == number:
+        run = tables.intervals[interval_of(tables, slot, 0, VGPU)]
+        answer[first + 4] = run["start_us"]
+        answer[first + 5] = run["end_us"]
+        answer[first + 6] = tables.batches[slot]["seats"]
+        member = tables.batches[slot]["aboard"]
+        while member != NONE:
+            batch = tables.batches[batch_of(tables, member)]
+            answer[at] = batch["number"]
+            answer[at + 1] = member // KINDS % tables.offers.shape[1]
+            answer[at + 2] = tables.intervals[member]["row"]
+            answer[at + 3] = batch["samples"]
+            member = tables.intervals[member]["next"]
+            at += SEAT
     answer[first + 1] = at
     return at
 
@@ -506,6 +594,19 @@ def decode_drop(answer: list[int], at: int) -> Drop:
         deadline_us=deadline_us,
         best_finish_us=None if finish_us >= FAR else finish_us,
         queue_position=position,
+    )
+
+
+def decode_ride(answer: list[int], at: int, end: int) -> Ride:
+    """The ride that lies at `at` .. `end` of an answer."""
+    number, _, start_us, end_us, seats = answer[at + 2 : at + HEAD - 1]
+    seated = [Seat(*answer[k : k + SEAT]) for k in range(at + HEAD, end, SEAT)]
+    return Ride(
+        ride_id=number,
+        start_us=start_us,
+        end_us=end_us,
+        seats=seats,
+        members=tuple(sorted(seated, key=lambda seat: seat.first_row)),
     )
 
 
@@ -604,6 +705,19 @@ def check_emitted(tables: Tables, event: Emitted) -> int:
         reason = f"gives {list(event.rows)} rows, {wanted} modules come after its own"
         raise InputError(f"request {event.request_id}", reason)
     return slot
+
+
+def check_ride(event: RideDone) -> None:
+    """A joint run that is over by the time of its delivery.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not event.start_us <= event.end_us <= event.now_us:
+        raise InputError(
+            f"ride {event.ride_id}",
+            f"ran from {event.start_us} to {event.end_us}, reported at {event.now_us}",
+        )
 
 
 def check_report(event: StageDone | TransferDone, stages: int) -> None:

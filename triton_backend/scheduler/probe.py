@@ -11,9 +11,15 @@ probe of a pipeline found. A path of two stages:
     downlink of stage 1 |                       [ move )                      |
     vGPU of stage 1     |                               ..wait..[ run )       |
     offers              hop 0: start, end       hop 1: move, start, end     hop 2: answer's move
+
+Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the one
+that leaves first; else it opens one, with as many seats as still end in time. Time spent in waiting for
+a ride is no waiting for a resource. With `counts.hold` a ride that is opened starts later, by its own length
+at most, inside the gap that it has: who comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
+from triton_backend.scheduler.rides import first_row, open_ride, take_seat
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
@@ -42,7 +48,12 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
     sender = NONE
     for stage in range(first, last):
         hop = stage - first
-        if not _best_vgpu(tables, offers[hop], stage, sender, samples, at, rank_by):
+        if topology.stages[stage]["seats"] > 0:
+            if not _offer_seat(tables, offers[hop], stage, sender, samples, at, rank_by):
+                return FAR
+            if offers[hop]["ride"] != NONE:
+                work += offers[hop]["start_us"] - offers[hop]["move_end_us"]
+        elif not _best_vgpu(tables, offers[hop], stage, sender, samples, samples, at, rank_by):
             return FAR
         at = offers[hop]["end_us"]
         work += at - offers[hop]["start_us"]
@@ -65,18 +76,147 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
 
 
 @kernel
+def probe_in_time(
+    tables: Tables, pipeline: int, samples: int, now_us: int, deadline_us: int, rank_by: int
+) -> int:
+    """`probe`, and again without boarding where a later stage makes that too late for a deadline."""
+    found = probe(tables, pipeline, samples, now_us, rank_by)
+    if found <= deadline_us or tables.topology.pipelines[pipeline]["boards"] == 0:
+        return found
+    tables.counts[0]["alone"] = 1
+    found = probe(tables, pipeline, samples, now_us, rank_by)
+    tables.counts[0]["alone"] = 0
+    return found
+
+
+@kernel
+def _offer_seat(
+    tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, rank_by: int
+) -> bool:
+    """Fill one hop of an offer with seats in a ride; False where the stage has no vGPU left."""
+    topology = tables.topology
+    counts = tables.counts[0]
+    pipeline = topology.stages[stage]["pipeline"]
+    head = tables.queues[topology.pipelines[pipeline]["queue"]]["first"]
+    latest = tables.requests[head]["deadline_us"] - _rest_us(tables, stage, samples)
+    if counts["alone"] == 0 and _board(tables, offer, stage, sender, samples, at_us, latest):
+        return True
+    # A ride with more seats never ends sooner, so the most that end in time are found by halves.
+    seats = topology.stages[stage]["seats"]
+    fits, tried = samples, seats
+    while True:
+        if not _best_vgpu(tables, offer, stage, sender, samples, tried, at_us, rank_by):
+            return False
+        if offer["end_us"] <= latest:
+            fits = tried
+            if tried == seats:
+                break
+        elif tried == samples:
+            break
+        else:
+            seats = tried - 1
+        if fits == seats:
+            if tried != fits:
+                _best_vgpu(tables, offer, stage, sender, samples, fits, at_us, rank_by)
+            break
+        tried = (fits + seats + 1) // 2
+    offer["ride"] = NONE
+    offer["seats"] = fits
+    if counts["hold"] == 1 and fits > samples:
+        lasts = offer["end_us"] - offer["start_us"]
+        until = min(
+            offer["start_us"] + lasts, latest - topology.stages[stage]["company_us"] - lasts
+        )
+        until = min(until, _taken_from(tables, offer["vgpu"], offer["start_us"]) - lasts)
+        offer["start_us"] = max(offer["start_us"], until)
+        offer["end_us"] = offer["start_us"] + lasts
+    return True
+
+
+@kernel
+def _board(
+    tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
+) -> bool:
+    """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any."""
+    topology = tables.topology
+    pool = topology.stages[stage]["pool"]
+    best = NONE
+    ride = tables.counts[0]["first_ride"]
+    while ride != NONE:
+        row = tables.batches[ride]
+        following = row["next_ride"]
+        if row["pool"] == pool and row["samples"] + samples <= row["seats"]:
+            run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+            sooner = best == NONE or run["start_us"] < offer["start_us"]
+            if best != NONE and run["start_us"] == offer["start_us"]:
+                sooner = row["number"] < tables.batches[best]["number"]
+            open_still = tables.counts[0]["now_us"] < run["start_us"] and run["end_us"] <= latest_us
+            if sooner and open_still and first_row(tables, ride, samples) != NONE:
+                vgpu = tables.paths[ride, 0]
+                rate = topology.vgpus[vgpu]["down_rate"]
+                uplink = downlink = NONE
+                if sender != NONE:
+                    rate = min(rate, topology.vgpus[sender]["up_rate"])
+                move = topology.move_us[stage, rate, samples]
+                moved = at_us
+                if move > 0:
+                    downlink = topology.vgpus[vgpu]["downlink"]
+                    if sender != NONE:
+                        uplink = topology.vgpus[sender]["uplink"]
+                    moved = earliest_move(tables, uplink, downlink, at_us, move)
+                if moved + move <= run["start_us"]:
+                    best = ride
+                    offer["vgpu"] = vgpu
+                    offer["uplink"] = uplink
+                    offer["downlink"] = downlink
+                    offer["move_start_us"] = moved
+                    offer["move_end_us"] = moved + move
+                    offer["start_us"] = run["start_us"]
+                    offer["end_us"] = run["end_us"]
+        ride = following
+    offer["ride"] = best
+    return best != NONE
+
+
+@kernel
+def _rest_us(tables: Tables, stage: int, samples: int) -> int:
+    """Least time from the end of a stage to the answer, nothing else running."""
+    topology = tables.topology
+    pipeline = topology.stages[stage]["pipeline"]
+    rate = topology.pools[topology.stages[stage]["pool"]]["up_rate"]
+    rest = 0
+    while topology.stages[stage]["last"] == 0:
+        stage += 1
+        pool = topology.pools[topology.stages[stage]["pool"]]
+        rest += topology.move_us[stage, min(rate, pool["down_rate"]), samples]
+        rest += topology.latency_us[stage, samples]
+        rate = pool["up_rate"]
+    return rest + topology.answer_us[pipeline, rate, samples]
+
+
+@kernel
+def _taken_from(tables: Tables, resource: int, at_us: int) -> int:
+    """When the next interval of a resource begins that is free at an instant; FAR where none does."""
+    i = tables.resources[resource]["first"]
+    while i != NONE and tables.intervals[i]["start_us"] < at_us:
+        i = tables.intervals[i]["next"]
+    return FAR if i == NONE else tables.intervals[i]["start_us"]
+
+
+@kernel
 def _best_vgpu(
     tables: Tables,
     offer: Record,
     stage: int,
     sender: int,
     samples: int,
+    size: int,
     at_us: int,
     rank_by: int,
 ) -> bool:
     """Fill one hop of an offer; False where the stage has no vGPU left.
 
-    `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
+    `samples` are moved, and the run lasts as `size` samples do: in a ride others come to them. `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
 
     No vGPU can start before `floor`: the instant at which the input would have arrived over the
     fastest link, with the sender's uplink as reserved. So the search ends at the first vGPU that
@@ -108,7 +248,9 @@ def _best_vgpu(
             if tables.block_from_us[block] < offer["key_us"]:
                 for vgpu in range(first, min(first + BLOCK, end)):
                     if tables.free_from_us[vgpu] < offer["key_us"]:
-                        _offer_vgpu(tables, offer, stage, vgpu, sender, samples, leave, rank_by)
+                        _offer_vgpu(
+                            tables, offer, stage, vgpu, sender, samples, size, leave, rank_by
+                        )
                         if offer["key_us"] <= floor:
                             return True
             block += 1
@@ -117,13 +259,14 @@ def _best_vgpu(
 
 
 @kernel
-def _offer_vgpu(
+def _offer_vgpu(  # noqa: PLR0913, PLR0917 - kernels take numbers one by one
     tables: Tables,
     offer: Record,
     stage: int,
     vgpu: int,
     sender: int,
     samples: int,
+    size: int,
     leave_us: int,
     rank_by: int,
 ) -> None:
@@ -148,7 +291,7 @@ def _offer_vgpu(
     start = moved + move
     if start >= offer["key_us"]:  # neither the vGPU nor its uplink can make it earlier
         return
-    latency = topology.latency_us[stage, samples]
+    latency = topology.latency_us[stage, size]
     start = earliest_start(tables, vgpu, start, latency)
     key = start
     if rank_by == BY_UPLINK:
@@ -186,16 +329,31 @@ def commit(tables: Tables, pipeline: int, batch: int) -> None:
     """Reserve what the last probe of a pipeline found, in the name of a batch slot."""
     offers = tables.offers[pipeline]
     stages = tables.topology.pipelines[pipeline]["stages"]
+    first = tables.topology.pipelines[pipeline]["first_stage"]
     for hop in range(stages + 1):
         offer = offers[hop]
         tables.paths[batch, hop] = NONE
         if hop < stages:
             tables.paths[batch, hop] = offer["vgpu"]
-            i = interval_of(tables, batch, hop, VGPU)
-            reserve(tables, i, offer["vgpu"], offer["start_us"], offer["end_us"])
+            if tables.topology.stages[first + hop]["seats"] == 0:
+                i = interval_of(tables, batch, hop, VGPU)
+                reserve(tables, i, offer["vgpu"], offer["start_us"], offer["end_us"])
             if offer["downlink"] != NONE:
                 i = interval_of(tables, batch, hop, DOWNLINK)
                 reserve(tables, i, offer["downlink"], offer["move_start_us"], offer["move_end_us"])
         if offer["uplink"] != NONE:
             i = interval_of(tables, batch, hop, UPLINK)
             reserve(tables, i, offer["uplink"], offer["move_start_us"], offer["move_end_us"])
+        if hop < stages and tables.topology.stages[first + hop]["seats"] > 0:
+            _commit_seat(tables, first + hop, batch, hop, offer)
+
+
+@kernel
+def _commit_seat(tables: Tables, stage: int, batch: int, hop: int, offer: Record) -> None:
+    """Board the ride that was offered, or open it."""
+    ride = offer["ride"]
+    if ride == NONE:
+        pool = tables.topology.stages[stage]["pool"]
+        start, end = offer["start_us"], offer["end_us"]
+        ride = open_ride(tables, pool, offer["vgpu"], offer["seats"], start, end)
+    take_seat(tables, ride, batch, hop, offer["move_end_us"])

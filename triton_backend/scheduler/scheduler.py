@@ -23,6 +23,7 @@ from triton_backend.contract.decisions import (
     DropReason,
     JobDone,
     JobDropped,
+    Ride,
     SetTimer,
 )
 from triton_backend.contract.errors import InputError
@@ -39,6 +40,7 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
+    RideDone,
     StageDone,
     Timer,
     TransferDone,
@@ -59,6 +61,7 @@ from triton_backend.scheduler.kernel_api import (
     PAUSE,
     REFRESH,
     RESUME,
+    RIDE_DONE,
     SETTLE,
     STAGE_DONE,
     TIMER,
@@ -72,9 +75,11 @@ from triton_backend.scheduler.kernel_api import (
     check_link_pace,
     check_pace,
     check_report,
+    check_ride,
     decode_dispatch,
     decode_drop,
     decode_job_drop,
+    decode_ride,
     decode_skip,
     decode_task,
     handle_event,
@@ -89,6 +94,7 @@ from triton_backend.scheduler.tables import (
     MAKE_ROOM,
     MODULE_SKIPPED,
     NEEDS_ROOM,
+    RIDE,
     SET_TIMER,
     TASK_EMITTED,
     TASK_READY,
@@ -136,6 +142,7 @@ class Scheduler:
         count_io: reserve the transfers of the input and of the answer too.
         lead: how long before its start a batch of late binding is sent.
         adjust: changes rules of late binding, for ablations.
+        rides: whether batches join in stages that board; else each runs there alone.
     """
 
     def __init__(
@@ -147,7 +154,9 @@ class Scheduler:
         count_io: bool = False,
         lead: Lead = NO_LEAD,
         adjust: Callable[[LateRules], LateRules] = lambda rules: rules,
+        rides: bool = True,
     ) -> None:
+        self._rides_open = rides
         self._nic = nic
         self._adjust = adjust
         self._lead = lead
@@ -164,6 +173,7 @@ class Scheduler:
         self._requests: set[int] = set()  # queued or in flight
         self._jobs: dict[int, int] = {}  # in hand, with their slots
         self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
+        self._rides: dict[int, int] = {}  # with their slots
         self._handlers: dict[type, _Handler] = {
             Arrival: self._arrival,
             Cancel: self._cancel,
@@ -171,6 +181,7 @@ class Scheduler:
             Emitted: self._emitted,
             JobCancel: self._job_cancel,
             StageDone: self._stage_done,
+            RideDone: self._ride_done,
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
             WorkerBack: self._worker_back,
@@ -273,6 +284,7 @@ class Scheduler:
             lead=self._lead,
             count_io=self._count_io,
             link_paces=link_paces,
+            rides=self._rides_open,
         )
 
     def _use(self, tables: Tables) -> None:
@@ -335,6 +347,14 @@ class Scheduler:
         check_report(event, len(dispatch.hops))
         return self._take(STAGE_DONE, event.now_us, slot, event.stage, event.end_us)
 
+    def _ride_done(self, event: RideDone) -> list[Decision]:
+        slot = self._rides.get(event.ride_id)
+        if slot is None:
+            raise InputError(f"ride {event.ride_id}", "is not in flight")
+        check_ride(event)
+        del self._rides[event.ride_id]
+        return self._take(RIDE_DONE, event.now_us, slot, event.end_us)
+
     def _transfer_done(self, event: TransferDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
         check_report(event, len(dispatch.hops) + 1)
@@ -349,7 +369,9 @@ class Scheduler:
         return [] if resource is None else self._take(WORKER_BACK, event.now_us, resource)
 
     def _batch_lost(self, event: BatchLost) -> list[Decision]:
-        slot, _ = self._in_flight(event.batch_id)
+        slot = self._rides.get(event.batch_id)
+        if slot is None:
+            slot, _ = self._in_flight(event.batch_id)
         return self._take(BATCH_LOST, event.now_us, slot)
 
     def _pace_changed(self, event: PaceChanged) -> list[Decision]:
@@ -451,7 +473,7 @@ class Scheduler:
         length = handle_event(self._memory, event, now_us, a, b, c, d)
         return self._read(self._answer[:length].tolist()) if length else []
 
-    def _read(self, answer: list[int]) -> list[Decision]:
+    def _read(self, answer: list[int]) -> list[Decision]:  # noqa: C901 - a branch per item
         """Decode an answer and keep account of requests and batches; returns its decisions."""
         decided: list[Decision] = []
         at = 0
@@ -465,6 +487,8 @@ class Scheduler:
                 self._forget(self._batches.pop(number)[1].request_ids)
             elif kind == SET_TIMER:
                 decided.append(SetTimer(at_us=number))
+            elif kind == RIDE:
+                decided.append(self._of_ride(answer, at))
             elif kind == DROP:
                 self._requests.discard(number)
                 drop = decode_drop(answer, at)
@@ -487,6 +511,13 @@ class Scheduler:
         self._requests.difference_update(ids)
         if self._orphans:
             self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
+
+    def _of_ride(self, answer: list[int], at: int) -> Ride:
+        ride = decode_ride(answer, at, answer[at + 1])
+        self._rides[ride.ride_id] = answer[at + 3]
+        if not ride.members:
+            del self._rides[ride.ride_id]
+        return ride
 
     def _of_job(self, kind: int, answer: list[int], at: int) -> Decision:
         if kind == TASK_READY:

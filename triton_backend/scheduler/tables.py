@@ -76,6 +76,7 @@ TASK_READY = 6  # row: request id, part, first row, rows
 MODULE_SKIPPED = 7  # row: part, reason or NONE
 JOB_DONE = 8  # row: job id
 JOB_DROPPED = 9  # row: job slot, reason; that of a task is a row of DROP
+RIDE = 10  # row: slot, number; where the slot has another number now the ride is over
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
@@ -93,7 +94,19 @@ SETTLED = 0
 NEEDS_ROOM = 1  # out of batch slots or rows of `out`: empty `out`, make room, call again
 
 INTERVAL = np.dtype(
-    [(name, np.int64) for name in ("start_us", "end_us", "next", "previous", "resource", "pending")]
+    [
+        (name, np.int64)
+        for name in (
+            "start_us",
+            "end_us",
+            "next",
+            "previous",  # of a seat: 1 once its rows are there
+            "resource",
+            "pending",
+            "ride",  # of a run that is a seat: the slot of its ride; else NONE
+            "row",  # of a seat: its first row
+        )
+    ]
 )
 RESOURCE = np.dtype([(name, np.int64) for name in ("first", "last", "lost")])
 BATCH = np.dtype(
@@ -109,6 +122,13 @@ BATCH = np.dtype(
             "last",
             "dispatch_us",
             "next_free",
+            "seats",  # of a ride: rows of the joint run; 0 of a batch. Its `samples` are those taken
+            "pool",  # of a ride: whose batches may board; NONE where an earlier plan opened it
+            "aboard",  # the first member's run (an interval); NONE only while it is opened
+            "missing",  # members whose rows are not there
+            "arrival_us",  # when the last of them was to come
+            "leave_us",  # until when it waits for them, at least until its start
+            "next_ride",
         )
     ]
 )
@@ -212,6 +232,8 @@ OFFER = np.dtype(
             "start_us",
             "end_us",
             "key_us",  # what vGPUs are compared by
+            "ride",  # slot of the ride that is boarded; NONE where one is opened
+            "seats",  # of that ride, where the stage boards
         )
     ]
 )
@@ -274,6 +296,10 @@ COUNTS = np.dtype(
             "jobs",  # that came
             "jobs_done",
             "jobs_dropped",
+            "boards",  # stages that board of any pipeline, at most
+            "first_ride",
+            "hold",  # 1 while a probe lets rides that it opens wait for company,
+            "alone",  # and boards none
         )
     ]
 )
@@ -373,6 +399,8 @@ def new_tables(
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
     counts["early"] = (topology.queues["late"] == 0).sum()
+    counts["boards"] = topology.pipelines["boards"].max(initial=0)
+    counts["first_ride"] = NONE
     heaps = np.zeros(2 * pipelines + len(topology.pools), dtype=HEAP)
     heaps["place"] = NONE
     counts["free_batch"] = counts["free_request"] = counts["free_job"] = NONE
@@ -416,6 +444,7 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
     old_batches, old_requests = len(tables.batches), len(tables.requests)
     intervals = _longer(tables.intervals, batches * hops * KINDS)
     intervals["resource"][len(tables.intervals) :] = NONE
+    intervals["ride"][len(tables.intervals) :] = NONE
     batch_rows = _longer(tables.batches, batches)
     batch_rows["number"][old_batches:] = NONE
     request_rows = _longer(tables.requests, requests)
@@ -474,7 +503,7 @@ def fuller(tables: Tables) -> Tables:
 
     return with_room(
         tables,
-        batches=lengths(tables.batches, "free_batch"),
+        batches=len(tables.batches) * (2 if lacks_batches(tables) else 1),
         requests=lengths(tables.requests, "free_request"),
         jobs=lengths(unpack(tables.job_memory).jobs, "free_job"),
     )
@@ -487,6 +516,18 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
     records[link][first_new:] = np.arange(first_new + 1, len(records) + 1)
     records[link][-1] = first_free
     return first_new
+
+
+@inlined
+def lacks_batches(tables: Tables) -> bool:
+    """Whether fewer slots are free than one dispatch may take: its own, and one per ride that it opens."""
+    counts = tables.counts[0]
+    slot = counts["free_batch"]
+    for _ in range(counts["boards"]):
+        if slot == NONE:
+            break
+        slot = tables.batches[slot]["next_free"]
+    return slot == NONE
 
 
 @inlined

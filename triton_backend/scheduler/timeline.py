@@ -122,7 +122,8 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
     What follows: the next interval of the same resource, the same transfer on the other link, and
     the next step of the same batch. `Tables.pending` is the list of intervals whose followers are
     yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot overflow.
-    Starts only grow and every follower lies later, so this ends.
+    Starts only grow and every follower lies later, so this ends. A ride does not follow its members: who
+    comes too late for it is `rides`' matter.
     """
     intervals = tables.intervals
     hops = tables.offers.shape[1]
@@ -140,6 +141,12 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
             twin = DOWNLINK if kind == UPLINK else UPLINK
             count = _postpone(tables, base + twin, start, count)
             count = _postpone(tables, base + VGPU, end, count)  # the run that the move leads to
+        elif tables.batches[i // (KINDS * hops)]["seats"] > 0:
+            member = tables.batches[i // (KINDS * hops)]["aboard"]
+            while member != NONE:  # they go on when the ride ends
+                for following in range(KINDS):
+                    count = _postpone(tables, member + KINDS - VGPU + following, end, count)
+                member = intervals[member]["next"]
         elif (i // KINDS) % hops < hops - 1:
             for following in range(KINDS):  # the next hop: its move, and its run where none moves
                 count = _postpone(tables, base + KINDS + following, end, count)

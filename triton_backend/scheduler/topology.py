@@ -42,6 +42,7 @@ class LinkPace(NamedTuple):
 
 AS_PLANNED = LinkPace(100, 100)
 BLOCK = 16  # vGPUs per entry of a pool's index
+MOST_SEATS = 128  # of a joint batch: what its end decides fits one answer
 RATE_SHIFT = 24  # gaps between requests and their mean size are in 2^-24 µs and samples
 LONGEST_GAP_US = 1 << 26  # longer gaps count as this
 PARTS = 1024  # what pipelines get of their queue's requests, in these
@@ -122,6 +123,7 @@ PIPELINE = np.dtype(
             "part",  # of its queue's planned rate, in 1/`PARTS`
             "ranked",  # pipeline that is in this place among its queue's, by cost per sample
             "efficient",  # the batch with the least latency per sample in its first stage
+            "boards",  # how many of its stages join batches with other pipelines
         )
     ]
 )
@@ -132,6 +134,8 @@ STAGE = np.dtype(
             "pipeline",
             "last",  # 1 for the last stage of a pipeline
             "pool",
+            "seats",  # samples of one joint batch; 0 where batches run alone
+            "company_us",  # time that stages after it want for company, beyond the batch alone
         )
     ]
 )
@@ -311,6 +315,7 @@ def build_topology(
     lead: Lead = NO_LEAD,
     count_io: bool = False,
     link_paces: Mapping[int, LinkPace] = MappingProxyType({}),
+    rides: bool = True,
 ) -> Topology:
     """Arrays of a plan.
 
@@ -321,17 +326,20 @@ def build_topology(
         lead: of late binding.
         count_io: also charge the transfers of the input and of the answer.
         link_paces: by node, where its links are not as fast as the cluster says.
+        rides: whether stages that board do.
     """
     check_nic(nic)
     policies = policies or [QueuePolicy(0)] * len(plan.models)
     pipelines = pipelines_by_queue(plan)
     node_rates = _node_rates(plan, link_paces)
     rates = sorted({rate for both in node_rates for rate in both})
-    rows = _pipeline_rows(plan, pipelines, policies)
+    seats = _seats(pipelines, policies, rides=rides)
+    rows = _pipeline_rows(plan, pipelines, policies, seats)
     rates_rps = np.asarray([known.pipeline.throughput_rps for known in pipelines])
     _share_rates(rows, rates_rps)
     _rank(plan, pipelines, rows)
-    most, stages = int(rows["largest"].max(initial=0)), int(rows["stages"].sum())
+    most = max(int(rows["largest"].max(initial=0)), max(map(max, seats), default=0))
+    stages = int(rows["stages"].sum())
     topology = Topology(
         queues=_queue_rows(plan, rows, policies, rates_rps),
         pipelines=rows,
@@ -344,23 +352,66 @@ def build_topology(
         path_us=np.zeros((len(pipelines), most + 1), dtype=np.int64),
     )
     numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
+    first_queues = [own.start for own in plan.queues()]
     for number, known in enumerate(pipelines):
         model, largest = plan.models[known.model], int(rows[number]["largest"])
         row = int(rows[number]["first_stage"])
         into = total_bytes_per_sample(model.inputs) if count_io else 0
-        for stage in known.pipeline.stages:
-            topology.latency_us[row, 1 : largest + 1] = stage.latency_us_by_batch[:largest]
+        for stage, aboard in zip(known.pipeline.stages, seats[number], strict=True):
+            sizes = max(largest, aboard)
+            topology.latency_us[row, 1 : sizes + 1] = stage.latency_us_by_batch[:sizes]
+            if aboard:  # who is missing makes no joint batch longer
+                np.maximum.accumulate(topology.latency_us[row], out=topology.latency_us[row])
+            topology.stages[row]["seats"] = aboard
             topology.move_us[row] = _transfers(into, rates, largest, most)
             topology.stages[row]["pipeline"] = number
             topology.stages[row]["pool"] = numbers[stage.pool]
             into = stage.boundary_bytes_per_sample
             row += 1
         topology.stages[row - 1]["last"] = 1
+        budget_us = model.queues[known.queue - first_queues[known.model]].budget_us
+        _reckon_company(topology, number, budget_us)
         back = (total_bytes_per_sample(model.outputs) or into) if count_io else 0
         topology.answer_us[number] = _transfers(back, rates, largest, most)
     _fill_pools(plan, topology)
     _bound(topology, lead)
     return topology
+
+
+def _seats(
+    pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy], *, rides: bool
+) -> list[list[int]]:
+    """[pipeline][stage] samples of a joint batch; 0 where it runs alone, as all of late binding do."""
+    return [
+        [
+            min(stage.batch or known.pipeline.batch, MOST_SEATS)
+            if rides and stage.boards and policies[known.model].rules is None
+            else 0
+            for stage in known.pipeline.stages
+        ]
+        for known in pipelines
+    ]
+
+
+def _reckon_company(topology: Topology, number: int, budget_us: int) -> None:
+    """`boards` of a pipeline and `company_us` of its stages.
+
+    What the budget leaves beyond all runs is there for waiting, a part for each stage as its run is long. A
+    joint batch is worth its part, at most its own run, and what it lasts longer than the batch alone.
+    """
+    row = topology.pipelines[number]
+    first, batch = int(row["first_stage"]), int(row["batch"])
+    stages = topology.stages[first : first + int(row["stages"])]
+    row["boards"] = (stages["seats"] > 0).sum()
+    latency = topology.latency_us[first : first + len(stages)]
+    lasts = [int(us[max(batch, n)]) for us, n in zip(latency, stages["seats"], strict=True)]
+    slack_us = max(0, budget_us - sum(lasts))
+    after = 0
+    for k in range(len(stages) - 1, -1, -1):
+        stages[k]["company_us"] = after
+        if stages[k]["seats"] > 0:
+            longer = lasts[k] - int(latency[k, batch])
+            after += longer + min(lasts[k], slack_us * lasts[k] // sum(lasts))
 
 
 def set_pace(topology: Topology, row: int, latency_us: Integers, lead: Lead) -> None:
@@ -388,15 +439,20 @@ def with_orphans(topology: Topology) -> Topology:
 
 
 def _pipeline_rows(
-    plan: Plan, pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy]
+    plan: Plan,
+    pipelines: Sequence[QueuedPipeline],
+    policies: Sequence[QueuePolicy],
+    seats: Sequence[Sequence[int]],
 ) -> Records:
-    """All of `PIPELINE`."""
+    """All of `PIPELINE`; `seats` are of every stage, 0 where it does not board."""
     rows = np.zeros(len(pipelines), dtype=PIPELINE)
     numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
-    for row, known in zip(rows, pipelines, strict=True):
+    for row, known, aboard in zip(rows, pipelines, seats, strict=True):
         rules = policies[known.model].rules
         row["queue"], row["number"] = known.queue, known.number
-        row["batch"] = row["largest"] = known.pipeline.batch
+        # A batch is never split, so it is no larger than what the smallest stage takes.
+        batch = min([known.pipeline.batch, known.pipeline.largest, *(n for n in aboard if n)])
+        row["batch"] = row["largest"] = batch
         if rules is not None and rules.grows:
             row["largest"] = known.pipeline.largest
         row["stages"] = len(known.pipeline.stages)
@@ -425,8 +481,9 @@ def _rank(plan: Plan, pipelines: Sequence[QueuedPipeline], rows: Records) -> Non
         for stage in known.pipeline.stages:
             pool = plan.pool_of(stage)
             price = plan.cluster.gpu_class(pool.gpu_class).hourly_cost or 1.0
-            took_us = stage.latency_us_by_batch[known.pipeline.batch - 1]
-            costs[number] += price * pool.share * took_us / known.pipeline.batch
+            planned = stage.batch or known.pipeline.batch
+            took_us = stage.latency_us_by_batch[planned - 1]
+            costs[number] += price * pool.share * took_us / planned
     rows["ranked"] = np.lexsort((np.arange(len(rows)), costs, rows["queue"]))
 
 

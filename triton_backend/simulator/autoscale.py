@@ -1,7 +1,7 @@
 """Pools that follow the load: epochs simulated one by one, vGPUs added or freed between them by advice.
 
 What is offered is drawn once for the whole run and cut into epochs. After each, every pool is given its
-advice (`scheduler.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
+advice (`scheduler.policies.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
 as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
 
 An epoch begins with idle vGPUs and an empty queue: what waits or runs at a boundary is finished by the
@@ -19,8 +19,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, Pool, Slot
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import s_to_us
-from triton_backend.scheduler.advice import UTILISATION, change, damped_change
 from triton_backend.scheduler.compiled import Records
+from triton_backend.scheduler.policies.advice import UTILISATION, change, damped_change
 from triton_backend.simulator.offered import Instant, Offer, offered_requests
 from triton_backend.simulator.results import PoolResult
 from triton_backend.simulator.run import simulate

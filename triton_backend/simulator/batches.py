@@ -4,18 +4,21 @@
     the stage               RESTING --> WAITING_VGPU --> RUNNING     then the next stage, or the answer
 
 It is RESTING until the reserved start of its next step, which is an event in the heap, and WAITING
-while another batch has the resource. At most one event of a batch lies ahead of it.
+while another batch has the resource. Where it sits in a ride it is ABOARD, and the ride, which has a
+batch slot of its own, takes these steps for all. At most one event of a batch lies ahead of it.
 The end of a stage or transfer is reported to the scheduler at once, with the true instant. Not here: who goes first (`workers`, `links`).
 """
 
-from triton_backend.scheduler.compiled import NONE, inlined, kernel
-from triton_backend.scheduler.feedback import stage_done, transfer_done
-from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, interval_of
-from triton_backend.simulator.heap import TRANSFER_START
+from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel
+from triton_backend.scheduler.feedback import ride_done, stage_done, transfer_done
+from triton_backend.scheduler.rides import batch_of
+from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, interval_of
+from triton_backend.simulator.heap import STAGE_START, TRANSFER_START
 from triton_backend.simulator.links import leave_links, next_moves, try_move
 from triton_backend.simulator.workers import (
     answer,
     await_stage,
+    depart,
     leave_queue,
     leave_vgpu,
     next_on_vgpu,
@@ -69,16 +72,15 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     intervals = world.tables.intervals
     to = world.hops[slot, hop]
     run = intervals[interval_of(world.tables, slot, hop, VGPU)]
+    if run["ride"] != NONE:
+        run = intervals[interval_of(world.tables, run["ride"], 0, VGPU)]
     to["vgpu"] = to["number"] = run["resource"]
     to["start_us"] = run["start_us"]
     to["end_us"] = run["end_us"]
     to["move_start_us"] = to["move_end_us"] = 0
     if world.cursor[0]["interference"] != PLANNED and hop < world.runs[slot]["stages"]:
         pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
-        seat = world.seats[pipeline["first_stage"] + hop]
-        to["factor"] = seat["factor"]
-        to["susceptibility"] = seat["susceptibility"]
-        to["pressure"] = seat["pressure"]
+        _copy_seat(world, to, pipeline["first_stage"] + hop)
     down = intervals[interval_of(world.tables, slot, hop, DOWNLINK)]
     up = intervals[interval_of(world.tables, slot, hop, UPLINK)]
     to["downlink"] = down["resource"]
@@ -89,6 +91,65 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     elif up["resource"] != NONE:
         to["move_start_us"] = up["start_us"]
         to["move_end_us"] = up["end_us"]
+
+
+@inlined
+def _copy_seat(world: World, to: Record, stage: int) -> None:
+    seat = world.seats[stage]
+    to["factor"] = seat["factor"]
+    to["susceptibility"] = seat["susceptibility"]
+    to["pressure"] = seat["pressure"]
+
+
+@kernel
+def carry_ride(world: World, slot: int, number: int, now_us: int) -> None:
+    """A ride is opened, other than it was, or over without a run; `number` is the one that was noted."""
+    tables, run = world.tables, world.runs[slot]
+    if tables.batches[slot]["number"] != number:
+        if run["number"] == number:
+            forget(world, slot, now_us)
+        return
+    new = run["number"] != number
+    hop = world.hops[slot, 0]
+    if new:
+        run["number"] = number
+        run["plan"] = world.cursor[0]["plan"]
+        run["stage"], run["stages"], run["phase"] = 0, 1, RESTING
+        hop["vgpu"] = hop["number"] = tables.paths[slot, 0]
+        hop["uplink"] = hop["downlink"] = world.hops[slot, 1]["uplink"] = NONE
+        hop["move_start_us"] = hop["move_end_us"] = 0
+    if run["phase"] != RESTING:
+        return
+    interval = tables.intervals[interval_of(tables, slot, 0, VGPU)]
+    before, hop["start_us"] = hop["start_us"], interval["start_us"]
+    run["samples"] = tables.batches[slot]["samples"]
+    hop["end_us"] = hop["start_us"] + _ride_lasts(world, slot)
+    if interval["start_us"] <= now_us:
+        depart(world, slot, now_us)
+    elif new or interval["start_us"] != before:
+        push(world, interval["start_us"], STAGE_START, slot, number)
+
+
+@kernel
+def _ride_lasts(world: World, slot: int) -> int:
+    """Run time of a ride up to its last row taken; as before where an earlier plan opened it."""
+    tables, hop = world.tables, world.hops[slot, 0]
+    rows = 0
+    lasts = hop["end_us"] - hop["start_us"]
+    member = tables.batches[slot]["aboard"]
+    while member != NONE:
+        batch = batch_of(tables, member)
+        rows = max(rows, tables.intervals[member]["row"] + tables.batches[batch]["samples"])
+        if tables.batches[batch]["pipeline"] != NONE:
+            pipeline = tables.topology.pipelines[tables.batches[batch]["pipeline"]]
+            stage = pipeline["first_stage"] + member // KINDS % tables.offers.shape[1]
+            lasts = tables.topology.latency_us[stage, rows]
+            queue = tables.topology.queues[pipeline["queue"]]
+            world.runs[slot]["model"] = queue["model"]
+            if world.cursor[0]["interference"] != PLANNED:
+                _copy_seat(world, hop, stage)
+        member = tables.intervals[member]["next"]
+    return lasts
 
 
 @inlined
@@ -112,17 +173,58 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
     stage = run["stage"]
     vgpu = world.hops[slot, stage]["vgpu"]
     leave_vgpu(world, slot, now_us)
-    last = stage == run["stages"] - 1 and world.hops[slot, stage + 1]["uplink"] == NONE
+    if world.tables.batches[slot]["seats"] > 0:
+        deviates = _end_ride(world, slot, now_us)
+        next_on_vgpu(world, vgpu, now_us)
+        return deviates
+    last = _answers(world, slot)
     if last:
         answer(world, slot, now_us)
     deviates = stage_done(world.tables, slot, stage, now_us)
     if last:
         run["number"] = NONE
-    else:
+    elif world.tables.batches[slot]["number"] == run["number"]:
         run["stage"] += 1
         advance(world, slot, now_us)
+    else:  # too late for its ride
+        run["phase"] = RESTING
     next_on_vgpu(world, vgpu, now_us)
     return deviates
+
+
+@kernel
+def _end_ride(world: World, slot: int, now_us: int) -> bool:
+    """The stage of all members of a ride is over; True where not at the reserved instant."""
+    tables = world.tables
+    aboard = tables.batches[slot]["aboard"]
+    member = aboard
+    while member != NONE:
+        batch = batch_of(tables, member)
+        run = world.runs[batch]
+        run["phase"] = RESTING
+        if _answers(world, batch):
+            answer(world, batch, now_us)
+        member = tables.intervals[member]["next"]
+    deviates = ride_done(tables, slot, now_us)
+    world.runs[slot]["number"] = NONE
+    while aboard != NONE:  # the chain stays as it was until something is dispatched
+        batch = batch_of(tables, aboard)
+        run = world.runs[batch]
+        aboard = tables.intervals[aboard]["next"]
+        if _answers(world, batch):
+            run["number"] = NONE
+        elif tables.batches[batch]["number"] == run["number"]:
+            run["stage"] += 1
+            advance(world, batch, now_us)
+    return deviates
+
+
+@inlined
+def _answers(world: World, slot: int) -> bool:
+    """Whether a batch is answered at the end of its present stage."""
+    run = world.runs[slot]
+    last = run["stage"] == run["stages"] - 1
+    return last and world.hops[slot, run["stage"] + 1]["uplink"] == NONE
 
 
 @inlined
@@ -138,7 +240,9 @@ def end_move(world: World, slot: int, now_us: int) -> bool:
     if last:
         run["number"] = NONE
     else:
-        await_stage(world, slot, now_us)
+        run["phase"] = RESTING
+        if world.tables.batches[slot]["number"] == run["number"]:  # it is in time for its ride
+            await_stage(world, slot, now_us)
     if world.cursor[0]["moves_waiting"] > 0:
         next_moves(world, now_us)
     return deviates

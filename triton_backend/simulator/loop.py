@@ -28,14 +28,16 @@ from triton_backend.scheduler.tables import (
     NEEDS_ROOM,
     OUT_ROWS,
     OVERLOAD,
+    RIDE,
     SETTLED,
     SLOT_BITS,
     TASK_MODULE,
     TASK_READY,
     jobs_of,
+    lacks_batches,
     lacks_slots,
 )
-from triton_backend.simulator.batches import end_move, end_stage, forget, launch
+from triton_backend.simulator.batches import carry_ride, end_move, end_stage, forget, launch
 from triton_backend.simulator.heap import (
     ARRIVAL,
     STAGE_DONE,
@@ -49,8 +51,8 @@ from triton_backend.simulator.heap import (
 )
 from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
-from triton_backend.simulator.workers import try_stage
-from triton_backend.simulator.world import DROPPED, LATE, RUNNING, SERVED, World, jobs_in
+from triton_backend.simulator.workers import start_stage
+from triton_backend.simulator.world import DROPPED, LATE, NOW, RUNNING, SERVED, World, jobs_in
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -98,8 +100,7 @@ NOTHING = 2  # answer of `_happen`: what ends as reserved settles no queue
 @inlined
 def _has_room(world: World) -> bool:
     cursor = world.cursor[0]
-    counts = world.tables.counts[0]
-    if counts["free_batch"] == NONE or lacks_slots(world.tables):
+    if lacks_batches(world.tables) or lacks_slots(world.tables):
         return False
     jobs = len(world.tables.job_memory) > 0
     if jobs and cursor["tasks"] + OUT_ROWS > len(jobs_in(world).tasks):
@@ -131,7 +132,7 @@ def _arrive(world: World) -> int:
     cursor["arrival"] += 1
     if request["application"] != NONE:
         return _arrive_job(world, number)
-    queue = world.queues[request["queue"]]
+    queue = world.queues[request["queue"], NOW]
     if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
@@ -215,7 +216,7 @@ def _happen(world: World, now_us: int) -> int:
     elif kind == TRANSFER_START:
         try_move(world, slot, now_us)
     elif kind == STAGE_START:
-        try_stage(world, slot, now_us)
+        start_stage(world, slot, now_us)
     if not deviates and world.tables.counts[0]["unsettled"] == 0:
         return NOTHING
     before = cycles()
@@ -260,7 +261,7 @@ def _finish(world: World, status: int) -> bool:
 
 
 @kernel
-def carry_out(world: World) -> None:
+def carry_out(world: World) -> None:  # noqa: C901 - a branch per decision
     """Do what the scheduler decided, and empty `out`."""
     tables = world.tables
     now = tables.counts[0]["now_us"]
@@ -268,6 +269,8 @@ def carry_out(world: World) -> None:
         kind, slot = tables.out[row, 0], tables.out[row, 1]
         if kind == DISPATCH:
             launch(world, slot)
+        elif kind == RIDE:
+            carry_ride(world, slot, tables.out[row, 2], now)
         elif kind == ABORT:
             forget(world, tables.out[row, 2], now)
         elif kind == DROP:

@@ -15,11 +15,19 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms, us_to_s
-from triton_backend.scheduler.advice import Epoch, bad_rate, change
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
+from triton_backend.scheduler.policies.advice import Epoch, bad_rate, change
 from triton_backend.scheduler.topology import pipelines_by_queue
-from triton_backend.simulator.world import DROPPED, LATE, SERVED, TASK_RECORD
+from triton_backend.simulator.world import (
+    DROPPED,
+    LATE,
+    RIDE_ENTRIES,
+    RIDE_SAMPLES,
+    RIDES,
+    SERVED,
+    TASK_RECORD,
+)
 
 # -1 where a request was in no batch; empty where its model lists no entries, where it is no model's or
 # no application's
@@ -101,6 +109,41 @@ class Outcome:
         return cls(
             offered=len(rows), served=counts[SERVED], late=counts[LATE], dropped=counts[DROPPED]
         )
+
+
+class RideFill(NamedTuple):
+    """Joint runs that requests of an entry sat in, and means of what was in them.
+
+    Attributes:
+        rides: how many.
+        samples: per run, those of others too.
+        entries: per run.
+    """
+
+    rides: int
+    samples: float
+    entries: float
+
+    @classmethod
+    def of(cls, row: Integers) -> "RideFill | None":
+        """Of a row of `World.queues`; None where there was no joint run."""
+        rides = int(row[RIDES])
+        if rides == 0:
+            return None
+        return cls(rides, float(row[RIDE_SAMPLES] / rides), float(row[RIDE_ENTRIES] / rides))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryResult:
+    """What became of requests of an entry, and of the rides that they sat in."""
+
+    outcome: Outcome
+    ride_fill: RideFill | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        fill = self.ride_fill._asdict() if self.ride_fill else None
+        return self.outcome.to_dict() | {"ride_fill": fill}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +349,7 @@ class SimResult:
     requests: Records
     uses: Records
     models: tuple[ModelResult, ...]
-    entries: dict[str, dict[str, Outcome]]
+    entries: dict[str, dict[str, EntryResult]]
     pools: dict[str, PoolResult]
     utilisation: dict[str, float]
     link_utilisation: tuple[float, ...]
@@ -340,8 +383,7 @@ class SimResult:
             "attainment": self.attainment,
             "models": {model.name: model.to_dict() for model in self.models},
             "entries": {
-                # no batch takes riders yet
-                model: {name: o.to_dict() | {"ride_fill": None} for name, o in entries.items()}
+                model: {name: entry.to_dict() for name, entry in entries.items()}
                 for model, entries in self.entries.items()
             },
             "applications": {name: app.to_dict() for name, app in self.applications.items()},
@@ -392,14 +434,19 @@ def _model_result(name: str, rows: Records, tasks: Records) -> ModelResult:
     )
 
 
-def entry_results(plan: Plan, requests: Records) -> dict[str, dict[str, Outcome]]:
-    """Outcomes per entry of every model that lists entries."""
+def entry_results(
+    plan: Plan, requests: Records, queues: Integers
+) -> dict[str, dict[str, EntryResult]]:
+    """Figures per entry of every model that lists entries; `queues` as in `World`."""
     return {
         model.name: {
-            entry.name: Outcome.of(requests[requests["queue"] == queue])
-            for entry, queue in zip(model.entries, queues, strict=True)
+            entry.name: EntryResult(
+                outcome=Outcome.of(requests[requests["queue"] == queue]),
+                ride_fill=RideFill.of(queues[queue]),
+            )
+            for entry, queue in zip(model.entries, own, strict=True)
         }
-        for model, queues in zip(plan.models, plan.queues(), strict=True)
+        for model, own in zip(plan.models, plan.queues(), strict=True)
         if model.entries
     }
 

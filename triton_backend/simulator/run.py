@@ -53,6 +53,8 @@ from triton_backend.simulator.ticks import cycles_now
 from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, seats_of
 from triton_backend.simulator.world import (
     DROPPED,
+    NOW,
+    QUEUE_COLUMNS,
     World,
     fit,
     interfering,
@@ -185,7 +187,9 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    world = world._replace(queues=np.arange(len(world.tables.queues)))
+    queues = np.zeros((len(world.tables.queues), QUEUE_COLUMNS), dtype=np.int64)
+    queues[:, NOW] = np.arange(len(queues))
+    world = world._replace(queues=queues)
     world = _with_jobs(world, plan, plan, options)
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
@@ -231,6 +235,7 @@ def _topology(plan: Plan, options: SimOptions) -> Topology:
         policies=policies,
         lead=_lead(options),
         count_io=options.count_io,
+        rides=options.rides,
     )
 
 
@@ -387,7 +392,7 @@ def _result(
         requests=world.requests,
         uses=world.uses[: int(cursor["uses"])],
         models=model_results(plan, world.requests, tasks),
-        entries=entry_results(plan, world.requests),
+        entries=entry_results(plan, world.requests, world.queues),
         applications=application_results(
             [plan, *(change.plan for change in options.changes)], world.requests, tasks
         ),
@@ -395,7 +400,7 @@ def _result(
         pools=pool_results(
             end.plans[-1],
             served[served["arrival_us"] >= since_us],
-            world.queues,
+            world.queues[:, NOW],
             world.busy_us,
             span_us - since_us,
         ),

@@ -68,6 +68,7 @@ class SimOptions:
         rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
+        rides: batches join in stages that board; without, each runs there alone, as it is served.
         admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.
@@ -94,6 +95,7 @@ class SimOptions:
     rows: str = "poisson"
     nic: str = "shared"
     count_io: bool = False
+    rides: bool = True
     admission: bool = False
     duration_s: float = 30.0
     seed: int = 0

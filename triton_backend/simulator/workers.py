@@ -11,6 +11,8 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
               the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
     off       as if it were alone
 
+A ride runs once for all who sit in it, as soon as its start has come and nobody is missing.
+
 At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs and
 factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
 """
@@ -21,14 +23,27 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
-from triton_backend.scheduler.tables import LIVE, TASK_EMITTED, TASK_MODULE, TASK_ROW, jobs_of
+from triton_backend.scheduler.rides import batch_of
+from triton_backend.scheduler.tables import (
+    LIVE,
+    TASK_EMITTED,
+    TASK_MODULE,
+    TASK_ROW,
+    VGPU,
+    interval_of,
+    jobs_of,
+)
 from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import (
+    ABOARD,
     LATE,
     OVERLAP,
     PLANNED,
     RESTING,
+    RIDE_ENTRIES,
+    RIDE_SAMPLES,
+    RIDES,
     RUNNING,
     SEAT,
     SERVED,
@@ -85,14 +100,40 @@ def beside(gpus: Sequence[Gpu | None]) -> Integers:
 
 @inlined
 def await_stage(world: World, slot: int, now_us: int) -> None:
-    """A batch's input is there: it runs from its reserved start on."""
+    """A batch's input is there: it runs from its reserved start on, or with its ride."""
     run = world.runs[slot]
+    if world.tables.counts[0]["first_ride"] != NONE:
+        seat = world.tables.intervals[interval_of(world.tables, slot, run["stage"], VGPU)]
+        if seat["ride"] != NONE:
+            run["phase"] = ABOARD
+            depart(world, seat["ride"], now_us)
+            return
     start = world.hops[slot, run["stage"]]["start_us"]
     if start <= now_us:
         try_stage(world, slot, now_us)
     else:
         run["phase"] = RESTING
         push(world, start, STAGE_START, slot, run["number"])
+
+
+@kernel
+def depart(world: World, ride: int, now_us: int) -> None:
+    """Run a ride, or let it wait for its vGPU, where its start has come and nobody is missing."""
+    if world.runs[ride]["number"] != world.tables.batches[ride]["number"]:
+        return  # opened at this instant: it is yet to be carried out
+    if world.runs[ride]["phase"] != RESTING or world.tables.batches[ride]["missing"] > 0:
+        return
+    if world.hops[ride, 0]["start_us"] <= now_us:
+        try_stage(world, ride, now_us)
+
+
+@inlined
+def start_stage(world: World, slot: int, now_us: int) -> None:
+    """The reserved start of a batch or a ride has come."""
+    if world.tables.batches[slot]["seats"] > 0:
+        depart(world, slot, now_us)
+    else:
+        try_stage(world, slot, now_us)
 
 
 @inlined
@@ -141,11 +182,58 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
         push(world, run["due_us"], STAGE_DONE, slot, run["number"])
     run["phase"] = RUNNING
     run["since_us"] = now_us
-    if run["stage"] == 0:
-        request = world.tables.batches[slot]["first"]
-        while request != NONE:
-            _note_start(world, request, now_us)
-            request = world.tables.requests[request]["next"]
+    if world.tables.batches[slot]["seats"] > 0:
+        _note_ride(world, slot, now_us)
+    elif run["stage"] == 0:
+        _note_starts(world, slot, now_us)
+
+
+@kernel
+def _note_starts(world: World, slot: int, now_us: int) -> None:
+    request = world.tables.batches[slot]["first"]
+    while request != NONE:
+        _note_start(world, request, now_us)
+        request = world.tables.requests[request]["next"]
+
+
+@kernel
+def _note_ride(world: World, slot: int, now_us: int) -> None:
+    """A ride leaves: how full it is, for every queue that has requests in it."""
+    tables = world.tables
+    queues = 0
+    for counting in (True, False):
+        member = tables.batches[slot]["aboard"]
+        while member != NONE:
+            batch = batch_of(tables, member)
+            queue = _queue_of(world, batch)
+            if queue != NONE and _is_first(world, slot, member, queue):
+                if counting:
+                    queues += 1
+                else:
+                    world.queues[queue, RIDES] += 1
+                    world.queues[queue, RIDE_SAMPLES] += tables.batches[slot]["samples"]
+                    world.queues[queue, RIDE_ENTRIES] += queues
+            if counting and world.runs[batch]["stage"] == 0:
+                _note_starts(world, batch, now_us)
+            member = tables.intervals[member]["next"]
+
+
+@inlined
+def _queue_of(world: World, batch: int) -> int:
+    """The first plan's queue of a batch's requests; NONE of tasks."""
+    request = world.tables.requests[world.tables.batches[batch]["first"]]
+    return world.requests[request["id"]]["queue"] if request["job"] == NONE else NONE
+
+
+@kernel
+def _is_first(world: World, slot: int, member: int, queue: int) -> bool:
+    """Whether nobody who boarded a ride after a member is of its queue."""
+    other = world.tables.batches[slot]["aboard"]
+    while other != member:
+        if _queue_of(world, batch_of(world.tables, other)) == queue:
+            return False
+        other = world.tables.intervals[other]["next"]
+    return True
 
 
 @inlined

@@ -27,6 +27,14 @@ WAITING_VGPU = 1
 RUNNING = 2
 WAITING_LINK = 3
 MOVING = 4
+ABOARD = 5  # its rows are where the ride is that it sits in, which has a phase of its own
+
+# Columns of `World.queues`.
+NOW = 0
+RIDES = 1
+RIDE_SAMPLES = 2
+RIDE_ENTRIES = 3
+QUEUE_COLUMNS = 4
 
 REQUEST_RECORD = np.dtype(
     [
@@ -163,7 +171,8 @@ class World(NamedTuple):
         busy_us: [resource] time in use so far.
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
-        queues: [queue of the first plan] its number in the plan in force, NONE where it is gone.
+        queues: [queue of the first plan, column] its number in the plan in force, NONE where it is gone;
+            rides that its requests sat in, samples and queues in those.
         admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
@@ -251,7 +260,7 @@ def new_world(
         busy_us=np.zeros(resources, dtype=np.int64),
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
-        queues=np.zeros(0, dtype=np.int64),
+        queues=np.zeros((0, QUEUE_COLUMNS), dtype=np.int64),
         admission=admission,
         seats=np.zeros(0, dtype=SEAT),
         beside=np.zeros((0, 0), dtype=np.int64),
@@ -325,9 +334,10 @@ def with_tables(
         hops[name] = np.where(hops[name] == NONE, NONE, resources[hops[name]])
     renewed.hops[flying, :steps] = hops
     world.cursor[0]["plan"] += 1
+    world.queues[:, NOW] = queues
     return fit(
         renewed._replace(
-            queues=queues,
+            queues=world.queues,
             job_memory=world.job_memory,
             heap=world.heap,
             moves=world.moves,

@@ -96,6 +96,12 @@ def simulate(
     count_io: Annotated[
         bool, typer.Option("--count-io", help="Move inputs and answers over the links too.")
     ] = False,
+    rides: Annotated[
+        bool,
+        typer.Option(
+            help="Join batches in stages that board; without, each runs there alone, as the gateway does."
+        ),
+    ] = True,
     admission: Annotated[
         bool,
         typer.Option(
@@ -234,6 +240,7 @@ def simulate(
             rows=rows,
             nic=nic,
             count_io=count_io,
+            rides=rides,
             admission=admission,
             duration_s=duration,
             seed=seed,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.plans import Own, make_plan
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer
+from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Ride, SetTimer
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -17,6 +17,7 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
+    RideDone,
     StageDone,
     Timer,
     TransferDone,
@@ -44,6 +45,7 @@ class Shell:
         default_factory=dict[int, list[tuple[str, int, int, int]]]
     )
     members: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    rides: dict[int, Ride] = field(default_factory=dict[int, Ride])
     open: set[int] = field(default_factory=set[int])
     served: set[int] = field(default_factory=set[int])
     dropped: set[int] = field(default_factory=set[int])
@@ -76,6 +78,10 @@ class Shell:
             case Drop():
                 self.open.remove(decision.request_id)
                 self.dropped.add(decision.request_id)
+            case Ride():
+                self.rides[decision.ride_id] = decision
+                if not decision.members:
+                    del self.rides[decision.ride_id]
             case Abort():
                 del self.members[decision.batch_id], self.steps[decision.batch_id]
             case SetTimer():
@@ -92,28 +98,60 @@ class Shell:
                 now_us=self.now_us,
                 request_id=self.came - 1,
                 model=model % len(self.plan.models),
+                entry=model % len(self.plan.models[model % len(self.plan.models)].queues),
                 deadline_us=self.now_us + slack_us,
                 samples=samples,
             )
         )
 
     def finish_step(self, which: int, lateness: int) -> None:
-        """The next step of some batch ends, `lateness` µs after it was reserved to."""
-        if not self.steps:
+        """The next step of some batch or ride ends, `lateness` µs after it was reserved to."""
+        seated = {seat[:2]: ride for ride, seats in self.rides.items() for seat in seats.members}
+        able = [
+            number
+            for number, steps in self.steps.items()
+            if steps[0][0] == "move" or (number, steps[0][1]) not in seated
+        ]
+        able += [
+            number
+            for number, ride in self.rides.items()
+            if all(self.steps[m.batch_id][0][:2] == ("run", m.stage) for m in ride.members)
+        ]
+        if not able:
             return
-        batch_id = sorted(self.steps)[which % len(self.steps)]
+        batch_id = sorted(able)[which % len(able)]
+        if batch_id in self.rides:
+            self.finish_ride(self.rides.pop(batch_id), lateness)
+            return
         kind, stage, start_us, end_us = self.steps[batch_id][0]
         end_us = max(start_us, end_us + lateness)
         now_us = max(self.now_us, end_us)
+        self.step_over(batch_id)
+        told = StageDone if kind == "run" else TransferDone
+        self.tell(
+            told(now_us=now_us, batch_id=batch_id, stage=stage, start_us=start_us, end_us=end_us)
+        )
+
+    def step_over(self, batch_id: int) -> None:
         self.steps[batch_id].pop(0)
         if not self.steps[batch_id]:
             del self.steps[batch_id]
             for request_id in self.members.pop(batch_id):
                 self.open.remove(request_id)
                 self.served.add(request_id)
-        told = StageDone if kind == "run" else TransferDone
+
+    def finish_ride(self, ride: Ride, lateness: int) -> None:
+        """A joint run ends for all who sit in it."""
+        end_us = max(ride.start_us, ride.end_us + lateness)
+        for seat in ride.members:
+            self.step_over(seat.batch_id)
         self.tell(
-            told(now_us=now_us, batch_id=batch_id, stage=stage, start_us=start_us, end_us=end_us)
+            RideDone(
+                now_us=max(self.now_us, end_us),
+                ride_id=ride.ride_id,
+                start_us=ride.start_us,
+                end_us=end_us,
+            )
         )
 
     def wait(self, us: int) -> None:
@@ -179,7 +217,8 @@ class Shell:
                     )
                 )
             case "mislay" if self.members:
-                batch_id = sorted(self.members)[a % len(self.members)]
+                known = sorted([*self.members, *self.rides])
+                batch_id = known[a % len(known)]
                 self.tell(BatchLost(now_us=self.now_us, batch_id=batch_id))
             case "cancel" if self.open:
                 request_id = sorted(self.open)[a % len(self.open)]
@@ -249,6 +288,38 @@ def models_of_plans(draw: st.DrawFn) -> list[list[list[Own]]]:
     return models
 
 
+@st.composite
+def boarding_plans(draw: st.DrawFn, plan_id: str = "boarding") -> Plan:
+    """Entries of one model that meet at one block or at two; some pools may be one entry's alone."""
+
+    def pool(first: int, last: int) -> tuple[tuple[int, int], Own]:
+        base, more = draw(st.integers(200, 8_000)), draw(st.integers(0, 2_000))
+        sizes = draw(st.integers(1, 5))
+        own = Own(
+            latency_us=tuple(base + more * n for n in range(sizes)),
+            gpus=draw(st.integers(1, 3)),
+            bytes_out=draw(st.sampled_from([0, 10_000, 2_000_000])) if last < 4 else 0,
+        )
+        return (first, last), own
+
+    pools = [pool(3, 4), pool(2, 3)]
+    ways: list[Way] = []
+    for _ in range(draw(st.integers(2, 4))):
+        block = draw(st.integers(0, 3))
+        tail = (0,) if block == 3 else (1, 0) if draw(st.booleans()) or block == 2 else None
+        if tail is None:  # past the first junction, to the second alone
+            pools.append(pool(block, 3))
+            tail = (len(pools) - 1, 0)
+        elif block < 2:
+            pools.append(pool(block, 2))
+            tail = (len(pools) - 1, *tail)
+        ways.append(Way(pools=tail, budget_us=SLO_US, rate_rps=draw(st.sampled_from([1.0, 20.0]))))
+    if not any(1 in way.pools for way in ways):
+        ways.append(Way(pools=(1, 0), budget_us=SLO_US, rate_rps=1.0))
+    policy = draw(st.sampled_from(["reservation", "reservation-ahead", "throughput-cost"]))
+    return make_boarding_plan(pools, *ways, policy=policy, plan_id=plan_id)
+
+
 ACTIONS = st.tuples(
     st.sampled_from(
         ["arrive"] * 10
@@ -297,6 +368,28 @@ def test_every_state_survives_every_event_and_every_request_has_one_end(
     assert not shell.served & shell.dropped
     assert shell.served | shell.dropped == set(range(shell.came))
     assert shell.scheduler.queue_lengths() == (0,) * len(shell.plan.models)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    plans=st.tuples(boarding_plans(), boarding_plans("after-0"), plans()),
+    nic=st.sampled_from(["shared", "isolated"]),
+    actions=st.lists(ACTIONS, max_size=100),
+)
+def test_rides_survive_every_event_and_every_request_has_one_end(
+    plans: tuple[Plan, ...], nic: str, actions: list[tuple[str, int, int]]
+) -> None:
+    shell = Shell(Scheduler(plans[0], nic=nic), plans[0], plans)
+    for action in actions:
+        shell.act(action)
+        shell.scheduler.check_invariants()
+    shell.finish_everything()
+    shell.scheduler.check_invariants()
+    assert not shell.rides
+    assert not shell.served & shell.dropped
+    assert shell.served | shell.dropped == set(range(shell.came))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

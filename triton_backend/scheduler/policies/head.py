@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
-from triton_backend.scheduler.probe import commit, probe
+from triton_backend.scheduler.probe import commit, probe, probe_in_time
 from triton_backend.scheduler.queues import make_batch, prefix
-from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
+from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables, lacks_batches
 
 
 def head_first(
@@ -41,8 +41,8 @@ def head_first(
                 drop_head(tables, number, pipeline)
             elif waits(tables, number, pipeline, size, rank_by):
                 return SETTLED
-            else:
-                dispatch_head(tables, number, pipeline, size, rank_by)
+            elif not dispatch_head(tables, number, pipeline, size, rank_by):
+                drop_head(tables, number, pipeline)
         return SETTLED
 
     return decide
@@ -52,7 +52,19 @@ def head_first(
 def out_of_room(tables: Tables) -> bool:
     """Whether there is no batch slot or no row of `out` left to decide into."""
     counts = tables.counts[0]
-    return counts["free_batch"] == NONE or counts["out"] == len(tables.out)
+    return lacks_batches(tables) or counts["out"] + counts["boards"] >= len(tables.out)
+
+
+@inlined
+def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
+    """Samples that the head's batch is chosen for: as planned, or the head alone.
+
+    A pipeline that begins where batches join needs nobody else of its queue: it takes seats at once.
+    """
+    row = tables.topology.pipelines[pipeline]
+    if tables.topology.stages[row["first_stage"]]["seats"] > 0:
+        return tables.requests[tables.queues[number]["first"]]["samples"]
+    return row["batch"]
 
 
 @kernel
@@ -73,8 +85,10 @@ def largest_in_time(tables: Tables, number: int, pipeline: int, rank_by: int) ->
             size = prefix(tables, number, size)
         # path_us is the time with nothing else running: a bound that spares most probes
         if now + tables.topology.path_us[pipeline, size] <= head["deadline_us"]:
-            if tables.quotes[pipeline]["samples"] != size:
-                probe(tables, pipeline, size, now, rank_by)
+            quote = tables.quotes[pipeline]
+            late = quote["finish_us"] > head["deadline_us"]
+            if quote["samples"] != size or (late and tables.counts[0]["boards"] > 0):
+                probe_in_time(tables, pipeline, size, now, head["deadline_us"], rank_by)
             if tables.quotes[pipeline]["finish_us"] <= head["deadline_us"]:
                 return size
         size -= 1
@@ -91,7 +105,10 @@ def waits(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -
     head = tables.requests[queue["first"]]["sequence"]
     if size <= queue["samples"] or queue["expired"] == head:
         return False
-    moment = _last_moment(tables, number, pipeline, rank_by)
+    if tables.topology.pipelines[pipeline]["boards"] > 0:
+        moment = _last_moment_aboard(tables, number, pipeline, size)
+    else:
+        moment = _last_moment(tables, number, pipeline, rank_by)
     if moment > tables.counts[0]["now_us"]:
         queue["timer_us"] = moment
         return True
@@ -121,13 +138,44 @@ def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> in
     return min(moment, now + max(deadline - quote["finish_us"], 0) + quote["wait_us"])
 
 
+@inlined
+def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int) -> int:
+    """Until when a queue may wait where a later stage boards: the ride needs time for company too."""
+    topology = tables.topology
+    now = tables.counts[0]["now_us"]
+    first = topology.pipelines[pipeline]["first_stage"]
+    latest = tables.requests[tables.queues[number]["first"]]["deadline_us"]
+    latest -= topology.stages[first]["company_us"] + topology.path_us[pipeline, size]
+    return latest if now + tables.quotes[pipeline]["wait_us"] <= latest else now
+
+
 @kernel
-def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> None:
-    """Reserve and dispatch the head of the queue: `size` samples, or all where there are fewer."""
+def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
+    """Reserve and dispatch the head of the queue: `size` samples, or all where there are fewer.
+
+    False where it boards and these samples alone end too late, which no larger batch did.
+    """
     size = min(size, tables.queues[number]["samples"])
-    if tables.quotes[pipeline]["samples"] != size:
+    if tables.topology.pipelines[pipeline]["boards"] > 0:
+        if not _quote_held(tables, number, pipeline, size, rank_by):
+            return False
+    elif tables.quotes[pipeline]["samples"] != size:
         probe(tables, pipeline, size, tables.counts[0]["now_us"], rank_by)
     commit(tables, pipeline, make_batch(tables, tables.queues[number]["first"], pipeline))
+    return True
+
+
+@kernel
+def _quote_held(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
+    """Quote a batch whose rides wait for company where that is in time; False where it is late anyway."""
+    counts = tables.counts[0]
+    deadline = tables.requests[tables.queues[number]["first"]]["deadline_us"]
+    counts["hold"] = 1
+    held = probe(tables, pipeline, size, counts["now_us"], rank_by)
+    counts["hold"] = 0
+    if held <= deadline:
+        return True
+    return probe_in_time(tables, pipeline, size, counts["now_us"], deadline, rank_by) <= deadline
 
 
 @kernel

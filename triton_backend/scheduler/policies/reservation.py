@@ -13,7 +13,7 @@ its size is the longest run of whole requests that fits.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.policies.head import head_first
+from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.probe import BY_FINISH, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
@@ -30,6 +30,7 @@ def _least_waiting(tables: Tables, number: int) -> int:
         planned = topology.pipelines[pipeline]["batch"]
         if planned < samples:
             continue
+        planned = quoted_size(tables, number, pipeline)
         probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_FINISH)
         if tables.quotes[pipeline]["wait_us"] < least:
             least = tables.quotes[pipeline]["wait_us"]

@@ -16,7 +16,7 @@ What else was tried, with figures, is in `../DECISIONS.md`.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
-from triton_backend.scheduler.policies.head import head_first
+from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
 from triton_backend.scheduler.tables import Tables
@@ -36,6 +36,7 @@ def choose(tables: Tables, number: int) -> int:
         planned = topology.pipelines[pipeline]["batch"]
         if planned < head["samples"]:
             continue
+        planned = quoted_size(tables, number, pipeline)
         probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)
         quote = tables.quotes[pipeline]
         if quote["finish_us"] <= head["deadline_us"] and quote["wait_us"] < least_fit:
@@ -53,7 +54,7 @@ def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bo
 
     A batch that is smaller because whole requests do not fill it is as good as planned.
     """
-    planned = tables.topology.pipelines[pipeline]["batch"]
+    planned = quoted_size(tables, number, pipeline)
     most = planned
     if planned < tables.queues[number]["samples"]:
         most = prefix(tables, number, planned)

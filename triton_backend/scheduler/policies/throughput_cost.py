@@ -15,7 +15,7 @@ pads batches with (a dummy) is never sent, its batch is closed by the timer and 
 """
 
 from triton_backend.scheduler.compiled import kernel
-from triton_backend.scheduler.policies.head import head_first
+from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.policies.reservation_ahead import choose, wastes_capacity
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.tables import Tables
@@ -34,6 +34,7 @@ def _choose(tables: Tables, number: int) -> int:
         planned = topology.pipelines[pipeline]["batch"]
         if planned < head["samples"]:
             continue
+        planned = quoted_size(tables, number, pipeline)
         probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)
         quote = tables.quotes[pipeline]
         fills_us = max(planned - queue["samples"], 0) * gap >> RATE_SHIFT

@@ -5,7 +5,7 @@ old. So a call costs no more than a few sums, and nothing is counted twice. A ge
 without notes: a plan that has just come is measured before GPUs of it are given up, but requests that
 it cannot answer count after `STEP_US`.
 
-The formula is that of the simulator (`scheduler.advice`). Not here: who follows it.
+The formula is that of the simulator (`scheduler.policies.advice`). Not here: who follows it.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from triton_backend.contract.plan import Plan, Pool
 from triton_backend.contract.shares import WHOLE_GPU
-from triton_backend.scheduler.advice import Epoch, bad_rate, damped_change, idle_fraction
+from triton_backend.scheduler.policies.advice import Epoch, bad_rate, damped_change, idle_fraction
 from triton_backend.serving.gateway.counters import GatewayCounters
 
 STEP_US = 5_000_000

@@ -25,10 +25,11 @@ from triton_backend.contract.decisions import (
     JobDone,
     JobDropped,
     ModuleSkipped,
+    Ride,
     SetTimer,
     TaskReady,
 )
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -364,7 +365,10 @@ class Gateway:
         self._first_batch = epoch << BATCH_BITS
         self._last_us = 0
         settings = deployment.settings
-        self._core = Scheduler(deployment.plan, policy=settings.policy, nic=settings.nic)
+        # Workers run one batch at a time: stages that board are served alone.
+        self._core = Scheduler(
+            deployment.plan, policy=settings.policy, nic=settings.nic, rides=False
+        )
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
         self._served = _Generation(deployment, now_us, slots)
@@ -1116,7 +1120,9 @@ class Gateway:
         if self._may_send:
             self._send_waiting()
 
-    def _apply_to_job(self, decision: TaskReady | ModuleSkipped | JobDone | JobDropped) -> None:
+    def _apply_to_job(
+        self, decision: Ride | TaskReady | ModuleSkipped | JobDone | JobDropped
+    ) -> None:
         self._may_send = True  # slots of shelves may be free
         match decision:
             case TaskReady():
@@ -1134,6 +1140,8 @@ class Gateway:
                 self._answer_job(decision.job_id)
             case JobDropped():
                 self._drop_job(decision)
+            case Ride():
+                raise InvariantError(f"ride {decision.ride_id} of a scheduler that opens none")
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.

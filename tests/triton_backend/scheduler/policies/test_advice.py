@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_backend.contract.errors import InputError
-from triton_backend.scheduler.advice import Epoch, bad_rate, change, damped_change, idle_fraction
+from triton_backend.scheduler.policies.advice import (
+    Epoch,
+    bad_rate,
+    change,
+    damped_change,
+    idle_fraction,
+)
 
 
 def test_figures_of_an_epoch() -> None:

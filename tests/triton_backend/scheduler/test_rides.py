@@ -1,0 +1,393 @@
+"""Joint runs: who sits where, when they leave, and what becomes of members that are late, lost or cancelled."""
+
+import os
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from tests.fakes.plans import Own as Pool
+from tests.fakes.plans import Way, make_boarding_plan, two_tails
+from tests.repository.files import ROOT
+from triton_backend.contract.decisions import (
+    Abort,
+    Decision,
+    Dispatch,
+    Drop,
+    DropReason,
+    Ride,
+    Seat,
+)
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import (
+    Arrival,
+    BatchLost,
+    Cancel,
+    Event,
+    Pause,
+    PlanChanged,
+    RideDone,
+    StageDone,
+    Timer,
+    TransferDone,
+    WorkerLost,
+)
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.serving.gateway.event_log import read_events, to_line
+
+ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
+
+
+class Told:
+    """A scheduler, and all that it was told and said."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.scheduler = Scheduler(plan)
+        self.items: list[Event | Decision] = []
+        self.came = 0
+
+    def tell(self, event: Event) -> list[Decision]:
+        decided = self.scheduler.handle(event)
+        self.scheduler.check_invariants()
+        self.items += [event, *decided]
+        return decided
+
+    def arrive(
+        self, at_us: int, entry: int, slack_us: int = 100_000, samples: int = 1
+    ) -> list[Decision]:
+        self.came += 1
+        return self.tell(
+            Arrival(
+                now_us=at_us,
+                request_id=self.came - 1,
+                model=0,
+                entry=entry,
+                deadline_us=at_us + slack_us,
+                samples=samples,
+            )
+        )
+
+    def done(self, ride: Ride, end_us: int, now_us: int = 0) -> list[Decision]:
+        start_us, now_us = min(ride.start_us, end_us), max(now_us, end_us)
+        return self.tell(
+            RideDone(now_us=now_us, ride_id=ride.ride_id, start_us=start_us, end_us=end_us)
+        )
+
+
+def the_ride(decided: list[Decision]) -> Ride:
+    (ride,) = [d for d in decided if isinstance(d, Ride)]
+    return ride
+
+
+def hop(decided: list[Decision], stage: int) -> tuple[int, int]:
+    (dispatch,) = [d for d in decided if isinstance(d, Dispatch)]
+    return dispatch.hops[stage].start_us, dispatch.hops[stage].end_us
+
+
+def test_a_ride_has_all_seats_that_end_in_time_and_waits_for_company_as_long_as_it_runs() -> None:
+    told = Told(two_tails())
+    decided = told.arrive(0, AT_JUNCTION)
+    ride = the_ride(decided)
+    assert (ride.seats, ride.start_us, ride.end_us) == (4, 7_000, 14_000)
+    assert hop(decided, 0) == (7_000, 14_000)
+    tight = the_ride(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=8_000))
+    assert (tight.seats, tight.start_us, tight.end_us) == (4, 1_000, 8_000)
+    small = the_ride(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=5_500))
+    assert (small.seats, small.start_us, small.end_us) == (2, 500, 5_500)
+
+
+def test_batches_of_two_entries_sit_in_one_run_at_rows_of_their_own() -> None:
+    told = Told(two_tails())
+    first = the_ride(told.arrive(0, ALIGNED))  # there at 4,000
+    assert first.start_us == 11_000
+    ride = the_ride(told.arrive(100, AT_JUNCTION, samples=2))
+    assert ride.ride_id == first.ride_id
+    assert ride.members == (
+        Seat(batch_id=0, stage=1, first_row=0, rows=1),
+        Seat(batch_id=2, stage=0, first_row=1, rows=2),
+    )
+    assert (ride.start_us, ride.end_us) == (11_000, 18_000)
+
+
+def test_a_full_ride_leaves_as_soon_as_the_last_member_is_there() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION, samples=3))
+    assert (ride.start_us, ride.end_us) == (4_000, 11_000)  # the first is moved until then
+
+
+def test_who_has_no_time_for_the_ride_opens_another_before_it() -> None:
+    told = Told(two_tails())
+    first = the_ride(told.arrive(0, ALIGNED))
+    other = the_ride(told.arrive(100, AT_JUNCTION, slack_us=9_000))
+    assert other.ride_id != first.ride_id
+    assert other.end_us <= 9_100
+
+
+def test_nobody_boards_a_ride_that_has_left_nor_one_without_seats() -> None:
+    told = Told(two_tails())
+    first = the_ride(told.arrive(0, AT_JUNCTION, samples=3))
+    second = the_ride(told.arrive(10, AT_JUNCTION, samples=2))
+    assert second.ride_id != first.ride_id
+    last = the_ride(told.arrive(max(first.start_us, second.start_us) + 1, AT_JUNCTION))
+    assert last.ride_id not in {first.ride_id, second.ride_id}
+
+
+def test_more_samples_than_seats_are_too_large() -> None:
+    (drop,) = Told(two_tails(seats=2)).arrive(0, AT_JUNCTION, samples=3)
+    assert isinstance(drop, Drop)
+    assert drop.reason is DropReason.TOO_LARGE
+
+
+def test_members_end_with_their_ride() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    ride = the_ride(told.arrive(1, AT_JUNCTION))
+    assert told.scheduler.in_flight() == 2
+    told.done(ride, 13_000)
+    assert told.scheduler.in_flight() == 0
+    with pytest.raises(InputError, match="is not in flight"):
+        told.done(ride, 13_000)
+
+
+def aligned(told: Told, start_us: int, end_us: int) -> list[Decision]:
+    """Batch 0 leaves its first stage, and then its rows are moved in 1 ms; what that led to."""
+    decided = told.tell(
+        StageDone(now_us=end_us, batch_id=0, stage=0, start_us=start_us, end_us=end_us)
+    )
+    there_us = end_us + 1_000
+    return decided + told.tell(
+        TransferDone(now_us=there_us, batch_id=0, stage=1, start_us=end_us, end_us=there_us)
+    )
+
+
+def test_a_ride_waits_for_a_late_member_while_nobody_is_late_for_it() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=40_000))
+    assert ride.end_us == 18_000
+    assert [d for d in aligned(told, 0, 20_000) if isinstance(d, Abort)] == []
+    assert told.done(ride, 28_000) == []
+    assert told.scheduler.in_flight() == 0
+
+
+def test_a_ride_leaves_without_a_member_that_others_would_be_late_for() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=20_000))
+    assert (ride.start_us, ride.end_us) == (11_000, 18_000)
+    told.tell(Timer(now_us=11_001))  # it can wait until 13,100
+    left = told.tell(Timer(now_us=13_100))
+    assert Abort(batch_id=0) in left
+    rides = [d for d in left if isinstance(d, Ride)]
+    assert [seat.batch_id for seat in rides[0].members] == [2]  # that of the junction alone
+    assert rides[0].start_us == 13_100
+    assert any(isinstance(d, Dispatch) for d in left)  # its request is served by another
+
+
+def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    told.arrive(100, AT_JUNCTION, slack_us=20_000)
+    assert Abort(batch_id=0) in aligned(told, 0, 30_000)
+
+
+def test_a_lost_worker_dissolves_its_rides_and_members_are_queued_again() -> None:
+    told = Told(two_tails(vgpus=2))
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION))
+    vgpu = told.scheduler.plan.pools[0].vgpus  # the first of the shared pool
+    decided = told.tell(WorkerLost(now_us=200, vgpu=vgpu))
+    assert {d.batch_id for d in decided if isinstance(d, Abort)} == {0, 2}
+    assert Ride(ride_id=ride.ride_id, start_us=0, end_us=0, seats=0, members=()) in decided
+    again = [d for d in decided if isinstance(d, Dispatch)]
+    assert sorted(n for d in again for n in d.request_ids) == [0, 1]
+    assert {d.hops[-1].vgpu for d in again} == {vgpu + 1}
+
+
+def test_a_lost_member_leaves_a_hole_and_a_lost_ride_takes_all_along() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    ride = the_ride(told.arrive(1, AT_JUNCTION))
+    told.tell(Pause(now_us=2))
+    (left,) = [d for d in told.tell(BatchLost(now_us=3, batch_id=0)) if isinstance(d, Ride)]
+    assert left.members == (Seat(batch_id=2, stage=0, first_row=1, rows=1),)
+    decided = told.tell(BatchLost(now_us=4, batch_id=ride.ride_id))
+    assert [d.batch_id for d in decided if isinstance(d, Abort)] == [2]
+    assert told.scheduler.queue_lengths() == (2,)
+
+
+def test_a_cancel_frees_the_seat_before_anything_ran() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    told.arrive(1, AT_JUNCTION)
+    decided = told.tell(Cancel(now_us=2, request_id=0))
+    assert Abort(batch_id=0) in decided
+    (drop,) = [d for d in decided if isinstance(d, Drop)]
+    assert (drop.request_id, drop.reason) == (0, DropReason.CANCELLED)
+    ride = the_ride(told.arrive(3, AT_JUNCTION))
+    assert [seat.first_row for seat in ride.members] == [0, 1]  # the free row is taken again
+    told.arrive(4, ALIGNED)
+    assert told.tell(Cancel(now_us=5, request_id=3)) == []  # it runs already
+    assert told.tell(Cancel(now_us=ride.start_us, request_id=1)) == []  # it has left
+
+
+def test_nobody_boards_while_paused() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    told.tell(Pause(now_us=1))
+    assert told.arrive(2, AT_JUNCTION) == []
+    assert told.scheduler.queue_lengths() == (1,)
+
+
+def test_a_change_of_plan_keeps_seats_and_closes_doors() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION))
+    told.tell(PlanChanged(now_us=200, plan=two_tails(vgpus=2)))
+    assert told.scheduler.in_flight() == 2
+    other = the_ride(told.arrive(300, AT_JUNCTION))
+    assert other.ride_id != ride.ride_id
+    told.tell(StageDone(now_us=3_000, batch_id=0, stage=0, start_us=0, end_us=3_000))
+    told.tell(TransferDone(now_us=4_000, batch_id=0, stage=1, start_us=3_000, end_us=4_000))
+    told.done(ride, ride.end_us)
+    assert told.scheduler.in_flight() == 1
+
+
+def test_rides_one_after_another() -> None:
+    plan = make_boarding_plan(
+        [
+            ((0, 2), Pool(latency_us=(2_000, 2_500))),
+            ((2, 4), Pool(latency_us=(3_000, 3_400, 3_800))),
+        ],
+        Way(pools=(0, 1)),
+        Way(pools=(0, 1)),
+        Way(pools=(1,)),
+    )
+    told = Told(plan)
+    rides: dict[int, Ride] = {}
+    for at_us, entry in ((0, 0), (10, 1), (20, 2)):
+        for decision in told.arrive(at_us, entry):
+            if isinstance(decision, Ride):
+                rides[decision.ride_id] = decision
+    first, second = sorted(rides.values(), key=lambda ride: ride.start_us)
+    assert [len(first.members), len(second.members)] == [2, 3]
+    assert first.end_us <= second.start_us
+    told.done(first, first.end_us)
+    assert told.scheduler.in_flight() == 3
+    told.done(second, second.end_us)
+    assert told.scheduler.in_flight() == 0
+
+
+def test_without_rides_every_batch_runs_alone() -> None:
+    scheduler = Scheduler(two_tails(), rides=False)
+    decided: list[Decision] = []
+    for number in range(8):
+        event = Arrival(
+            now_us=number, request_id=number, model=0, entry=number % 2, deadline_us=99_000
+        )
+        decided += scheduler.handle(event)
+    assert not [d for d in decided if isinstance(d, Ride)]
+
+
+def busy(seed: int = 0) -> Told:
+    """Arrivals, ends late and in time, a lost worker and a change of plan; from numbers, not a generator."""
+    told = Told(two_tails(vgpus=2))
+    steps: dict[int, list[tuple[str, int, int, int]]] = {}
+    rides: dict[int, Ride] = {}
+    at_us, read = 0, 0
+    for number in range(400):
+        at_us += (number * 7_919 + seed) % 2_500
+        told.arrive(
+            at_us, number * 31 % 7 % 2, 20_000 + number * 911 % 60_000, 1 + (number % 5 == 0)
+        )
+        if number == 150:
+            told.tell(WorkerLost(now_us=at_us, vgpu=3))
+        if number == 250:
+            told.tell(PlanChanged(now_us=at_us, plan=two_tails(vgpus=3)))
+        for item in told.items[read:]:
+            if isinstance(item, Dispatch):
+                steps[item.batch_id] = [
+                    (kind, stage, *span)
+                    for stage, h in enumerate(item.hops)
+                    for kind, span in (("move", h[1:3]), ("run", h[3:5]))
+                    if span[1] > span[0]
+                ]
+            elif isinstance(item, Ride):
+                rides[item.ride_id] = item
+                if not item.members:
+                    del rides[item.ride_id]
+            elif isinstance(item, Abort):
+                del steps[item.batch_id]
+        read = len(told.items)
+        _end_one(told, steps, rides, at_us)
+    return told
+
+
+def _end_one(
+    told: Told,
+    steps: dict[int, list[tuple[str, int, int, int]]],
+    rides: dict[int, Ride],
+    now_us: int,
+) -> None:
+    """The first thing that can have ended by now ends, some of them late."""
+    for number, ride in list(rides.items()):
+        there = all(steps[seat.batch_id][0][:2] == ("run", seat.stage) for seat in ride.members)
+        if there and ride.end_us <= now_us:
+            del rides[number]
+            for seat in ride.members:
+                steps[seat.batch_id].pop(0)
+                if not steps[seat.batch_id]:
+                    del steps[seat.batch_id]
+            told.done(ride, now_us if number % 3 else ride.end_us, now_us)
+            return
+    seated = {seat.batch_id for ride in rides.values() for seat in ride.members}
+    for number, left in list(steps.items()):
+        kind, stage, start_us, end_us = left[0]
+        if end_us <= now_us and not (number in seated and kind == "run" and len(left) == 1):
+            left.pop(0)
+            event = StageDone if kind == "run" else TransferDone
+            told.tell(
+                event(now_us=now_us, batch_id=number, stage=stage, start_us=start_us, end_us=end_us)
+            )
+            return
+
+
+def test_a_log_of_rides_replays_to_the_same_decisions() -> None:
+    told = busy()
+    assert sum(isinstance(item, Ride) and len(item.members) > 1 for item in told.items) > 50
+    again, expected = Scheduler(two_tails(vgpus=2)), list[Decision]()
+    for item in told.items:
+        if isinstance(item, PlanChanged):  # a header in a log
+            assert not expected
+            expected = again.handle(item)
+            continue
+        (read,) = read_events([to_line(item)])
+        if isinstance(read, get_args(Event)):
+            assert not expected
+            expected = again.handle(read)  # pyright: ignore[reportArgumentType]
+        else:
+            assert read == expected.pop(0)
+    assert not expected
+
+
+@pytest.mark.slow
+def test_plain_python_boards_as_compiled_kernels() -> None:
+    code = (
+        "from tests.triton_backend.scheduler.test_rides import busy\n"
+        "print(*[i for i in busy().items if not hasattr(i, 'plan')], sep='\\n')\n"
+    )
+
+    def printed(plain: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"NUMBA_DISABLE_JIT": plain, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert printed("0") == printed("1") != ""

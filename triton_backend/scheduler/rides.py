@@ -1,0 +1,283 @@
+"""Rides: joint runs of several batches in a stage that boards (Graft: tails of many clients that meet).
+
+Batches of other pipelines, and of the same one, take seats in one run of their shared stage. A ride has a
+batch slot of its own (`tables`) and one interval on one vGPU, as long as its seats need; who is aboard
+changes neither:
+
+    batch 7     [ align )[move)........
+    batch 8                [align)[mv)..
+    batch 9 (begins here)          ....                  all end with the ride, and go on by themselves
+    ride 10     vGPU                    [  7  8  9  .  )
+                                        start           rows 0 .. seats - 1, a hole where nobody sits
+
+    opened --board--> ... full --> moved forward to the earliest gap after the last arrival
+    start: it leaves with who is aboard. Somebody missing: it waits while nobody else would be late
+    (`slack_us`), then leaves without them, whose requests are queued again
+    done: the members go on; a ride without members is over
+
+Here: who sits where, and when it leaves. Not here: which ride a batch boards (`probe`), what ends and
+losses mean (`feedback`).
+"""
+
+from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.tables import (
+    DOWNLINK,
+    KINDS,
+    RIDE,
+    UPLINK,
+    VGPU,
+    Tables,
+    add_decision,
+    interval_of,
+)
+from triton_backend.scheduler.timeline import delay, earliest_start, release, reserve
+
+
+@inlined
+def batch_of(tables: Tables, i: int) -> int:
+    """The batch slot that an interval belongs to."""
+    return i // (tables.offers.shape[1] * KINDS)
+
+
+@kernel
+def open_ride(tables: Tables, pool: int, vgpu: int, seats: int, start_us: int, end_us: int) -> int:
+    """A ride without members yet, in a free batch slot (there must be one); returns the slot."""
+    counts = tables.counts[0]
+    slot = counts["free_batch"]
+    ride = tables.batches[slot]
+    counts["free_batch"] = ride["next_free"]
+    ride["number"] = counts["batches"]
+    counts["batches"] += 1
+    ride["pipeline"] = ride["first"] = ride["last"] = ride["aboard"] = NONE
+    ride["stages"] = 1
+    ride["samples"] = ride["requests"] = ride["missing"] = 0
+    ride["arrival_us"] = ride["leave_us"] = 0
+    ride["dispatch_us"] = counts["now_us"]
+    ride["seats"] = seats
+    ride["pool"] = pool
+    ride["next_ride"] = counts["first_ride"]
+    counts["first_ride"] = slot
+    tables.paths[slot, 0] = vgpu
+    reserve(tables, interval_of(tables, slot, 0, VGPU), vgpu, start_us, end_us)
+    return slot
+
+
+@kernel
+def first_row(tables: Tables, ride: int, rows: int) -> int:
+    """The first of so many seats side by side that are free; NONE where there are none.
+
+    It is the first of all or follows somebody's last.
+    """
+    seats = tables.batches[ride]["seats"]
+    if tables.batches[ride]["samples"] + rows > seats:
+        return NONE
+    found = 0 if _free(tables, ride, 0, rows) else seats
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        row = tables.intervals[member]["row"]
+        row += tables.batches[batch_of(tables, member)]["samples"]
+        if row < found and row + rows <= seats and _free(tables, ride, row, rows):
+            found = row
+        member = tables.intervals[member]["next"]
+    return found if found + rows <= seats else NONE
+
+
+@kernel
+def _free(tables: Tables, ride: int, row: int, rows: int) -> bool:
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        first = tables.intervals[member]["row"]
+        end = first + tables.batches[batch_of(tables, member)]["samples"]
+        if first < row + rows and row < end:
+            return False
+        member = tables.intervals[member]["next"]
+    return True
+
+
+@kernel
+def take_seat(tables: Tables, ride: int, batch: int, hop: int, arrival_us: int) -> None:
+    """A batch boards for its run at a hop; the moves into it are reserved, and there are seats."""
+    i = interval_of(tables, batch, hop, VGPU)
+    run, row = tables.intervals[i], tables.batches[ride]
+    samples = tables.batches[batch]["samples"]
+    run["row"] = first_row(tables, ride, samples)
+    run["ride"] = ride
+    run["next"] = row["aboard"]
+    run["previous"] = 0
+    row["aboard"] = i
+    row["samples"] += samples
+    row["arrival_us"] = max(row["arrival_us"], arrival_us)
+    if hop == 0 and tables.intervals[interval_of(tables, batch, 0, DOWNLINK)]["resource"] == NONE:
+        run["previous"] = 1
+    else:
+        row["missing"] += 1
+    bring_forward(tables, ride)
+    note(tables, ride)
+
+
+@kernel
+def bring_forward(tables: Tables, ride: int) -> bool:
+    """Let a full ride run as soon as its vGPU is free after the last arrival; True where that is sooner."""
+    row = tables.batches[ride]
+    i = interval_of(tables, ride, 0, VGPU)
+    start, end = tables.intervals[i]["start_us"], tables.intervals[i]["end_us"]
+    now = tables.counts[0]["now_us"]
+    if row["samples"] < row["seats"] or start <= now:
+        return False
+    vgpu = tables.paths[ride, 0]
+    release(tables, i)
+    sooner = earliest_start(tables, vgpu, max(row["arrival_us"], now), end - start)
+    sooner = min(sooner, start)
+    reserve(tables, i, vgpu, sooner, sooner + end - start)
+    return sooner < start
+
+
+@inlined
+def note(tables: Tables, ride: int) -> None:
+    """Say how a ride is now."""
+    add_decision(tables, RIDE, ride, tables.batches[ride]["number"], FAR, 0)
+
+
+@kernel
+def leave_rides(tables: Tables, batch: int) -> None:
+    """A batch gives all its seats back, before whatever else it reserves."""
+    for hop in range(tables.batches[batch]["stages"]):
+        i = interval_of(tables, batch, hop, VGPU)
+        ride = tables.intervals[i]["ride"]
+        if ride == NONE:
+            continue
+        row = tables.batches[ride]
+        if row["aboard"] == i:
+            row["aboard"] = tables.intervals[i]["next"]
+        else:
+            before = row["aboard"]
+            while tables.intervals[before]["next"] != i:
+                before = tables.intervals[before]["next"]
+            tables.intervals[before]["next"] = tables.intervals[i]["next"]
+        tables.intervals[i]["ride"] = NONE
+        row["samples"] -= tables.batches[batch]["samples"]
+        missing = tables.intervals[i]["previous"] == 0
+        if missing:
+            row["missing"] -= 1
+        note(tables, ride)
+        if row["aboard"] == NONE:
+            close(tables, ride)
+        elif missing and row["missing"] == 0:  # where its start has passed, it waited for this one
+            delay(tables, interval_of(tables, ride, 0, VGPU), tables.counts[0]["now_us"])
+
+
+@kernel
+def close(tables: Tables, ride: int) -> None:
+    """A ride is over: its slot is free, and so is what is left of its interval."""
+    counts = tables.counts[0]
+    release(tables, interval_of(tables, ride, 0, VGPU))
+    if counts["first_ride"] == ride:
+        counts["first_ride"] = tables.batches[ride]["next_ride"]
+    else:
+        before = counts["first_ride"]
+        while tables.batches[before]["next_ride"] != ride:
+            before = tables.batches[before]["next_ride"]
+        tables.batches[before]["next_ride"] = tables.batches[ride]["next_ride"]
+    tables.batches[ride]["number"] = NONE
+    tables.batches[ride]["seats"] = 0
+    tables.batches[ride]["next_free"] = counts["free_batch"]
+    counts["free_batch"] = ride
+
+
+@kernel
+def arrived(tables: Tables, batch: int, hop: int, at_us: int) -> bool:
+    """Rows of a batch are at a stage; False where it boards there and is too late for the others."""
+    run = tables.intervals[interval_of(tables, batch, hop, VGPU)]
+    ride = run["ride"]
+    if ride == NONE or run["previous"] == 1:
+        return True
+    for kind in (UPLINK, DOWNLINK):
+        if tables.intervals[interval_of(tables, batch, hop, kind)]["resource"] != NONE:
+            return True  # it has yet to be moved
+    i = interval_of(tables, ride, 0, VGPU)
+    late_us = at_us - tables.intervals[i]["start_us"]
+    if late_us > max(0, slack_us(tables, ride)):
+        return False
+    run["previous"] = 1
+    tables.batches[ride]["missing"] -= 1
+    if late_us > 0 and tables.batches[ride]["missing"] == 0:
+        delay(tables, i, at_us)
+    return True
+
+
+@kernel
+def slack_us(tables: Tables, ride: int) -> int:
+    """How much later a ride may run with nobody late for it: its members, and who follows on its vGPU."""
+    i = interval_of(tables, ride, 0, VGPU)
+    least = _least_slack(tables, ride)
+    idle = 0
+    end = tables.intervals[i]["end_us"]
+    i = tables.intervals[i]["next"]
+    while i != NONE:
+        idle += tables.intervals[i]["start_us"] - end
+        end = tables.intervals[i]["end_us"]
+        owner = batch_of(tables, i)
+        if tables.batches[owner]["seats"] > 0:
+            least = min(least, idle + _least_slack(tables, owner))
+        else:
+            least = min(least, idle + _slack_of(tables, owner))
+        i = tables.intervals[i]["next"]
+    return least
+
+
+@kernel
+def _least_slack(tables: Tables, ride: int) -> int:
+    least = FAR
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        least = min(least, _slack_of(tables, batch_of(tables, member)))
+        member = tables.intervals[member]["next"]
+    return least
+
+
+@kernel
+def _slack_of(tables: Tables, batch: int) -> int:
+    """Time between the reserved end of a batch and the deadline of its first request, its tightest."""
+    stages = tables.batches[batch]["stages"]
+    last = tables.intervals[interval_of(tables, batch, stages, UPLINK)]
+    if last["resource"] == NONE:
+        last = tables.intervals[interval_of(tables, batch, stages - 1, VGPU)]
+        if last["ride"] != NONE:
+            last = tables.intervals[interval_of(tables, last["ride"], 0, VGPU)]
+    return tables.requests[tables.batches[batch]["first"]]["deadline_us"] - last["end_us"]
+
+
+@kernel
+def ride_timer(tables: Tables) -> int:
+    """When to look after rides whose members are missing; FAR where there is none."""
+    earliest = FAR
+    ride = tables.counts[0]["first_ride"]
+    while ride != NONE:
+        row = tables.batches[ride]
+        if row["missing"] > 0:
+            start = tables.intervals[interval_of(tables, ride, 0, VGPU)]["start_us"]
+            earliest = min(earliest, max(start + 1, row["leave_us"]))
+        ride = row["next_ride"]
+    return earliest
+
+
+@kernel
+def overdue_member(tables: Tables) -> int:
+    """Batch slot of somebody whom no ride can wait for any longer; NONE where there is nobody.
+
+    A ride that should have left, and can wait, is told until when.
+    """
+    now = tables.counts[0]["now_us"]
+    ride = tables.counts[0]["first_ride"]
+    while ride != NONE:
+        row = tables.batches[ride]
+        start = tables.intervals[interval_of(tables, ride, 0, VGPU)]["start_us"]
+        if row["missing"] > 0 and max(start + 1, row["leave_us"]) <= now:
+            row["leave_us"] = max(start + 1, start + slack_us(tables, ride))
+            member = row["aboard"]
+            while member != NONE and row["leave_us"] <= now:
+                if tables.intervals[member]["previous"] == 0:
+                    return batch_of(tables, member)
+                member = tables.intervals[member]["next"]
+        ride = row["next_ride"]
+    return NONE
