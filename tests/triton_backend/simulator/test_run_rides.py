@@ -1,0 +1,84 @@
+"""Rides carried out: nothing accepted is late, nothing is lost, and joint runs are as full as they should be."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flows.planning import PlanOptions, make_plan
+from tests.fakes.plans import two_tails
+from tests.flows.planning.entries.entry_cases import case
+from tests.triton_backend.scheduler.test_scheduler_properties import boarding_plans
+from triton_backend.contract.plan import Plan
+from triton_backend.simulator.failures import Failure
+from triton_backend.simulator.offered import Deterministic
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import PlanChange, SimOptions
+from triton_backend.simulator.world import DROPPED, LATE, SERVED
+
+
+def late(result: SimResult) -> int:
+    """Late requests; every request has one end."""
+    outcomes = result.requests["outcome"]
+    assert np.isin(outcomes, [SERVED, LATE, DROPPED]).all()
+    return int((outcomes == LATE).sum())
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    plans=st.tuples(boarding_plans(), boarding_plans("after-0")),
+    load=st.sampled_from([0.5, 2.0, 8.0]),
+    nic=st.sampled_from(["shared", "isolated"]),
+    change_s=st.floats(0.1, 0.9),
+)
+def test_nothing_accepted_is_late_over_any_change_of_plan(
+    plans: tuple[Plan, Plan], load: float, nic: str, change_s: float
+) -> None:
+    changes = (PlanChange(at_s=change_s, plan=plans[1]),)
+    options = SimOptions(duration_s=1, load_factor=load, nic=nic, changes=changes)
+    assert late(simulate(plans[0], options)) == 0
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(plan=boarding_plans(), load=st.sampled_from([1.0, 6.0]), vgpu=st.integers(0, 1))
+def test_nothing_is_lost_where_runs_vary_and_workers_die(
+    plan: Plan, load: float, vgpu: int
+) -> None:
+    failures = (Failure(start_s=0.3, end_s=0.5, vgpu=vgpu),)
+    options = SimOptions(
+        duration_s=1, load_factor=load, latency_noise_cv=0.2, failures=failures, seed=vgpu
+    )
+    late(simulate(plan, options))  # invariants are checked at the end
+
+
+@pytest.mark.parametrize("planner", ["pool", "graft"])
+@pytest.mark.parametrize("seed", range(3))
+def test_planned_entries_are_never_late(planner: str, seed: int) -> None:
+    problem = case(seed, 7, blocks=4, rates=(30,))
+    options = PlanOptions(planner=planner, objective="share")
+    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    for load in (0.9, 1.5):
+        assert late(simulate(plan, SimOptions(duration_s=2, load_factor=load))) == 0
+
+
+def test_two_tails_fill_their_rides_and_alone_they_do_not_fit() -> None:
+    plan = two_tails()
+    options = SimOptions(duration_s=5, load_factor=20, arrivals=Deterministic())
+    result = simulate(plan, options)
+    assert result.attainment >= 0.995
+    for entry in result.entries["net"].values():
+        assert entry.ride_fill is not None
+        assert entry.ride_fill.samples >= 1.5
+        assert entry.ride_fill.entries >= 1.5
+    told = result.to_dict()["entries"]["net"]["e0"]["ride_fill"]
+    assert set(told) == {"rides", "samples", "entries"}
+    alone = simulate(plan, replace(options, rides=False))
+    assert alone.attainment < 0.9
+    assert alone.to_dict()["entries"]["net"]["e0"]["ride_fill"] is None
