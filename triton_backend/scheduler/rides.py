@@ -265,7 +265,7 @@ def ride_timer(tables: Tables) -> int:
 def overdue_member(tables: Tables) -> int:
     """Batch slot of somebody whom no ride can wait for any longer; NONE where there is nobody.
 
-    A ride that should have left, and can wait, is told until when.
+    A ride that should have left, and can wait, says until when.
     """
     now = tables.counts[0]["now_us"]
     ride = tables.counts[0]["first_ride"]

@@ -1,6 +1,6 @@
 """Whole models on vGPUs without reservations, for rules of others: clock, vGPUs, batches, result.
 
-A rule is told of three things: a request came, a vGPU is free, an instant it asked for has come. It
+A rule hears of three things: a request came, a vGPU is free, an instant it asked for has come. It
 keeps its own queues and calls `start`, `preempt`, `drop` and `wake`. At one instant ends come first, then
 the instants asked for, then arrivals. Inputs and answers cost nothing, as by default elsewhere.
 
@@ -131,7 +131,7 @@ class Run:
         return self._stop(vgpu).requests
 
     def wake(self, at_us: int, subject: int) -> None:
-        """Ask to be told at an instant; what was asked for comes even if it is needed no more."""
+        """Ask for a call at an instant; what was asked for comes even if it is needed no more."""
         self._push(at_us, _WAKE, subject, NONE)
 
     def drop(self, request: Request) -> None:
