@@ -161,11 +161,22 @@ class Stepwise:
     def change(self, plan: Plan, at_us: int) -> None:
         """Another plan takes over, with work in flight."""
         change = PlanChange(at_s=at_us / US_PER_S, plan=plan)
+        # A change goes by the queues of the first plan; here requests have the numbers of the plan in force.
+        self._number_queues(self._run.plans[0])
         self._run = _change_plan(self._run, self._options, change)
-        world = self._run.world
-        queues = np.arange(sum(len(model.queues) for model in plan.models))
-        self._run = self._run._replace(world=world._replace(queues=queues))
-        check_invariants(world.tables)
+        self._number_queues(plan)
+        check_invariants(self._run.world.tables)
+
+    def _number_queues(self, plan: Plan) -> None:
+        queues = _own_queues(sum(len(model.queues) for model in plan.models))
+        self._run = self._run._replace(world=self._run.world._replace(queues=queues))
+
+
+def _own_queues(count: int) -> Integers:
+    """Queues of a plan that is itself in force, before anything rides."""
+    queues = np.zeros((count, QUEUE_COLUMNS), dtype=np.int64)
+    queues[:, NOW] = np.arange(count)
+    return queues
 
 
 def _offer(plan: Plan, options: SimOptions) -> Offer:
@@ -187,9 +198,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    queues = np.zeros((len(world.tables.queues), QUEUE_COLUMNS), dtype=np.int64)
-    queues[:, NOW] = np.arange(len(queues))
-    world = world._replace(queues=queues)
+    world = world._replace(queues=_own_queues(len(world.tables.queues)))
     world = _with_jobs(world, plan, plan, options)
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
