@@ -256,7 +256,7 @@ class SteeredRun:
     """A closed loop that ran, with what it cost and how it was steered.
 
     Attributes:
-        loop: the clients' tallies.
+        loop: the clients' counts.
         yardstick: the plan of `static-plus` for every client at its link's mean rate; None: no client cuts
             there.
         steering: None where the plan stayed.
@@ -272,20 +272,23 @@ class SteeredRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `simulate --clients --json`, beside policy, seed and duration."""
-        tallies = self.loop.tallies
-        offered = sum(t.offered for t in tallies)
-        feasible, reached = sum(t.feasible for t in tallies), sum(t.reached for t in tallies)
+        client_counts = self.loop.client_counts
+        offered = sum(t.offered for t in client_counts)
+        feasible, reached = (
+            sum(t.feasible for t in client_counts),
+            sum(t.reached for t in client_counts),
+        )
         static = None if self.yardstick is None else percents(self.yardstick)
         mean = self.loop.mean_percent()
         return {
             "offered": offered,
-            "attainment": sum(t.served for t in tallies) / offered if offered else 1.0,
+            "attainment": sum(t.served for t in client_counts) / offered if offered else 1.0,
             "feasible": feasible,
-            "attainment_feasible": sum(t.feasible_served for t in tallies) / feasible
+            "attainment_feasible": sum(t.feasible_served for t in client_counts) / feasible
             if feasible
             else 1.0,
             "reached": reached,
-            "attainment_reached": sum(t.reached_served for t in tallies) / reached
+            "attainment_reached": sum(t.reached_served for t in client_counts) / reached
             if reached
             else 1.0,
             "accepted_and_late": self.loop.late_after_accepting(),
@@ -312,7 +315,7 @@ class SteeredRun:
                     "cuts": {str(cut): count for cut, count in sorted(counts.cuts.items())},
                     "latency_ms": _quantiles([us / US_PER_S for us in counts.total_us], (50, 99)),
                 }
-                for client, counts in zip(self.loop.clients, tallies, strict=True)
+                for client, counts in zip(self.loop.clients, client_counts, strict=True)
             },
         }
 

@@ -90,7 +90,7 @@ class ClosedLoop:
         return self._next is not None
 
     @property
-    def tallies(self) -> list[ClientCounts]:
+    def client_counts(self) -> list[ClientCounts]:
         """By client."""
         return [client.counts for client in self.clients]
 

@@ -46,7 +46,7 @@ def ran(plan: Plan, *clients: ClientSpec, seconds: float = 4.0, **more: Any) -> 
 def test_clients_are_served_at_open_cuts_and_nobody_accepted_is_late() -> None:
     plan = planned(entry("a", 0, 60, 60), entry("b", 2, 60, 60))
     loop = ran(plan, *(client(f"c{n}") for n in range(3)))
-    for counts in loop.tallies:
+    for counts in loop.client_counts:
         assert counts.offered == 80
         assert set(counts.cuts) <= {0, 2, 3}
         assert counts.reached_served == counts.reached
@@ -57,7 +57,7 @@ def test_clients_are_served_at_open_cuts_and_nobody_accepted_is_late() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     plan = planned(entry("a", 0, 60, 60))
-    runs = [ran(plan, client("c"), client("d", 30.0), seed=s).tallies for s in (3, 3, 4)]
+    runs = [ran(plan, client("c"), client("d", 30.0), seed=s).client_counts for s in (3, 3, 4)]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -70,7 +70,7 @@ def test_a_plan_that_takes_over_opens_its_cuts_and_keeps_who_waits() -> None:
     assert loop.changing
     loop.finish()
     assert loop.plan is second
-    counts = loop.tallies[0]
+    counts = loop.client_counts[0]
     assert counts.cuts[2] > 250
     assert counts.cuts[0] + counts.cuts[2] == counts.feasible
     assert counts.refused < 5  # the cut is closed when the client next sends, and rests
@@ -83,12 +83,12 @@ def test_a_shadow_pool_serves_a_cut_that_nobody_planned_for_at_once() -> None:
     plan = planned(entry("a", 0, 60, 30), shadow_rps=60.0)
     assert set(least_tails_us(plan, "net")) == {0, 1, 2}
     slow = ran(plan, client("c", 10.0, upload_bytes=(900_000, 800_000, 10_000)))
-    assert set(slow.tallies[0].cuts) - {2, 3} <= {0}  # the first, before the link is known
-    assert slow.tallies[0].reached_served == slow.tallies[0].reached > 60
+    assert set(slow.client_counts[0].cuts) - {2, 3} <= {0}  # the first, before the link is known
+    assert slow.client_counts[0].reached_served == slow.client_counts[0].reached > 60
     closed = ran(
         replace(planned(entry("a", 0, 60, 30))), client("c", 10.0, upload_bytes=(900_000,) * 3)
     )
-    assert closed.tallies[0].served == 0
+    assert closed.client_counts[0].served == 0
 
 
 def test_a_model_of_other_blocks_is_refused() -> None:
