@@ -114,16 +114,12 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     laps = Stopwatch()
     pools = _pools(inputs, options, lines, problem)
     try:
-        together = pools.goal.fixed and pools.small()
-        boxes = _SKETCH if together else MOST_BOXES if options.time_limit_s else _MANY
-        division = divide(lines, pools, options.gap, inputs.watch, most_boxes=boxes)
+        divided = _divided(pools, options)
     except InfeasibleError as error:  # a line alone takes longer than its applications may
         raise out_of_reach(lines, least_times(problem)) from error
-    best = None if division is None else pools.best(division.times)
-    if division is None or best is None:
+    if divided is None:
         raise out_of_reach(lines, least_times(problem))
-    if together:
-        best, division = _together(pools, options, best, division)
+    best, division = divided
     goal = pools.goal
     score, bound = best.score, max(best.score, -division.bound)
     promised = promised_rps(best.columns, best.vgpus, goal, 1.0 if goal.fixed else score)
@@ -144,18 +140,49 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     return answer(inputs, options, lines, decided, least_times(problem))
 
 
-def _together(
-    pools: Pools, options: PlanOptions, best: Found, division: Division
-) -> tuple[Found, Division]:
-    """Where the division left a gap: one program for time and GPUs."""
-    more = options.gap * abs(best.score)
-    if -division.bound <= best.score + more or pools.watch.over():
-        return best, division
-    better, bound = pools.together(best, best.score + more / 2, -division.bound)
-    if better is not None and better.score > best.score and pools.lines.fit(pools.used(better)):
-        best = better
-    bound = max(min(bound, -division.bound), best.score)
-    return best, replace(division, times=tuple(pools.used(best)), cost=-best.score, bound=-bound)
+def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | None:
+    """The best plan known, and its division with a bound; None where nothing was found.
+
+    A few boxes of budgets; where they leave a gap one program for time and GPUs, with what whole GPUs
+    allow were time no matter; where that leaves one too, more boxes.
+    """
+    lines, watch = pools.lines, pools.watch
+    division = divide(lines, pools, options.gap, watch, most_boxes=_SKETCH)
+    best = None if division is None else pools.best(division.times)
+    bound, boxes = (inf, 0) if division is None else (-division.bound, division.boxes)
+
+    def settled() -> bool:
+        if best is None:
+            return watch.over()
+        watch.report(best.score, bound)
+        return bound <= best.score + options.gap * abs(best.score) or watch.over()
+
+    if not settled():
+        bound = min(bound, _ceiling(pools, bound))
+    if not settled():
+        cutoff = -inf if best is None else best.score + options.gap * abs(best.score) / 2
+        better, bound = pools.together(cutoff, bound)
+        if better is not None and (best is None or better.score > best.score):
+            best = better
+    if not settled():
+        most = MOST_BOXES if options.time_limit_s else _MANY
+        start = None if best is None else pools.used(best)
+        division = divide(lines, pools, options.gap, watch, start, most)
+        if division is not None:
+            best = pools.best(division.times) or best
+            bound, boxes = min(bound, -division.bound), boxes + division.boxes
+    if best is None:
+        return None
+    bound = max(bound, best.score)
+    return best, Division(
+        times=tuple(pools.used(best)), cost=-best.score, bound=-bound, boxes=boxes
+    )
+
+
+def _ceiling(pools: Pools, bound: float) -> float:
+    """What no plan exceeds, by whole GPUs; where rates are prescribed, by the relaxation alone."""
+    most = None if pools.goal.fixed else pools.most()
+    return bound if most is None else most.bound
 
 
 def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
@@ -184,12 +211,12 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     problem = line_problem(inputs, free, lines)
     pools = _pools(inputs, free, lines, problem)
     try:
-        division = divide(lines, pools, free.gap, inputs.watch)
+        divided = _divided(pools, free)
     except InfeasibleError as error:
         raise out_of_reach(lines, least_times(problem)) from error
-    if division is None:
+    if divided is None:
         raise out_of_reach(lines, least_times(problem))
-    level = -division.cost
+    level = divided[0].score
     reached = {line.name: line.normaliser() * level for line in lines.demands}
     return _rated(inputs.workload, reached), "pool without gathering"
 

@@ -85,7 +85,7 @@ def solve_levels(
     """
     cutoff, ceiling, gap, seconds = limits
     build = ProgramBuilder()
-    layout = add_integer_program(build, problem, columns, goal, cutoff)
+    layout = add_integer_program(build, problem, columns, goal, -np.inf)
     served = _served(build, columns, goal, layout)
     most = goal.weight * (1.0 if goal.fixed else ceiling)
     levels = [np.unique(times[columns.model == line]) for line in range(len(lines))]
@@ -96,13 +96,15 @@ def solve_levels(
         _keep(build, (served[rows], place), numbers, float(most[line]))
     for graph in lines.graphs:
         _paths(build, graph, levels, chosen)
-    answer = solve_integer(build.build(), Limits(relative_gap=gap, nodes=_NODES, seconds=seconds))
+    ends = Limits(relative_gap=gap, nodes=_NODES, seconds=seconds, cutoff=cutoff)
+    answer = solve_integer(build.build(), ends)
+    bound = max(cutoff, answer.bound)  # below the cutoff nothing was looked at
     if answer.values is None:
-        return Leveled(vgpus=None, bound=max(cutoff, answer.bound), status=answer.status)
+        return Leveled(vgpus=None, bound=bound, status=answer.status)
     vgpus = counts_of(layout, columns, answer.values)
     floor = _SERVES * most[columns.model]
     vgpus[answer.values[served] <= floor] = 0
-    return Leveled(vgpus=vgpus, bound=answer.bound, status=answer.status)
+    return Leveled(vgpus=vgpus, bound=bound, status=answer.status)
 
 
 def _served(

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Lines
 from flows.planning.pool.applications.levels import only_used, solve_levels, undominated_in_time
-from flows.planning.pool.bound import Goal, solve_bound
+from flows.planning.pool.bound import Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import score_of
-from flows.planning.pool.search import Found, search
+from flows.planning.pool.search import Found, Space, search
 from flows.planning.problem import Problem
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
@@ -84,20 +84,47 @@ class Pools:
         """The best plan known within budgets."""
         return self._known(times)
 
-    def together(self, best: Found, cutoff: float, ceiling: float) -> tuple[Found | None, float]:
-        """A plan above the cutoff by one program for time and GPUs (`levels`), and its bound."""
-        columns, times = self._all()
-        limits = (cutoff, ceiling, self.options.gap, self.watch.left_s())
-        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, limits)
-        if answer.vgpus is None:
-            return None, answer.bound
-        used, vgpus = only_used(columns, answer.vgpus)
-        score = score_of(self.problem, used, vgpus, self.goal)
-        return replace(best, columns=used, vgpus=vgpus, score=score), answer.bound
+    def most(self) -> Found | None:
+        """The best plan were every line alone on its paths: its bound is one for all plans."""
+        return self._search(tuple(self.lines.room([0] * len(self.lines))))
 
-    def small(self) -> bool:
-        """Whether one program may take all configurations."""
-        return len(self._all()[0]) <= MOST_TOGETHER
+    def together(self, cutoff: float, ceiling: float) -> tuple[Found | None, float]:
+        """A plan above the cutoff by one program for time and GPUs (`levels`), and a bound for all.
+
+        Configurations that no plan above the cutoff uses are left out, and of many the dearest:
+        a plan with one of these is bounded by the relaxation less the least loss among them.
+        """
+        columns, times = self._all()
+        relaxed = solve_bound(self.problem, columns, self.goal)
+        loss = least_loss(self.problem, columns, relaxed)
+        rows = np.argsort(loss, kind="stable")
+        rows = rows[loss[rows] < relaxed.score - cutoff]
+        outside = -inf
+        if len(rows) > MOST_TOGETHER:
+            outside = relaxed.score - float(loss[rows[MOST_TOGETHER]])
+        rows = np.sort(rows[:MOST_TOGETHER])
+        limits = (cutoff, ceiling, self.options.gap, self.watch.part(_SHARE).left_s())
+        columns, times = columns.take(rows), times[rows]
+        if len(np.unique(columns.model)) < len(self.lines):
+            return None, min(ceiling, max(cutoff, outside))
+        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, limits)
+        bound = min(ceiling, max(answer.bound, outside))
+        if answer.vgpus is None:
+            return None, bound
+        used, vgpus = only_used(columns, answer.vgpus)
+        found = Found(
+            columns=used,
+            vgpus=vgpus,
+            score=score_of(self.problem, used, vgpus, self.goal),
+            bound=bound,
+            trace=Trace(solver="highs"),
+            space=Space(problem=self.problem, columns=columns, bound=relaxed),
+        )
+        budgets = tuple(self.used(found))
+        if not self.lines.fit(budgets):
+            return None, bound
+        self.found[budgets] = found
+        return found, bound
 
     def _known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""

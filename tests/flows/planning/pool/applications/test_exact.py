@@ -10,6 +10,7 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
@@ -39,8 +40,8 @@ DIAMOND = (
 )
 
 
-def made(workload: Workload, **options: Any) -> Plan:
-    plan = make_plan(PROFILES, CLUSTER, workload, PlanOptions(slo_margin=0.1, **options))
+def made(workload: Workload, on: Cluster = CLUSTER, **options: Any) -> Plan:
+    plan = make_plan(PROFILES, on, workload, PlanOptions(slo_margin=0.1, **options))
     assert verify_plan(plan, PROFILES) == []
     back = Plan.from_dict(plan.to_dict())
     assert back.to_dict() == plan.to_dict()
@@ -103,7 +104,11 @@ def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float)
     )
     workload = asked(slo_ms, *chain, rate_rps=rate_rps)
     expected = _least_cost(workload, ("a", "c"), (rate_rps, 2 * rate_rps))
-    options = {"objective": "cost", "max_partitions": 1, "own": {"gathering": "fixed"}}
+    options: dict[str, Any] = {
+        "objective": "cost",
+        "max_partitions": 1,
+        "own": {"gathering": "fixed"},
+    }
     if expected == inf:
         with pytest.raises(InputError):
             made(workload, **options)
@@ -111,6 +116,42 @@ def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float)
     plan = made(workload, **options)
     assert plan.objective.value == pytest.approx(expected)
     assert plan.objective.upper_bound >= expected * (1 - 2e-4)
+
+
+def _most_throughput(limit_us: float, models: dict[str, float], fast: int, slow: int) -> float:
+    """Requests/s of a chain: all times of its models, all GPUs of each; rows a request by model."""
+    best = 0.0
+    for times in product(*map(_times, models)):
+        if sum(times) > limit_us:
+            continue
+        ways = [_ways(model, time) for model, time in zip(models, times, strict=True)]
+        shares = [
+            (max(way.get(("fast", 1), 0.0), way.get(("fast", 2), 0.0)), way.get(("slow", 1), 0.0))
+            for way in ways
+        ]
+        for counts in product(product(range(fast + 1), range(slow + 1)), repeat=len(models)):
+            if sum(f for f, _ in counts) <= fast and sum(s for _, s in counts) <= slow:
+                rates = [
+                    (f * a + s * b) / rows
+                    for (f, s), (a, b), rows in zip(counts, shares, models.values(), strict=True)
+                ]
+                best = max(best, min(rates))
+    return best
+
+
+@pytest.mark.parametrize("slo_ms", [9.3, 14.3, 20.3, 45.3])
+@pytest.mark.parametrize("rows", [0.7, 2.0])
+def test_few_gpus_carry_what_brute_force_says(slo_ms: float, rows: float) -> None:
+    """Where the relaxation, which hands out parts of GPUs, is far above every plan."""
+    chain = [
+        module("one", "a", batch_building_rate_rps=1e9),
+        module("two", "c", "one", rows_per_request=rows, max_rows=4, batch_building_rate_rps=1e9),
+    ]
+    app = {"name": "app", "slo_ms": slo_ms, "modules": chain}
+    plan = made(Workload.from_dict({"applications": [app]}), on=cluster(1, 3), max_partitions=1)
+    expected = _most_throughput(slo_ms * 900, {"a": 1.0, "c": rows}, 1, 3)
+    assert plan.objective.value == pytest.approx(expected)
+    assert plan.objective.gap <= 1e-4
 
 
 @pytest.mark.slow
