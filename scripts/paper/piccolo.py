@@ -1,11 +1,12 @@
 """Figures of the Piccolo paper: worked examples, and planners against each other on stand-in profiles.
 
-    .venv/bin/python scripts/paper/piccolo.py --data DIR [--workloads 120] [--out figures.json]
+    .venv/bin/python scripts/paper/piccolo.py --data DIR [--workloads 120] [--only study|pools] [--out figures.json]
 
 DIR holds `piccolo/` (the paper's tables and numbers) and `ppipe/` (measured latencies). The profiles, rates
 and SLOs of the paper's applications were never published: its DAG shapes run on models of `ppipe/` here,
 drawn at random with a fixed seed, on V100, L4, T4 and P4 at the prices below. Its percentages stand beside
-ours; only their order and signs can be compared.
+ours; only their order and signs can be compared. `--only pools`: applications of five modules on 100 GPUs of
+three classes, of whole models and of models split in two, by the planner `pool`.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf, isfinite
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flows.clock import Stopwatch
+from flows.planning import PlanOptions, make_plan
 from flows.planning.applications.division import Separate, divide
 from flows.planning.applications.heuristics import (
     ABLATIONS,
@@ -42,7 +44,7 @@ from flows.planning.pool.applications.exact import line_steps
 from flows.preparation.profiling.csv_tables import read_tables
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
@@ -70,6 +72,10 @@ SHAPES: Mapping[str, tuple[tuple[str, float, tuple[str, ...]], ...]] = {
     "caption": (("a", 1, ()), ("b", 1, ("a",)), ("c", 0.5, ("b",))),
     "actdet": (("a", 1, ()), ("b", 2, ("a",)), ("c", 1.3, ("a",)), ("d", 1, ("b", "c"))),
 }
+FIVE = (
+    *SHAPES["actdet"],
+    ("e", 0.5, ("d",)),
+)  # ours: as many modules as the paper's largest, and one
 PAPER = {
     "without batching": 89.6,
     "without lc": 39.2,
@@ -95,6 +101,7 @@ VARIANTS = {
 }
 _SAME = 1e-4
 JOBS = 2_000  # simulated of every workload
+POOLS_SECONDS = 10.0  # that a plan on pools may take
 
 
 def main() -> None:
@@ -103,11 +110,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of piccolo/ and ppipe/")
     parser.add_argument("--workloads", type=int, default=120, help="of every shape")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("study", "pools"))
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    figures: dict[str, Any] = {}
     try:
-        figures: dict[str, Any] = {"examples": examples(asked.data / "piccolo")}
-        figures |= study(asked.data / "ppipe", asked.workloads, asked.seed)
+        if asked.only != "pools":
+            figures["examples"] = examples(asked.data / "piccolo")
+            figures |= study(asked.data / "ppipe", asked.workloads, asked.seed)
+        if asked.only != "study":
+            figures |= {"pools": pools(asked.data / "ppipe", asked.workloads, asked.seed)}
     except InputError as error:
         parser.exit(2, f"{error}\n")
     if asked.out:
@@ -180,6 +192,69 @@ def study(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
                 else:
                     extra[name].append(other.cost / piccolo.cost - 1)
     return summary(planned, unproven, extra, missing, seconds) | simulated(worst)
+
+
+def pools(folder: Path, workloads: int, seed: int) -> dict[str, Any]:
+    """Cost of whole and of split models on 100 GPUs, and how long the exact planner takes."""
+    profiles, _ = read_tables(folder)
+    draw, cluster = np.random.default_rng(seed), _limited()
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    gaps: dict[int, list[float]] = {1: [], 2: []}
+    ratios: list[float] = []
+    refused = 0
+    while len(ratios) < workloads:
+        workload = drawn_workload("five", FIVE, profiles, draw)
+        costs: list[float] = []
+        for stages in (1, 2):
+            options = PlanOptions(
+                objective="cost",
+                max_partitions=stages,
+                slo_margin=0.2,
+                time_limit_s=POOLS_SECONDS,
+                own={"gathering": "fixed"},
+            )
+            clock = Stopwatch()
+            try:
+                plan = make_plan(profiles, cluster, workload, options)
+            except InfeasibleError:
+                costs.append(inf)
+                continue
+            seconds[stages].append(clock.seconds())
+            gaps[stages].append(plan.objective.gap)
+            costs.append(plan.objective.value)
+        if isfinite(costs[-1]):
+            ratios.append(costs[-1] / costs[0])
+        else:
+            refused += 1
+    for stages, took in seconds.items():
+        proven = sum(gap <= _SAME for gap in gaps[stages])
+        print(
+            f"five modules, 100 GPUs, at most {stages} stages: {len(took)} plans, seconds median"
+            f" {median(took):.2f}, worst {max(took):.2f}; {proven} proven at {_SAME:g},"
+            f" gap mean {mean(gaps[stages]):.2%}, worst {max(gaps[stages]):.2%}"
+        )
+    both = [ratio for ratio in ratios if ratio]
+    print(
+        f"split / whole cost: mean {mean(both):.3f}, least {min(both):.3f}, most {max(both):.4f};"
+        f" {ratios.count(0.0)} have a plan only when split; {refused} drawn have none"
+    )
+    return {"seconds": seconds, "gaps": gaps, "split_over_whole": ratios, "refused": refused}
+
+
+def _limited() -> Cluster:
+    """100 GPUs of three classes; prices as above, halves and quarters of GPUs where measured."""
+    counts = {"V100": 20, "L4": 40, "T4": 40}
+    return Cluster(
+        name="limited",
+        gpu_classes=tuple(
+            GpuClass(name=name, vgpu_divisors=(1, 2, 4), hourly_cost=PRICES[name])
+            for name in counts
+        ),
+        nodes=tuple(
+            NodeGroup(count=gpus // 4, gpu_class=name, gpus=4, nic_gbps=50.0)
+            for name, gpus in counts.items()
+        ),
+    )
 
 
 class WorstCase(NamedTuple):
@@ -339,8 +414,21 @@ def simulated(worst: Sequence[WorstCase]) -> dict[str, Any]:
 def drawn(
     shape: str, profiles: Mapping[str, ModelProfile], draw: np.random.Generator
 ) -> tuple[Lines, list[tuple[Machine, ...]], list[float]]:
-    """A workload of a shape: models, a rate from 10 to 1,000/s, an SLO of 1.5 to 8 least latencies."""
-    models = draw.choice(sorted(profiles), len(SHAPES[shape]), replace=False).tolist()
+    """A workload of a shape: its lines, their machines and rates."""
+    workload = drawn_workload(shape, SHAPES[shape], profiles, draw)
+    lines = lines_to_plan(workload, "cost", {shape: 0.0})
+    rates = [demand.rate_rps or 0.0 for demand in lines.demands]
+    return lines, [machines_of(profiles[demand.name]) for demand in lines.demands], rates
+
+
+def drawn_workload(
+    name: str,
+    shape: Sequence[tuple[str, float, tuple[str, ...]]],
+    profiles: Mapping[str, ModelProfile],
+    draw: np.random.Generator,
+) -> Workload:
+    """Models at random, a rate from 10 to 1,000/s, an SLO of 1.5 to 8 least latencies."""
+    models = draw.choice(sorted(profiles), len(shape), replace=False).tolist()
     modules: list[dict[str, Any]] = [
         {
             "name": name,
@@ -349,18 +437,14 @@ def drawn(
             "rows_per_request": rows,
             "max_rows": 16,
         }
-        for (name, rows, after), model in zip(SHAPES[shape], models, strict=True)
+        for (name, rows, after), model in zip(shape, models, strict=True)
     ]
     rate, factor = float(10 ** draw.uniform(1, 3)), float(draw.uniform(1.5, 8))
-    tables = {model: machines_of(profiles[model]) for model in models}
-    least = {m: min(machine.duration_us for machine in tables[m]) for m in models}
-    asked: dict[str, Any] = {"name": shape, "slo_ms": 1e6, "rate_rps": rate, "modules": modules}
+    least = {m: min(machine.duration_us for machine in machines_of(profiles[m])) for m in models}
+    asked: dict[str, Any] = {"name": name, "slo_ms": 1e6, "rate_rps": rate, "modules": modules}
     application = Workload.from_dict({"applications": [asked]}).applications[0]
     way = application.longest({m["name"]: least[m["model"]] for m in modules})
-    workload = Workload.from_dict({"applications": [asked | {"slo_ms": factor * way / 1e3}]})
-    lines = lines_to_plan(workload, "cost", {shape: 0.0})
-    rates = [demand.rate_rps or 0.0 for demand in lines.demands]
-    return lines, [tables[demand.name] for demand in lines.demands], rates
+    return Workload.from_dict({"applications": [asked | {"slo_ms": factor * way / 1e3}]})
 
 
 def machines_of(profile: ModelProfile) -> tuple[Machine, ...]:

@@ -44,7 +44,8 @@ from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
-_SKETCH, _MANY = 6, 64  # boxes looked at before one program is asked; where none is
+_SKETCH, _MANY = 6, 64  # boxes looked at before one program is asked; after it
+_FEWER = 0.3  # of the time: what plans of fewer stages may take
 _ENDS = "time limit reached"
 
 
@@ -143,13 +144,13 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
 def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | None:
     """The best plan known, and its division with a bound; None where nothing was found.
 
-    A few boxes of budgets; where they leave a gap one program for time and GPUs, with what whole GPUs
-    allow were time no matter; where that leaves one too, more boxes.
+    The best plan of fewer stages first, so that more freedom never is worse. Then a few boxes of budgets;
+    where they leave a gap, what whole GPUs allow were time no matter, and one program for time and GPUs;
+    where that leaves one too, more boxes.
     """
     lines, watch = pools.lines, pools.watch
-    division = divide(lines, pools, options.gap, watch, most_boxes=_SKETCH)
-    best = None if division is None else pools.best(division.times)
-    bound, boxes = (inf, 0) if division is None else (-division.bound, division.boxes)
+    best = _of_fewer_stages(pools, options)
+    bound, boxes = inf, 0
 
     def settled() -> bool:
         if best is None:
@@ -157,20 +158,25 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
         watch.report(best.score, bound)
         return bound <= best.score + options.gap * abs(best.score) or watch.over()
 
+    def look(most: int) -> None:
+        nonlocal best, bound, boxes
+        start = None if best is None else pools.used(best)
+        division = divide(lines, pools, options.gap, watch, start, most)
+        if division is not None:
+            best = pools.best(division.times) or best
+            bound, boxes = min(bound, -division.bound), boxes + division.boxes
+
+    look(_SKETCH)
     if not settled():
-        bound = min(bound, _ceiling(pools, bound))
+        most = pools.most()
+        bound = bound if most is None else min(bound, most.bound)
     if not settled():
         cutoff = -inf if best is None else best.score + options.gap * abs(best.score) / 2
         better, bound = pools.together(cutoff, bound)
         if better is not None and (best is None or better.score > best.score):
             best = better
     if not settled():
-        most = MOST_BOXES if options.time_limit_s else _MANY
-        start = None if best is None else pools.used(best)
-        division = divide(lines, pools, options.gap, watch, start, most)
-        if division is not None:
-            best = pools.best(division.times) or best
-            bound, boxes = min(bound, -division.bound), boxes + division.boxes
+        look(MOST_BOXES if options.time_limit_s else _MANY)
     if best is None:
         return None
     bound = max(bound, best.score)
@@ -179,10 +185,28 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
     )
 
 
-def _ceiling(pools: Pools, bound: float) -> float:
-    """What no plan exceeds, by whole GPUs; where rates are prescribed, by the relaxation alone."""
-    most = None if pools.goal.fixed else pools.most()
-    return bound if most is None else most.bound
+def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
+    """The best plan of one stage less, as one that is known."""
+    if options.max_partitions == 1:
+        return None
+    less = replace(options, max_partitions=options.max_partitions - 1)
+    before = Pools(
+        lines=pools.lines,
+        problem=pools.problem,
+        gathering_us=pools.gathering_us,
+        goal=pools.goal,
+        options=less,
+        watch=pools.watch.part(_FEWER),
+        proof=pools.proof,
+    )
+    try:
+        divided = _divided(before, less)
+    except InfeasibleError:  # some line fits its paths only in more stages
+        return None
+    if divided is None:
+        return None
+    pools.offered.append(divided[0])
+    return divided[0]
 
 
 def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:

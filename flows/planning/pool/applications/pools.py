@@ -36,7 +36,8 @@ class Pools:
     Attributes:
         problem: lines as models; limits are the greatest budgets, less gathering.
         gathering_us: [lines][batches] time that gathering a batch takes.
-        found: plans by budgets.
+        found: what a search said of budgets.
+        offered: plans that came otherwise.
         configurations: how many there are.
     """
 
@@ -51,6 +52,7 @@ class Pools:
     found: dict[tuple[int, ...], Found | None] = field(
         default_factory=dict[tuple[int, ...], Found | None]
     )
+    offered: list[Found] = field(default_factory=list[Found])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
@@ -120,17 +122,16 @@ class Pools:
             trace=Trace(solver="highs"),
             space=Space(problem=self.problem, columns=columns, bound=relaxed),
         )
-        budgets = tuple(self.used(found))
-        if not self.lines.fit(budgets):
+        if not self.lines.fit(self.used(found)):
             return None, bound
-        self.found[budgets] = found
+        self.offered.append(found)
         return found, bound
 
     def _known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""
         fitting = [
             found
-            for found in self.found.values()
+            for found in (*self.found.values(), *self.offered)
             if found is not None
             and all(map(int.__le__, map(int, self.used(found)), map(int, times)))
         ]
