@@ -25,6 +25,13 @@ PlanArgument = Annotated[
 ]
 PlanOption = Annotated[str | None, typer.Option("--plan", metavar="PLAN", help="The same.")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="cluster.yaml.")]
+BuildingCluster = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", metavar="FILE", help="Whose runtimes build new stages; without it, none are."
+    ),
+]
+Advisory = Annotated[bool, typer.Option("--advisory", help="Everything but the changes.")]
 WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="workload.yaml.")]
 
 Planner = Annotated[

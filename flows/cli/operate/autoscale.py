@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.console import show
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, WarehouseFile
+from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.clock import Stopwatch
@@ -36,12 +36,8 @@ def autoscale(
         int | None,
         typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
     ] = None,
-    advisory: Annotated[
-        bool, typer.Option("--advisory", help="Everything but the changes.")
-    ] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Whose runtimes build new stages; without it, none are.")
-    ] = None,
+    advisory: Advisory = False,
+    cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Follow the rates of the running system: as few GPUs as carry them, changed in place.

@@ -1,7 +1,6 @@
 """`steer`: plans that follow clients of the running system as they move their cuts."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from flows.cli.console import show
 from flows.cli.operate.autoscale import RunningSystem
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, WarehouseFile
+from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.operations.replanning.steering import Demand
@@ -22,12 +21,8 @@ def steer(
         int | None,
         typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
     ] = None,
-    advisory: Annotated[
-        bool, typer.Option("--advisory", help="Everything but the changes.")
-    ] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Whose runtimes build new stages; without it, none are.")
-    ] = None,
+    advisory: Advisory = False,
+    cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Follow the cuts of clients: pools where they come in, changed in place within a second or a few.

@@ -72,8 +72,16 @@ def test_every_request_is_accounted_for_and_every_answer_is_right(first: dict[st
         assert first["http"][name]["checked"]["wrong"] == 0
 
 
-def test_two_models_share_one_pool_under_deferred(project: Project, first: dict[str, Any]) -> None:
-    shared = project.quickstart("--planner=subclusters")
+@pytest.fixture(scope="module")
+def shared(project: Project, first: dict[str, Any]) -> dict[str, Any]:
+    """A second run in the same project, by another planner."""
+    del first
+    return project.quickstart("--planner=subclusters")
+
+
+def test_two_models_share_one_pool_under_deferred(
+    project: Project, first: dict[str, Any], shared: dict[str, Any]
+) -> None:
     plan = json.loads((project.folder / f"state/reports/plan-{shared['plan_id']}.json").read_text())
     assert plan["planner"] == "subclusters"
     assert len(plan["pools"]) == 1
@@ -102,9 +110,8 @@ def test_nothing_that_was_started_is_left(project: Project, first: dict[str, Any
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_second_run_reuses_what_is_unchanged(project: Project, first: dict[str, Any]) -> None:
-    del first
-    notes = {step["name"]: step["note"] for step in project.quickstart()["steps"]}
+def test_a_second_run_reuses_what_is_unchanged(shared: dict[str, Any]) -> None:
+    notes = {step["name"]: step["note"] for step in shared["steps"]}
     assert "reused" in notes["split tiny"]
     assert "0 built" in notes["build and profile tiny"]
     assert "cells 0 measured" in notes["build and profile tiny"]

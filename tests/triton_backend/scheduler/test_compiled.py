@@ -1,14 +1,8 @@
 """Kernels give the same answers compiled and as plain Python."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.interpreters import printed_by
 
 PROGRAM = """
 import json
@@ -46,20 +40,6 @@ print(json.dumps(out))
 """
 
 
-def run(*, compiled: bool) -> object:
-    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
-    environment["NUMBA_DISABLE_JIT"] = "0" if compiled else "1"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_everything_runs_identically_with_the_compiler_off() -> None:
-    assert run(compiled=False) == run(compiled=True)
+    assert printed_by(PROGRAM, compiled=False) == printed_by(PROGRAM, compiled=True) != ""

@@ -1,8 +1,5 @@
 """Jobs: DAGs of modules as tasks of queues, from arrival to done or dropped."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
 from tests.fakes.job_shell import JobShell, Rows, row_by_row
 from tests.fakes.plans import Own, make_plan
-from tests.repository.files import ROOT
+from tests.interpreters import printed_by
 from triton_backend.contract.applications import ApplicationPlan, Module
 from triton_backend.contract.decisions import (
     FIRST_TASK,
@@ -443,15 +440,4 @@ def test_plain_python_decides_as_compiled_kernels() -> None:
         "for policy in ('reservation-ahead', 'throughput-cost', 'eager'):\n"
         "    print(*busy(policy).log, sep='\\n')\n"
     )
-
-    def printed(plain: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=os.environ | {"NUMBA_DISABLE_JIT": plain, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert printed("0") == printed("1") != ""
+    assert printed_by(code, compiled=True) == printed_by(code, compiled=False) != ""

@@ -1,15 +1,12 @@
 """Joint runs: who sits where, when they leave, and what becomes of members that are late, lost or cancelled."""
 
-import os
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
 
 from tests.fakes.plans import Own as Pool
 from tests.fakes.plans import Way, make_boarding_plan, two_tails
-from tests.repository.files import ROOT
+from tests.interpreters import printed_by
 from triton_backend.contract.decisions import (
     Abort,
     Decision,
@@ -379,15 +376,4 @@ def test_plain_python_boards_as_compiled_kernels() -> None:
         "from tests.triton_backend.scheduler.test_rides import busy\n"
         "print(*[i for i in busy().items if not hasattr(i, 'plan')], sep='\\n')\n"
     )
-
-    def printed(plain: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=os.environ | {"NUMBA_DISABLE_JIT": plain, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert printed("0") == printed("1") != ""
+    assert printed_by(code, compiled=True) == printed_by(code, compiled=False) != ""

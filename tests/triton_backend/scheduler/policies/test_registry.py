@@ -1,13 +1,11 @@
 """A policy is one file: the registry finds it, and everything that takes a policy's name runs it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.plans import two_stages
+from tests.interpreters import printed_by
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.scheduler.policies.registry import (
@@ -72,20 +70,8 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
     added = tmp_path / "added"
     added.mkdir()
     (added / "alone.py").write_text(POLICY)
-    environment = dict(os.environ) | {
-        "PYTHONPATH": str(ROOT),
-        "NUMBA_DISABLE_JIT": "0" if compiled else "1",
-        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(added)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
+    cache = str(tmp_path / "cache")
+    lines = printed_by(PROGRAM, str(added), compiled=compiled, NUMBA_CACHE_DIR=cache).splitlines()
     assert lines[0].startswith(
         "('alone', 'reservation', 'reservation-ahead', 'throughput-cost', 'clockwork', 'deferred'"
     )
