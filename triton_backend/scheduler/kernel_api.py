@@ -184,7 +184,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
             deviates = transfer_done(tables, a, b, c)
         # What ends as reserved frees nothing that the queues did not reckon with.
         queues = FREED if deviates else NONE
-        if tables.batches[a]["number"] == NONE and counts["out"] == 0:  # it was not aborted
+        if tables.batches[a]["number"] == NONE and not _was_aborted(tables, number):
             length = _item(answer, length, BATCH_DONE, number)
     elif event == RIDE_DONE:
         queues = FREED if ride_done(tables, a, b) else NONE
@@ -316,6 +316,15 @@ def _early_queues(tables: Tables) -> int:
     Hundreds of models that are bound late would otherwise be looked through at every event.
     """
     return len(tables.queues) if tables.counts[0]["early"] > 0 else 0
+
+
+@inlined
+def _was_aborted(tables: Tables, number: int) -> bool:
+    """Whether what was decided just now aborts a batch; one that failed may end in a ride, too."""
+    for row in range(tables.counts[0]["out"]):
+        if tables.out[row, 0] == ABORT and tables.out[row, 1] == number:
+            return True
+    return False
 
 
 @inlined

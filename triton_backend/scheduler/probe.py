@@ -139,9 +139,10 @@ def _board(
 ) -> bool:
     """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any."""
     topology = tables.topology
+    counts = tables.counts[0]
     pool = topology.stages[stage]["pool"]
     best = NONE
-    ride = tables.counts[0]["first_ride"]
+    ride = counts["first_ride"]
     while ride != NONE:
         row = tables.batches[ride]
         following = row["next_ride"]
@@ -150,7 +151,8 @@ def _board(
             sooner = best == NONE or run["start_us"] < offer["start_us"]
             if best != NONE and run["start_us"] == offer["start_us"]:
                 sooner = row["number"] < tables.batches[best]["number"]
-            open_still = tables.counts[0]["now_us"] < run["start_us"] and run["end_us"] <= latest_us
+            doors_shut = run["start_us"] - counts["doors_us"]
+            open_still = counts["now_us"] < doors_shut and run["end_us"] <= latest_us
             if sooner and open_still and first_row(tables, ride, samples) != NONE:
                 vgpu = tables.paths[ride, 0]
                 rate = topology.vgpus[vgpu]["down_rate"]

@@ -19,7 +19,7 @@ Here: who sits where, and when it leaves. Not here: which ride a batch boards (`
 losses mean (`feedback`).
 """
 
-from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
+from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
 from triton_backend.scheduler.tables import (
     DOWNLINK,
     KINDS,
@@ -196,13 +196,19 @@ def arrived(tables: Tables, batch: int, hop: int, at_us: int) -> bool:
             return True  # it has yet to be moved
     i = interval_of(tables, ride, 0, VGPU)
     late_us = at_us - tables.intervals[i]["start_us"]
-    if late_us > max(0, slack_us(tables, ride)):
+    if late_us > 0 and late_us > waits_us(tables, ride):
         return False
     run["previous"] = 1
     tables.batches[ride]["missing"] -= 1
     if late_us > 0 and tables.batches[ride]["missing"] == 0:
         delay(tables, i, at_us)
     return True
+
+
+@kernel
+def waits_us(tables: Tables, ride: int) -> int:
+    """How much later than reserved a ride may run for the sake of a member that is missing."""
+    return max(tables.counts[0]["patience_us"], slack_us(tables, ride))
 
 
 @kernel
@@ -256,9 +262,15 @@ def ride_timer(tables: Tables) -> int:
         row = tables.batches[ride]
         if row["missing"] > 0:
             start = tables.intervals[interval_of(tables, ride, 0, VGPU)]["start_us"]
-            earliest = min(earliest, max(start + 1, row["leave_us"]))
+            earliest = min(earliest, _late_from(tables, row, start))
         ride = row["next_ride"]
     return earliest
+
+
+@inlined
+def _late_from(tables: Tables, ride: Record, start_us: int) -> int:
+    """From when on a ride's members are asked whether they can wait for who is missing."""
+    return max(start_us + 1 + tables.counts[0]["patience_us"], ride["leave_us"])
 
 
 @kernel
@@ -272,8 +284,8 @@ def overdue_member(tables: Tables) -> int:
     while ride != NONE:
         row = tables.batches[ride]
         start = tables.intervals[interval_of(tables, ride, 0, VGPU)]["start_us"]
-        if row["missing"] > 0 and max(start + 1, row["leave_us"]) <= now:
-            row["leave_us"] = max(start + 1, start + slack_us(tables, ride))
+        if row["missing"] > 0 and _late_from(tables, row, start) <= now:
+            row["leave_us"] = max(start + 1, start + waits_us(tables, ride))
             member = row["aboard"]
             while member != NONE and row["leave_us"] <= now:
                 if tables.intervals[member]["previous"] == 0:

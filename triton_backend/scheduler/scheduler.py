@@ -108,9 +108,11 @@ from triton_backend.scheduler.tables import (
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
     NO_LEAD,
+    PUNCTUAL,
     LateRules,
     Lead,
     LinkPace,
+    RideTimes,
     Topology,
     build_topology,
     edge_rows,
@@ -143,6 +145,7 @@ class Scheduler:
         lead: how long before its start a batch of late binding is sent.
         adjust: changes rules of late binding, for ablations.
         rides: whether batches join in stages that board; else each runs there alone.
+        ride_times: what rides are allowed where messages take time.
     """
 
     def __init__(
@@ -155,8 +158,10 @@ class Scheduler:
         lead: Lead = NO_LEAD,
         adjust: Callable[[LateRules], LateRules] = lambda rules: rules,
         rides: bool = True,
+        ride_times: RideTimes = PUNCTUAL,
     ) -> None:
         self._rides_open = rides
+        self._ride_times = ride_times
         self._nic = nic
         self._adjust = adjust
         self._lead = lead
@@ -225,6 +230,12 @@ class Scheduler:
         inherited = inherited_vgpus(self._plan, plan)
         self._prepared = _Prepared(self._plan, plan, self._topology(plan, {}), inherited)
 
+    def set_ride_times(self, times: RideTimes) -> None:
+        """From now on rides are allowed this; to be said before a change to the plan that it is for."""
+        self._ride_times = times
+        counts = self._tables.counts[0]
+        counts["doors_us"], counts["patience_us"] = times
+
     def in_flight(self) -> int:
         """Batches dispatched and not yet finished."""
         return len(self._batches)
@@ -289,6 +300,7 @@ class Scheduler:
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
+        self.set_ride_times(self._ride_times)
         self._memory = np.zeros(WORDS + answer_length(tables), dtype=np.int64)
         self._memory[:WORDS] = addresses(tables)
         self._answer = memoryview(self._memory[WORDS:])  # type: ignore[arg-type]

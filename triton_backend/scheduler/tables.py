@@ -300,6 +300,8 @@ COUNTS = np.dtype(
             "first_ride",
             "hold",  # 1 while a probe lets rides that it opens wait for company,
             "alone",  # and boards none
+            "doors_us",  # so long before its start nobody boards a ride any more (`RideTimes`)
+            "patience_us",  # a ride waits so long at least for somebody late
         )
     ]
 )

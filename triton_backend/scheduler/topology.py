@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Pipeline, Plan, VGpu
+from triton_backend.contract.plan import Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import US_PER_S, transfer_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
@@ -87,6 +87,22 @@ class Lead(NamedTuple):
 
 
 NO_LEAD = Lead()
+
+
+class RideTimes(NamedTuple):
+    """What rides are allowed where messages take time (µs); nothing where they take none.
+
+    Attributes:
+        doors_us: so long before its start nobody boards any more: the worker would not hear of it.
+        patience_us: a ride waits so long at least for a member that is late, though others become
+            later than reserved: what the shell keeps back of deadlines pays for that.
+    """
+
+    doors_us: int = 0
+    patience_us: int = 0
+
+
+PUNCTUAL = RideTimes()
 
 QUEUE_PLAN = np.dtype(
     [
@@ -381,16 +397,20 @@ def build_topology(
 def _seats(
     pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy], *, rides: bool
 ) -> list[list[int]]:
-    """[pipeline][stage] samples of a joint batch; 0 where it runs alone, as all of late binding do."""
+    """[pipeline][stage] samples of a joint batch; 0 where it runs alone."""
     return [
         [
-            min(stage.batch or known.pipeline.batch, MOST_SEATS)
-            if rides and stage.boards and policies[known.model].rules is None
-            else 0
+            seats_of(stage, known.pipeline, policies[known.model]) if rides else 0
             for stage in known.pipeline.stages
         ]
         for known in pipelines
     ]
+
+
+def seats_of(stage: Stage, pipeline: Pipeline, policy: QueuePolicy) -> int:
+    """Samples of a joint batch of a stage; 0 where each batch runs alone, as under late binding."""
+    joins = stage.boards and policy.rules is None
+    return min(stage.batch or pipeline.batch, MOST_SEATS) if joins else 0
 
 
 def _reckon_company(topology: Topology, number: int, budget_us: int) -> None:

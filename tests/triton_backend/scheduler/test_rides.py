@@ -32,6 +32,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.topology import PUNCTUAL, RideTimes
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
 ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
@@ -40,8 +41,8 @@ ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
 class Told:
     """A scheduler, and all that it was told and said."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.scheduler = Scheduler(plan)
+    def __init__(self, plan: Plan, times: RideTimes = PUNCTUAL) -> None:
+        self.scheduler = Scheduler(plan, ride_times=times)
         self.items: list[Event | Decision] = []
         self.came = 0
 
@@ -189,6 +190,45 @@ def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
     told.arrive(0, ALIGNED)
     told.arrive(100, AT_JUNCTION, slack_us=20_000)
     assert Abort(batch_id=0) in aligned(told, 0, 30_000)
+
+
+def test_a_late_member_has_a_little_time_whoever_else_becomes_late() -> None:
+    told = Told(two_tails(), RideTimes(patience_us=4_000))
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=20_000))
+    told.tell(Timer(now_us=13_999))  # until 13,100 the other is in time
+    assert [d for d in aligned(told, 0, 14_000) if isinstance(d, Abort)] == []
+    told.done(ride, 22_000)
+    assert told.scheduler.in_flight() == 0
+    told = Told(two_tails(), RideTimes(patience_us=4_000))
+    told.arrive(0, ALIGNED)
+    told.arrive(100, AT_JUNCTION, slack_us=20_000)
+    assert Abort(batch_id=0) in told.tell(Timer(now_us=15_001))
+
+
+def test_doors_shut_before_a_ride_leaves() -> None:
+    told = Told(two_tails(), RideTimes(doors_us=1_000))
+    ride = the_ride(told.arrive(0, AT_JUNCTION))
+    assert ride.start_us == 7_000
+    assert the_ride(told.arrive(5_999, AT_JUNCTION)).ride_id == ride.ride_id
+    assert the_ride(told.arrive(6_000, AT_JUNCTION)).ride_id != ride.ride_id
+
+
+def test_times_of_rides_are_those_said_last_over_a_change_of_plan() -> None:
+    told = Told(two_tails())
+    told.scheduler.set_ride_times(RideTimes(doors_us=1_000))
+    told.tell(PlanChanged(now_us=0, plan=two_tails()))
+    ride = the_ride(told.arrive(0, AT_JUNCTION))
+    assert the_ride(told.arrive(6_000, AT_JUNCTION)).ride_id != ride.ride_id
+
+
+def test_a_member_that_failed_ends_alone_and_its_requests_with_it() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    told.arrive(1, AT_JUNCTION)
+    decided = told.tell(StageDone(now_us=9, batch_id=0, stage=0, start_us=9, end_us=9))
+    assert [seat.batch_id for seat in the_ride(decided).members] == [2]
+    assert told.scheduler.request_ids() == (1,)
 
 
 def test_a_lost_worker_dissolves_its_rides_and_members_are_queued_again() -> None:
