@@ -113,7 +113,8 @@ def attach_engines(
         pipelines: list[Pipeline] = []
         for pipeline, most in zip(model.pipelines, largest[model.name], strict=True):
             chain = list(map(place, pipeline.stages))
-            options = EngineOptions(batches=batches_up_to(most), settings=settings)
+            joint = (stage.batch or pipeline.batch for stage in pipeline.stages if stage.boards)
+            options = EngineOptions(batches=batches_up_to(max(most, *joint, 1)), settings=settings)
             names = _engines_of(work, split, chain, options)
             stages = tuple(
                 replace(stage, artifact=name)

@@ -21,6 +21,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.topology import PUNCTUAL, RideTimes
 from triton_backend.serving.gateway.event_log import Gap, read_events
 
 EVENTS = tuple(kind for kind in vars(events).values() if isinstance(kind, type))
@@ -79,11 +80,19 @@ class Replay:
             return
         self._lost = False
         plan = plan_of(self._folder, header)
+        times = header.get("ride_times")  # logs of gateways that joined nothing have none
         if self._core is not None and header["rollout"]:
+            self._core.set_ride_times(RideTimes(*(times or PUNCTUAL)))
             inherited = tuple((old, new) for old, new in header.get("inherited", ()))
             self._tell(PlanChanged(now_us=header["now_us"], plan=plan, inherited=inherited))
         else:
-            self._core = Scheduler(plan, policy=header["policy"], nic=header["nic"], rides=False)
+            self._core = Scheduler(
+                plan,
+                policy=header["policy"],
+                nic=header["nic"],
+                rides=times is not None,
+                ride_times=RideTimes(*(times or PUNCTUAL)),
+            )
 
     def _tell(self, event: Event) -> None:
         if self._core is None:

@@ -69,6 +69,8 @@ def hand_stage(
 ) -> HandStage:
     """A stage on a pool of one run of vGPUs; its planned batch is the largest unless `batch` is given.
 
+    That is the pipeline's, or, where it boards, its own.
+
     Stages at one place share its pool.
     """
     pool = Pool(
@@ -84,6 +86,7 @@ def hand_stage(
         pool=pool.name,
         latency_us=latency_us_by_batch[(batch or len(latency_us_by_batch)) - 1],
         latency_us_by_batch=tuple(latency_us_by_batch),
+        batch=batch if values.get("boards") else None,
         **values,
     )
     return HandStage(stage=stage, pool=pool)

@@ -43,6 +43,7 @@ from triton_backend.contract.workload import Workload
 
 MIN_SLOTS = 4
 MAX_SLOTS = 64
+MAX_BOARDING_SLOTS = 256
 
 
 class StageKey(NamedTuple):
@@ -147,7 +148,10 @@ class SlotNeeds(NamedTuple):
 
 
 def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
-    """Of the workers of every pool: as many slots as batches of one can be reserved in its longest SLO."""
+    """Of the workers of every pool: as many slots as batches of one can be reserved in its longest SLO.
+
+    In a stage that boards many of them run together.
+    """
     rows: list[list[StageRow]] = [[] for _ in plan.pools]
     for row in plan.stage_rows():
         rows[row.pool].append(row)
@@ -155,16 +159,20 @@ def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
 
 
 def _slot_needs(plan: Plan, rows: Sequence[StageRow]) -> SlotNeeds:
-    slo_us, least_us, largest_bytes, planned_bytes = 0, math.inf, 0, 0
+    slo_us, least_us, largest_bytes, planned_bytes, most = 0, math.inf, 0, 0, MAX_SLOTS
     for row in rows:
         model = plan.models[row.model]
         pipeline = model.pipelines[row.pipeline]
         slo_us = max(slo_us, model.slo_us)
-        least_us = min(least_us, pipeline.stages[row.stage].latency_us_by_batch[0])
+        stage = pipeline.stages[row.stage]
+        together = (stage.batch or pipeline.batch) if stage.boards else 1
+        most = max(most, MAX_BOARDING_SLOTS if stage.boards else 0)
+        latencies_us = stage.latency_us_by_batch[:together]
+        least_us = min(least_us, *(us / n for n, us in enumerate(latencies_us, 1)))
         inputs = model.stage_inputs(row.pipeline, row.stage)
         largest_bytes = max(largest_bytes, aligned_bytes(inputs, pipeline.largest))
         planned_bytes = max(planned_bytes, aligned_bytes(inputs, pipeline.batch))
-    slots = min(max(math.ceil(slo_us / least_us) + MIN_SLOTS, MIN_SLOTS), MAX_SLOTS)
+    slots = min(math.ceil(slo_us / least_us) + MIN_SLOTS, most)
     return SlotNeeds(slots, largest_bytes, planned_bytes)
 
 

@@ -32,7 +32,7 @@ from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, 
 from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import request_tensors, served_model, served_models
 from triton_backend.scheduler.policies.registry import largest_batches, queue_policies
-from triton_backend.scheduler.topology import QueuePolicy
+from triton_backend.scheduler.topology import QueuePolicy, RideTimes, seats_of
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
     WorkerOrigin,
@@ -47,6 +47,8 @@ MAX_SHELF_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
 EDGE = 4
+# A frame from the scheduler to a worker takes so long at most, nearly always.
+DOORS_US = 1_000
 THE_REQUEST = -1  # in place of the module that another one reads from
 EXPRESS_LATENCY_US = 15_000
 
@@ -149,6 +151,24 @@ class Deployment:
     def largest_of(self, row: StageRow) -> int:
         """Most samples of a batch at a stage."""
         return self._largest[self.model_of(row).name][row.pipeline]
+
+    def seats_of(self, row: StageRow) -> int:
+        """Most samples of a joint run of a stage; 0 where each batch runs alone."""
+        return seats_of(self.stage_of(row), self.pipeline_of(row), self._policies[row.model])
+
+    def most_in_a_run(self, row: StageRow) -> int:
+        """Most samples that a stage runs at once: of a batch, or of all in a ride."""
+        return max(self.largest_of(row), self.seats_of(row))
+
+    @cached_property
+    def ride_times(self) -> RideTimes:
+        """What rides are allowed, which what is kept back of every request's time pays for.
+
+        Timers of the scheduler ring before their instant by as much as `guard_us` is; half as long
+        is left for a member that is late.
+        """
+        guard_us = min(self.settings.guard_us(model.slo_us) for model in self.plan.models)
+        return RideTimes(DOORS_US, guard_us + guard_us // 2)
 
     def largest_request(self, model: ModelPlan, entry: Entry | None = None) -> int:
         """Most samples of a request of a model, of one of its entries, or of an application."""

@@ -68,7 +68,7 @@ class SimOptions:
         rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
-        rides: batches join in stages that board; without, each runs there alone, as it is served.
+        rides: batches join in stages that board, as is served; without, each runs there alone.
         admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.

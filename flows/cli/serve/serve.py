@@ -117,7 +117,7 @@ def serve(
     )
     with progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)
-    notes([*ports.cautions(), *runs_alone(found)])
+    notes(ports.cautions())
     addresses = {
         "http": running.http_url,
         "grpc": running.grpc_url,
@@ -135,14 +135,6 @@ def serve(
 def _needs_artifacts(plan: "Plan") -> bool:
     stages = (s for m in plan.models for p in m.pipelines for s in p.stages)
     return any(stage.artifact is not None for stage in stages)
-
-
-def runs_alone(plan: "Plan") -> list[str]:
-    """What the gateway does not do yet of what a plan says."""
-    if not any(s.boards for m in plan.models for p in m.pipelines for s in p.stages):
-        return []
-    what = "batches of several pipelines are not joined in the stages that board"
-    return [f"{what}; `poolpipe simulate --no-rides` says what to expect"]
 
 
 def _start(

@@ -99,7 +99,7 @@ def simulate(
     rides: Annotated[
         bool,
         typer.Option(
-            help="Join batches in stages that board; without, each runs there alone, as the gateway does."
+            help="Join batches in stages that board, as is served; without, each runs there alone."
         ),
     ] = True,
     admission: Annotated[

@@ -31,7 +31,17 @@ MINUTE_US = 60 * US_PER_S
 GIVE_UP_US = 10 * MINUTE_US
 REFUSED = -1  # a request that never had a number
 # What a line begins with decides whether it is worth parsing.
-KINDS = ("Arrival", "Dispatch", "StageDone", "Drop", "Refused", "Abort", "Plan")
+KINDS = (
+    "Arrival",
+    "Dispatch",
+    "StageDone",
+    "Ride",
+    "RideDone",
+    "Drop",
+    "Refused",
+    "Abort",
+    "Plan",
+)
 
 
 class Header(NamedTuple):
@@ -91,6 +101,8 @@ class EventAggregator:
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
     batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
+    # Who sits in a ride: batch, stage, first row, rows.
+    rides: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     minutes: MinuteStats = field(default_factory=MinuteStats)
     neighbours: Neighbours = field(default_factory=Neighbours)
 
@@ -110,6 +122,8 @@ class EventAggregator:
             )
         elif kind == "StageDone":
             self._stage_done(item)
+        elif kind in {"Ride", "RideDone"}:
+            self._ride(item)
         elif kind == "Drop":
             self._drop(item)
         elif kind == "Refused":
@@ -141,6 +155,7 @@ class EventAggregator:
         self.now_us = item["now_us"]
         if not item["rollout"]:
             self.batches.clear()  # their ids begin anew
+            self.rides.clear()
         self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
 
     def use(self, header: Header) -> None:
@@ -167,29 +182,57 @@ class EventAggregator:
         self._arrival({**item, "request_id": REFUSED}, plan)
         self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
-    def _stage_done(self, item: Mapping[str, Any]) -> None:
+    def _ride(self, item: Mapping[str, Any]) -> None:
+        """Who sits in a ride, or its end, which is that of its members' stage."""
+        if item["t"] == "Ride":
+            self.rides[item["ride_id"]] = item["members"]
+            return
+        seats = self.rides.pop(item["ride_id"], [])
+        rows = sum(seat[-1] for seat in seats)
+        for number, (batch_id, stage, *_) in enumerate(seats):
+            done = {**item, "batch_id": batch_id, "stage": stage}
+            self._stage_done(done, 0 if number else rows)
+
+    def _stage_done(self, item: Mapping[str, Any], rows: int | None = None) -> None:
+        """A batch left a stage.
+
+        Args:
+            item: the line.
+            rows: of the run, where others were in it; 0 where it is counted with one of them.
+        """
         batch = self.batches.get(item["batch_id"])
         if batch is None:
             return
         self.now_us = item["now_us"]
         minute = self._minute(item["end_us"])
         busy_us = item["end_us"] - item["start_us"]
-        if busy_us > 0:  # no time at all: the gateway says so of a batch that failed
-            stage = item["stage"]
+        stage = item["stage"]
+        if busy_us > 0 and rows != 0:  # no time at all: the gateway says so of a batch that failed
             key = (batch.plan_id, batch.vgpus[stage], batch.model, stage, minute)
             use = self.minutes.vgpu(key, batch.facts[stage])
             use.batches += 1
             use.busy_us += busy_us
-            use.profiled_us += batch.profiled_us[stage]
+            use.profiled_us += self._profiled_us(batch, stage, rows)
             if len(batch.vgpus) == 1 and batch.plan_id == self._header.plan_id:
-                vgpu, model, samples = batch.vgpus[0], batch.model, batch.samples
+                vgpu, model, samples = batch.vgpus[0], batch.model, rows or batch.samples
                 self._whole_run(Run(vgpu, model, samples, item["start_us"], item["end_us"]))
-        if item["stage"] == len(batch.vgpus) - 1:
+        if stage == len(batch.vgpus) - 1:
             del self.batches[item["batch_id"]]
             self._end(batch.request_ids, item["end_us"], failed=busy_us <= 0)
             counts = self.minutes.model((batch.plan_id, batch.model, minute))
             counts.batches += 1
             counts.samples += batch.samples
+
+    def _profiled_us(self, batch: DispatchedBatch, stage: int, rows: int | None) -> int:
+        """What a run should take: of a batch, or of so many rows in a ride."""
+        if rows is not None and self.plan is not None and batch.plan_id == self._header.plan_id:
+            pool = self.plan.vgpus()[batch.vgpus[stage]].pool
+            for row in self.plan.stage_rows():
+                model = self.plan.models[row.model]
+                table = model.pipelines[row.pipeline].stages[row.stage].latency_us_by_batch
+                if row.pool == pool and model.name == batch.model and rows <= len(table):
+                    return table[rows - 1]
+        return batch.profiled_us[stage]
 
     def _whole_run(self, run: Run) -> None:
         for judged, near in self.neighbours.ended(run):
@@ -241,6 +284,7 @@ class EventAggregator:
             self._model(request).failed += 1
         self.requests.clear()
         self.batches.clear()
+        self.rides.clear()
 
     def take_rows(self) -> Rows:
         """The minutes counted since they were last taken; those that have ended are forgotten."""

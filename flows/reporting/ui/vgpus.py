@@ -73,6 +73,7 @@ class VGpuWatch:
         self._plan = plan
         self._health = [VGpuHealth() for _ in plan.vgpus()]
         self._batches: dict[int, _Batch] = {}
+        self._rides: dict[int, list[list[int]]] = {}  # seats: batch, stage, first row, rows
         self._file: Path | None = None
         self._position = 0
         self._matches = True
@@ -112,6 +113,7 @@ class VGpuWatch:
         if kind == "Plan":
             self._matches = str(line["generation"]) == self._generation
             self._batches.clear()
+            self._rides.clear()
         if not self._matches:
             return
         self._now_us = max(self._now_us, line.get("now_us", 0))
@@ -124,20 +126,31 @@ class VGpuWatch:
             )
         elif kind == "StageDone":
             self._stage_done(line)
+        elif kind == "Ride":
+            self._rides[line["ride_id"]] = line["members"]
+        elif kind == "RideDone":
+            seats = self._rides.pop(line["ride_id"], [])
+            rows = sum(seat[-1] for seat in seats)
+            for number, (batch_id, stage, *_) in enumerate(seats):
+                done = {**line, "batch_id": batch_id, "stage": stage}
+                self._stage_done(done, 0 if number else rows)
         elif kind == "Abort":
             self._batches.pop(line["batch_id"], None)
         elif kind in {"WorkerLost", "WorkerBack"}:
             self._health[line["vgpu"]].lost = kind == "WorkerLost"
 
-    def _stage_done(self, line: dict[str, Any]) -> None:
+    def _stage_done(self, line: dict[str, Any], rows: int | None = None) -> None:
+        """A batch left a stage; `rows`: of a joint run, 0 where it is counted with another member."""
         batch_id, number = line["batch_id"], line["stage"]
         batch = self._batches.get(batch_id)
         if batch is None or number >= len(batch.vgpus):
             return
         if number + 1 == len(batch.vgpus):
             del self._batches[batch_id]
+        if rows == 0:
+            return
         pipeline = self._plan.models[batch.model].pipelines[batch.pipeline]
         profile = pipeline.stages[number].latency_us_by_batch
-        profiled_us = profile[min(batch.samples, len(profile)) - 1]
+        profiled_us = profile[min(rows or batch.samples, len(profile)) - 1]
         use = line["start_us"], line["end_us"], profiled_us, batch.model
         self._health[batch.vgpus[number]].uses.append(use)

@@ -44,21 +44,25 @@ def on_one_pool(apart: Plan) -> Plan:
     return replace(shared, gpus_used=shared.gpus())
 
 
-def with_tail(root: Path) -> HandModel:
-    """y = 2 x + 5 in two stages; requests may bring 2 x and enter at the second, which they share."""
+def with_tail(root: Path, *, boards: bool = False, vgpus: int = 1) -> HandModel:
+    """y = 2 x + 5 in two stages; requests may bring 2 x and enter at the second, which they share.
+
+    Where it boards, batches of half its size sit in it together.
+    """
     first = write_stage(root, "first", "Mul", 2.0, ("x", "middle"))
     second = write_stage(root, "second", "Add", 5.0, ("middle", "y"))
     middle = (tensor("middle", 3),)
     head = stage((0, 1), "FAST", 0, artifact=first, boundary=middle)
-    tail = stage((1, 2), "SLOW", 1, artifact=second)
+    tail = stage((1, 2), "SLOW", 1, vgpus=vgpus, artifact=second, boards=boards, batch=BATCH)
+    batch = BATCH // 2 if boards else BATCH
     entries = (
         Entry(name="whole", block=0, budget_us=400_000, rate_rps=50.0),
         Entry(name="tail", block=1, budget_us=200_000, rate_rps=50.0),
     )
     return hand_model(
         "cut",
-        hand_pipeline(head, tail, batch=BATCH, rate_rps=50.0, entry="whole"),
-        hand_pipeline(tail, batch=BATCH, rate_rps=50.0, entry="tail"),
+        hand_pipeline(head, tail, batch=batch, rate_rps=50.0, entry="whole"),
+        hand_pipeline(tail, batch=batch, rate_rps=50.0, entry="tail"),
         slo_us=400_000,
         entries=entries,
         inputs=(tensor("x", 3),),

@@ -18,9 +18,9 @@ def tensor(name: str, *dims: int, dtype: str = "FP32") -> TensorSpec:
 
 
 def stage(
-    blocks: tuple[int, int], gpu_class: str, node: int, vgpus: int = 1, **fields: Any
+    blocks: tuple[int, int], gpu_class: str, node: int, vgpus: int = 1, gpu: int = 0, **fields: Any
 ) -> HandStage:
-    place = PlacementRun(node=node, gpu=0, slot=0, gpus=vgpus)
+    place = PlacementRun(node=node, gpu=gpu, slot=0, gpus=vgpus)
     values: dict[str, Any] = {"boundary_bytes_per_sample": 4096, **fields}
     latency_us = values.pop("latency_us_by_batch", (2_000, 3_000, 4_000, 5_000))
     return hand_stage(blocks, gpu_class, place, latency_us, **values)

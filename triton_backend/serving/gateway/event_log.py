@@ -70,6 +70,7 @@ class EventLog:
                     "plan_id": deployment.plan.plan_id,
                     "policy": deployment.settings.policy,
                     "nic": deployment.settings.nic,
+                    "ride_times": list(deployment.ride_times),
                 }
             )
         )

@@ -41,6 +41,7 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
+    RideDone,
     StageDone,
     Timer,
     TransferDone,
@@ -81,6 +82,7 @@ from triton_backend.serving.transport.wire import (
     JobFailedBody,
     Kind,
     PlanBody,
+    RideBody,
     TimesBody,
     frame,
     pack_adopt,
@@ -91,6 +93,7 @@ from triton_backend.serving.transport.wire import (
     pack_job_done,
     pack_job_failed,
     pack_plan,
+    pack_ride,
 )
 
 # A slot granted to an aborted batch may still be written by its sender for this long.
@@ -175,6 +178,22 @@ class BatchInFlight:
         if later and self.dispatch.hops[stage].vgpu == times.vgpu:
             self.early[stage] = times
             self.heard_us = now_us
+
+
+@dataclass(slots=True)
+class RideInFlight:
+    """Batches that run together.
+
+    Attributes:
+        generation: by whose plan its members and its vGPU are numbered.
+        decision: how it is now.
+        done: when it ran and who was aboard, until all of them have reported the stages before.
+    """
+
+    generation: "_Generation"
+    vgpu: int
+    decision: Ride
+    done: tuple[TimesBody, frozenset[int]] | None = None
 
 
 class WorkerSlots:
@@ -365,9 +384,11 @@ class Gateway:
         self._first_batch = epoch << BATCH_BITS
         self._last_us = 0
         settings = deployment.settings
-        # Workers run one batch at a time: stages that board are served alone.
         self._core = Scheduler(
-            deployment.plan, policy=settings.policy, nic=settings.nic, rides=False
+            deployment.plan,
+            policy=settings.policy,
+            nic=settings.nic,
+            ride_times=deployment.ride_times,
         )
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
@@ -382,6 +403,9 @@ class Gateway:
         self._first_requests: dict[FrontAddress, int] = {}
         self._number_fronts()
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
+        self._rides: dict[int, RideInFlight] = {}  # by the core's number
+        self._rides_that_ran: list[int] = []  # of these
+        self._unsaid_rides: dict[int, None] = {}  # whose workers do not know yet how they are
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
@@ -755,8 +779,7 @@ class Gateway:
             batch.keep_early(stage, times, self._at(now_us))
             return
         batch.heard_us = now_us = self._at(now_us)
-        if batch.shelf is not None and stage == len(hops) - 1 and not batch.complete():
-            self.batch_failed(batch_id, stage, now_us, "nobody says how many rows it gave")
+        if self._fail_without_rows(number, stage):
             return
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
@@ -765,18 +788,85 @@ class Gateway:
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
-            self._use.ran(times.vgpu, times.end_us - times.start_us)
-            actions = self._served.supervisor.stage_done(
-                place,
-                hops[stage],
-                batch.dispatch.samples,
-                end_us - start_us,
-                now_us,
-                self._up_served(),
-            )
-            self._take(actions)
+            self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
+        if self._rides_that_ran:
+            self._end_rides()
+
+    def _show_run(
+        self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]
+    ) -> None:
+        """Let those who watch workers and pools know of a run under the plan served."""
+        took_us = span_us[1] - span_us[0]
+        self._use.ran(hop.vgpu, took_us)
+        actions = self._served.supervisor.stage_done(
+            place, hop, samples, took_us, self._last_us, self._up_served()
+        )
+        self._take(actions)
+
+    def ride_done(self, ride_id: int, aboard: Sequence[int], times: TimesBody, now_us: int) -> None:
+        """A joint run is over; who was not aboard runs again."""
+        number = ride_id - self._first_batch
+        ride = self._rides.get(number)
+        if ride is None or ride.vgpu != times.vgpu or ride.done is not None:
+            return  # of another life, or all of its members were aborted
+        now_us = self._at(now_us)
+        ride.done = times, frozenset(one - self._first_batch for one in aboard)
+        for batch in self._members(ride):
+            batch.heard_us = now_us
+        self._rides_that_ran.append(number)
+        self._end_rides()
+
+    def _members(self, ride: RideInFlight) -> list[BatchInFlight]:
+        """Members that were sent."""
+        seats = ride.decision.members
+        return [self._batches[s.batch_id] for s in seats if s.batch_id in self._batches]
+
+    def _end_rides(self) -> None:
+        """End rides that ran and whose members have all reported the stages before."""
+        for number in list(self._rides_that_ran):
+            ride = self._rides.get(number)
+            if ride is None or ride.done is None:
+                self._rides_that_ran.remove(number)
+                continue
+            times, aboard = ride.done
+            while left := [s for s in ride.decision.members if s.batch_id not in aboard]:
+                self.counters.batches_lost += 1
+                self._apply(BatchLost(now_us=self._last_us, batch_id=left[0].batch_id))
+            for seat in ride.decision.members:
+                self._fail_without_rows(seat.batch_id, seat.stage)
+            seats = ride.decision.members
+            waits = any(self._batches[s.batch_id].reported < s.stage for s in seats)
+            if seats and not waits:
+                self._rides_that_ran.remove(number)
+                del self._rides[number]
+                self._end_ride(ride, times)
+
+    def _end_ride(self, ride: RideInFlight, times: TimesBody) -> None:
+        """The stage of all members of a ride is over."""
+        seats, members, generation = ride.decision.members, self._members(ride), ride.generation
+        start_us, end_us = span_us = _past(times, self._last_us)
+        place = members[0].place(seats[0].stage)
+        generation.uses[place].ran(times.end_us - times.start_us)
+        model = generation.deployment.plan.models[place[0]]
+        pipelines = [model.pipelines[batch.dispatch.pipeline] for batch in members]
+        samples = sum(seat.rows for seat in seats)
+        entries = len({pipeline.entry for pipeline in pipelines})
+        self.counters.rode(model.name, batches=len(seats), samples=samples, entries=entries)
+        hop = members[0].dispatch.hops[seats[0].stage]._replace(end_us=ride.decision.end_us)
+        for seat, batch in zip(seats, members, strict=True):
+            if batch.reported + 1 == len(batch.slots) and batch.shelf is None:
+                self._count_late(seat.batch_id, batch, end_us)
+            self._leave_stage(seat.batch_id, batch)
+        number = ride.decision.ride_id
+        self._apply(
+            RideDone(now_us=self._last_us, ride_id=number, start_us=start_us, end_us=end_us)
+        )
+        for batch in members:
+            self._answer_jobs(batch)
+        if generation is self._served:
+            self._show_run(place, hop, samples, span_us)
 
     def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
         """How many rows each sample of a batch gave, for every count of its model; its last stage has ended.
@@ -800,8 +890,33 @@ class Gateway:
             raise InputError(f"batch {batch_id}", f"gave rows {rows}, at most {most} each")
         batch.given = rows
 
+    def _fail_without_rows(self, number: int, stage: int) -> bool:
+        """Fail a batch of modules whose last stage is over, where nobody says how many rows it gave."""
+        batch = self._batches[number]
+        last = stage == len(batch.slots) - 1 == batch.reported
+        if not last or batch.shelf is None or batch.complete():
+            return False
+        reason = "nobody says how many rows it gave"
+        self.batch_failed(self._first_batch + number, stage, self._last_us, reason)
+        return True
+
     def _end_stage(self, number: int, batch: BatchInFlight, start_us: int, end_us: int) -> None:
         """The next stage of a batch is over, and with the last one the batch."""
+        stage = batch.reported
+        self._leave_stage(number, batch)
+        self._apply(
+            StageDone(
+                now_us=self._last_us,
+                batch_id=number,
+                stage=stage,
+                start_us=start_us,
+                end_us=end_us,
+            )
+        )
+        self._answer_jobs(batch)
+
+    def _leave_stage(self, number: int, batch: BatchInFlight) -> None:
+        """What was granted for the next stage of a batch is free; the core has yet to hear of its end."""
         stage = batch.reported
         batch.reported = stage + 1
         batch.generation.slots.give(batch.dispatch.hops[stage].vgpu, batch.slots[stage])
@@ -813,15 +928,9 @@ class Gateway:
                 ended = self._jobs.ended(deployment, batch.dispatch, batch.shelf, batch.given)
                 for task, rows in ended:
                     self._apply(Emitted(now_us=self._last_us, request_id=task, rows=rows))
-        self._apply(
-            StageDone(
-                now_us=self._last_us,
-                batch_id=number,
-                stage=stage,
-                start_us=start_us,
-                end_us=end_us,
-            )
-        )
+
+    def _answer_jobs(self, batch: BatchInFlight) -> None:
+        """Where a batch has ended that ran jobs of a module alone, have their fronts answer them."""
         if batch.shelf is not None and batch.reported == len(batch.slots) and not batch.failed:
             for request in batch.dispatch.request_ids:
                 if request < FIRST_TASK:
@@ -871,13 +980,16 @@ class Gateway:
             self._fail_jobs(batch, batch.shelf, reason)
         for later in range(stage, len(batch.slots)):
             # As if every stage that is left had taken no time: all that was reserved is free.
+            if number not in self._batches:
+                return  # too late for a ride, and aborted
             if later:
                 self._apply(
                     TransferDone(
                         now_us=now_us, batch_id=number, stage=later, start_us=now_us, end_us=now_us
                     )
                 )
-            self._end_stage(number, batch, now_us, now_us)
+            if number in self._batches:
+                self._end_stage(number, batch, now_us, now_us)
 
     def _fail_jobs(self, batch: BatchInFlight, shelf: ShelfSlot, reason: str) -> None:
         """Have the jobs of a batch answered as failed; the core knows that nobody wants them."""
@@ -945,12 +1057,25 @@ class Gateway:
         for generation in (self._served, *self._former.values()):
             self._may_send |= generation.slots.release(now_us)
         self._send_waiting()
+        self._send_rides()
+        self._end_rides()
         self._give_up_unreachable(now_us)
         self._look_at_guests(now_us)
+        ends_us = {
+            seat[:2]: ride.decision.end_us
+            for ride in self._rides.values()
+            for seat in ride.decision.members
+        }
         awaited = [
-            Awaited(number, b.place(b.reported), b.dispatch.hops[b.reported], b.heard_us)
+            Awaited(
+                number,
+                b.place(b.reported),
+                hop._replace(end_us=ends_us.get((number, b.reported), hop.end_us)),
+                b.heard_us,
+            )
             for number, b in self._batches.items()
             if b.generation is self._served
+            for hop in (b.dispatch.hops[b.reported],)
         ]
         self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))
         if self._rollout.lease_ended(self.in_flight, now_us):
@@ -1077,6 +1202,7 @@ class Gateway:
         self._served, self._prepared, self._roll_call = served, None, None
         self._number_fronts()
         self._announce(deployment, prepared=False)
+        self._core.set_ride_times(deployment.ride_times)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
         self._apply(changed)
 
@@ -1101,6 +1227,7 @@ class Gateway:
         decisions = self._core.handle(event)
         self._observe(event, decisions)
         served = self._served
+        rides: dict[int, Ride] = {}  # of several decisions on one, the last counts
         for decision in decisions:
             match decision:
                 case Dispatch():
@@ -1115,14 +1242,17 @@ class Gateway:
                     self._drop(decision)
                 case Abort():
                     self._abort(decision.batch_id)
+                case Ride():
+                    rides[decision.ride_id] = decision
                 case _:
                     self._apply_to_job(decision)
+        self._note_rides(rides.values())
         if self._may_send:
             self._send_waiting()
+        if self._unsaid_rides:
+            self._send_rides()
 
-    def _apply_to_job(
-        self, decision: Ride | TaskReady | ModuleSkipped | JobDone | JobDropped
-    ) -> None:
+    def _apply_to_job(self, decision: TaskReady | ModuleSkipped | JobDone | JobDropped) -> None:
         self._may_send = True  # slots of shelves may be free
         match decision:
             case TaskReady():
@@ -1140,8 +1270,53 @@ class Gateway:
                 self._answer_job(decision.job_id)
             case JobDropped():
                 self._drop_job(decision)
-            case Ride():
-                raise InvariantError(f"ride {decision.ride_id} of a scheduler that opens none")
+
+    def _note_rides(self, decisions: Iterable[Ride]) -> None:
+        """Rides are opened, other than they were, or over."""
+        for decision in decisions:
+            number = decision.ride_id
+            ride = self._rides.get(number)
+            if ride is None and decision.members:
+                ride = self._new_ride(decision)
+            if ride is None:
+                continue  # opened and dissolved at once
+            ride.decision = decision
+            if decision.members:
+                self._unsaid_rides[number] = None
+            else:
+                del self._rides[number]
+                self._send_ride(ride, ())
+
+    def _send_rides(self) -> None:
+        """Tell workers of rides that changed; of members without a slot yet, once they have been sent."""
+        for number in list(self._unsaid_rides):
+            ride = self._rides.get(number)
+            seats = () if ride is None else ride.decision.members
+            sent = [seat.batch_id for seat in seats if seat.batch_id in self._batches]
+            if ride is not None and sent:
+                self._send_ride(ride, sent)
+            if len(sent) == len(seats):
+                del self._unsaid_rides[number]
+
+    def _send_ride(self, ride: RideInFlight, batches: Sequence[int]) -> None:
+        """Tell the worker of a ride who runs together, and from when on."""
+        deployment, start_us = ride.generation.deployment, ride.decision.start_us
+        patience_us = max(model.slo_us for model in deployment.plan.models)
+        numbers = tuple(self._first_batch + batch for batch in batches)
+        body = RideBody(start_us, max(start_us, self._last_us) + patience_us, numbers)
+        number = self._first_batch + ride.decision.ride_id
+        data = frame(Kind.RIDE, pack_ride(body), batch_id=number, plan_tag=deployment.tag)
+        self._send(WorkerAddress(deployment.generation, ride.vgpu), data)
+
+    def _new_ride(self, decision: Ride) -> RideInFlight:
+        """A ride heard of first: who opened it was dispatched by the same event."""
+        seat = decision.members[0]
+        for generation, dispatch in reversed(self._waiting_for_slots):
+            if dispatch.batch_id == seat.batch_id:
+                vgpu = dispatch.hops[seat.stage].vgpu
+                ride = self._rides[decision.ride_id] = RideInFlight(generation, vgpu, decision)
+                return ride
+        raise InvariantError(f"ride {decision.ride_id} of batch {seat.batch_id}, not dispatched")
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.

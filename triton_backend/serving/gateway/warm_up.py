@@ -12,4 +12,4 @@ from triton_backend.scheduler.scheduler import Scheduler
 
 def warm_up(plan: Plan, *, policy: str | None, nic: str) -> None:
     """Tell a scheduler that nobody needs one event."""
-    Scheduler(plan, policy=policy, nic=nic, rides=False).handle(Pause(now_us=0))
+    Scheduler(plan, policy=policy, nic=nic).handle(Pause(now_us=0))

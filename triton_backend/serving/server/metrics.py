@@ -64,6 +64,10 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "poolpipe_in_flight_batches": ("gauge", "Batches dispatched and not ended"),
     "poolpipe_batches_total": ("counter", "Batches dispatched"),
     "poolpipe_batch_samples_total": ("counter", "Samples in dispatched batches"),
+    "poolpipe_rides_total": ("counter", "Joint runs of several batches in stages that board"),
+    "poolpipe_ride_batches_total": ("counter", "Batches that ran in them"),
+    "poolpipe_ride_samples_total": ("counter", "Samples that ran in them"),
+    "poolpipe_ride_entries_total": ("counter", "Different entries that had batches in each"),
     "poolpipe_batches_failed_total": ("counter", "Batches a runtime could not run"),
     "poolpipe_batches_lost_total": (
         "counter",
@@ -235,6 +239,12 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
     for model in counters.batches:
         values["poolpipe_batches_total", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples_total", (("model", model),)] = counters.samples[model]
+    for model in counters.rides:
+        own: Labels = (("model", model),)
+        values["poolpipe_rides_total", own] = counters.rides[model]
+        values["poolpipe_ride_batches_total", own] = counters.ride_batches[model]
+        values["poolpipe_ride_samples_total", own] = counters.ride_samples[model]
+        values["poolpipe_ride_entries_total", own] = counters.ride_entries[model]
     for stage, use in counters.stages.items():
         labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
         values["poolpipe_stage_runs_total", labels] = use.runs

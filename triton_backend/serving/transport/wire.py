@@ -74,6 +74,8 @@ class Kind(IntEnum):
     JOB_READ = 25  # front -> scheduler: they are read, and their slots are free
     JOB_FAILED = 26  # scheduler -> front: a module of a job could not be run (JSON)
     EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
+    RIDE = 28  # scheduler -> worker: these batches run together, from now on
+    RIDE_DONE = 29  # worker -> scheduler: they did, or those of them that were there
     PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
@@ -439,6 +441,18 @@ class JobDoneBody(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
+class RideBody(NamedTuple):
+    """RIDE: batches that run together, as soon as all are there and `start_us` has come.
+
+    It replaces what was said of the ride before; without batches it is over. From `leave_us` on
+    it leaves without who is missing: nobody says any more whom to wait for.
+    """
+
+    start_us: int
+    leave_us: int
+    batches: tuple[int, ...]
+
+
 class TimesBody(NamedTuple):
     """When a stage or a transfer on a vGPU really began and ended (µs)."""
 
@@ -457,6 +471,7 @@ _HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _HOP_AND_SLOT_BYTES = _HOP.size + 4
 _ANSWER = struct.Struct("<iiIq")
 _TIMES = struct.Struct("<iqq")
+_RIDE = struct.Struct("<qqH")
 _PIECE = struct.Struct("<10i")
 _ROWS = struct.Struct("<HI")
 
@@ -608,6 +623,42 @@ def pack_answer(message: AnswerBody) -> bytes:
 def unpack_answer(body: bytes) -> AnswerBody:
     """Inverse of `pack_answer`."""
     return AnswerBody(*_unpack(_ANSWER, body))
+
+
+def pack_ride(message: RideBody) -> bytes:
+    """Body of RIDE."""
+    return _RIDE.pack(message.start_us, message.leave_us, len(message.batches)) + _pack_numbers(
+        message.batches
+    )
+
+
+def unpack_ride(body: bytes) -> RideBody:
+    """Inverse of `pack_ride`."""
+    start_us, leave_us, count = _unpack_start(_RIDE, body)
+    return RideBody(start_us, leave_us, _unpack_numbers(body, _RIDE.size, count))
+
+
+def pack_ride_done(times: TimesBody, batches: Sequence[int]) -> bytes:
+    """Body of RIDE_DONE: when it ran, and who was aboard."""
+    return _TIMES.pack(*times) + _pack_numbers(batches)
+
+
+def unpack_ride_done(body: bytes) -> tuple[TimesBody, tuple[int, ...]]:
+    """Inverse of `pack_ride_done`."""
+    count, rest = divmod(len(body) - _TIMES.size, _REQUEST.size)
+    if count < 0 or rest:
+        raise FrameError(f"{len(body)} bytes are no times and batches")
+    return unpack_times(body[: _TIMES.size]), _unpack_numbers(body, _TIMES.size, count)
+
+
+def _pack_numbers(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def _unpack_numbers(body: bytes, at: int, count: int) -> tuple[int, ...]:
+    """So many numbers, with which a body ends."""
+    _need(body, at + count * _REQUEST.size)
+    return struct.unpack_from(f"<{count}q", body, at)
 
 
 def pack_times(message: TimesBody) -> bytes:

@@ -18,16 +18,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.worker.output import (
     BatchHeader,
     OutputSender,
     OutputTarget,
     ReceiverGoneError,
 )
-from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch
+from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedRide
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 from triton_backend.serving.worker.stage import LoadedStages
 
@@ -143,8 +146,8 @@ class LeaderFollowers:
         finally:
             self.stop()  # a thread that ends takes the other with it
 
-    def _await_batch(self) -> QueuedBatch | None:
-        """The batch to run now; None when stopped. For the thread that leads."""
+    def _await_batch(self) -> QueuedBatch | QueuedRide | None:
+        """The batch or ride to run now; None when stopped. For the thread that leads."""
         while not self._stopping:
             try:
                 batch = self._round()
@@ -156,17 +159,29 @@ class LeaderFollowers:
                     return batch
         return None
 
-    def _round(self) -> QueuedBatch | None:
-        """Send what waits; the batch that is due, or None after a poll."""
+    def _round(self) -> QueuedBatch | QueuedRide | None:
+        """Send what waits; the batch or ride that is due, or None after a poll."""
+        self._report_arrivals()
         self._outbox.flush_unless_begun()
         known = self._scheduler.report(idle=self._queue.idle)
         batch = self._queue.begin()
         if batch is not None:
-            self._outbox.enqueue(self._outputs.report_transfer, batch)
+            self._begun(batch)
             return batch
         self._set_timer()
         self._loop.poll(None if known else RECONNECT_SECONDS)
         return None
+
+    def _report_arrivals(self) -> None:
+        for batch in self._queue.arrived():
+            self._outbox.enqueue(self._outputs.report_transfer, batch)
+
+    def _begun(self, batch: QueuedBatch | QueuedRide) -> None:
+        """Report of what begins when its tensors came; of a ride's members that is said before."""
+        if isinstance(batch, QueuedBatch):
+            self._outbox.enqueue(self._outputs.report_transfer, batch)
+        else:
+            self._report_arrivals()
 
     def _failed(self, error: Exception) -> None:
         _LOG.exception("a round failed")
@@ -190,19 +205,21 @@ class LeaderFollowers:
                 at_us = soon_us if at_us is None else min(at_us, soon_us)
             self._loop.timer.set(at_us)
 
-    def _is_short(self, batch: QueuedBatch) -> bool:
-        """Whether its thread goes on leading while it runs a batch."""
-        return self._stages.expected_us(batch.place, batch.body.samples) < FOLLOWER_LEADS_FROM_US
+    def _is_short(self, batch: QueuedBatch | QueuedRide) -> bool:
+        """Whether its thread goes on leading while it runs a batch or ride."""
+        return self._stages.expected_us(batch.place, batch.samples) < FOLLOWER_LEADS_FROM_US
 
-    def _execute_and_follow(self, batch: QueuedBatch) -> QueuedBatch | None:
-        """Run a batch while the other thread leads; the one that follows at once, or None."""
+    def _execute_and_follow(
+        self, batch: QueuedBatch | QueuedRide
+    ) -> QueuedBatch | QueuedRide | None:
+        """Run a batch or ride while the other thread leads; the one that follows at once, or None."""
         self._set_timer()  # the other thread may be polling since before the outbox was filled
         self._execute(batch)
         following = self._queue.end_and_begin()
         if following is None:
             self._flush_outbox()
         else:
-            self._outbox.enqueue(self._outputs.report_transfer, following)
+            self._begun(following)
         return following
 
     def _flush_outbox(self) -> None:
@@ -211,23 +228,76 @@ class LeaderFollowers:
         except Exception:  # noqa: BLE001  # the leader sends the rest
             _LOG.exception("what a batch came to could not be sent")
 
-    def _execute(self, batch: QueuedBatch) -> None:
-        """Run a batch, and enqueue what is to be sent of it."""
+    def _execute(self, batch: QueuedBatch | QueuedRide) -> None:
+        """Run a batch or ride, and enqueue what is to be sent of it."""
+        if isinstance(batch, QueuedRide):
+            self._execute_ride(batch)
+            return
         target: OutputTarget | None = None
-        samples = batch.body.samples
+        samples = batch.samples
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)
             inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
             span_us = self._stages.run(batch.place, inputs, outputs, samples)
         except ReceiverGoneError as error:
-            _LOG.warning("batch %d is not run: %s", batch.batch_id, error)
-            self._outbox.enqueue(self._outputs.report_lost, batch, str(error))
+            self._lost(batch, error)
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
             if target is not None:
                 target.release()
             _LOG.exception("batch %d failed", batch.batch_id)
-            reason = f"{type(error).__name__}: {error}"
-            header = BatchHeader(batch.batch_id, batch.tag, batch.stage)
-            self._outbox.enqueue(self._outputs.report_failure, header, batch.body, reason)
+            self._report_failure(batch, error)
         else:
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)
+
+    def _execute_ride(self, ride: QueuedRide) -> None:
+        """Run batches together; then each goes on by itself, to its own receiver."""
+        aboard = list(ride.members)
+        try:
+            given = [self._queue.inputs_of(batch) for batch in aboard]
+            made, span_us = self._stages.run_together(ride.place, given, ride.samples)
+        except Exception as error:  # noqa: BLE001  # a runtime may raise anything
+            _LOG.exception("ride %d failed", ride.ride_id)
+            for batch in aboard:
+                self._report_failure(batch, error)
+            now_us = self._time.now_us()
+            self._outbox.enqueue(self._outputs.report_ride, ride, (), (now_us, now_us))
+            return
+        if not ride.last:  # before the next worker can report of its transfer
+            self._outbox.enqueue(self._outputs.report_ride, ride, aboard, span_us)
+        at = 0
+        for batch in ride.members:
+            end = at + batch.samples
+            rows = {name: array[at:end] for name, array in made.items()}
+            if not self._pass_on(batch, rows, span_us[1]):
+                aboard.remove(batch)
+            at = end
+        if ride.last:  # clients wait for the answers, nobody for the report
+            self._outbox.enqueue(self._outputs.report_ride, ride, aboard, span_us)
+
+    def _pass_on(self, batch: QueuedBatch, rows: Arrays, end_us: int) -> bool:
+        """Send a member of a ride what it has of the results; False where nobody takes them."""
+        target: OutputTarget | None = None
+        try:
+            target = self._outputs.target_of(batch, self._outbox.flush)
+            for name, view in target.views(batch.samples).items():
+                np.copyto(view, rows[name], casting="same_kind")
+        except ReceiverGoneError as error:
+            self._lost(batch, error)
+            return False
+        except Exception as error:  # noqa: BLE001  # the others' results are well
+            if target is not None:
+                target.release()
+            _LOG.exception("batch %d failed", batch.batch_id)
+            self._report_failure(batch, error)
+        else:
+            self._outbox.enqueue(self._outputs.pass_on, batch, target, end_us)
+        return True
+
+    def _lost(self, batch: QueuedBatch, error: ReceiverGoneError) -> None:
+        _LOG.warning("batch %d is not run: %s", batch.batch_id, error)
+        self._outbox.enqueue(self._outputs.report_lost, batch, str(error))
+
+    def _report_failure(self, batch: QueuedBatch, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        header = BatchHeader(batch.batch_id, batch.tag, batch.stage)
+        self._outbox.enqueue(self._outputs.report_failure, header, batch.body, reason)

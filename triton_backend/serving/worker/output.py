@@ -36,9 +36,10 @@ from triton_backend.serving.transport.wire import (
     pack_answer,
     pack_batch,
     pack_failure,
+    pack_ride_done,
     pack_rows,
 )
-from triton_backend.serving.worker.queue import QueuedBatch
+from triton_backend.serving.worker.queue import QueuedBatch, QueuedRide
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
 
 
@@ -198,16 +199,32 @@ class OutputSender:
         self, batch: QueuedBatch, target: OutputTarget, span_us: tuple[int, int]
     ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
-        channel = target.channel
-        if channel is None:  # who reads it hears from the scheduler
-            self._report_rows(batch, target)
-            self._report(Kind.STAGE_DONE, batch, span_us)
-        elif target.last:  # the client waits for the answer, nobody for the report
-            self._answer(batch, target, channel)
+        if target.last:  # the client waits for the answer, nobody for the report
+            self.pass_on(batch, target, span_us[1])
             self._report(Kind.STAGE_DONE, batch, span_us)
         else:  # reported before the next worker can report its transfer
             self._report(Kind.STAGE_DONE, batch, span_us)
-            self._hand_on(batch, target, channel, span_us[1])
+            self.pass_on(batch, target, span_us[1])
+
+    def pass_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
+        """Tell who receives it of a batch whose results were written at `end_us`."""
+        channel = target.channel
+        if channel is None:  # who reads it hears from the scheduler
+            self._report_rows(batch, target)
+        elif target.last:
+            self._answer(batch, target, channel)
+        else:
+            self._hand_on(batch, target, channel, end_us)
+
+    def report_ride(
+        self, ride: QueuedRide, aboard: Sequence[QueuedBatch], span_us: tuple[int, int]
+    ) -> None:
+        """Report when a ride ran (gateway's time), and the members whose results go on."""
+        tag = ride.members[0].tag
+        _, vgpu = self._served[tag]
+        numbers = [batch.batch_id for batch in aboard]
+        body = pack_ride_done(TimesBody(vgpu, *span_us), numbers)
+        self._scheduler.send(frame(Kind.RIDE_DONE, body, batch_id=ride.ride_id, plan_tag=tag))
 
     def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error."""

@@ -47,6 +47,7 @@ from triton_backend.serving.transport.wire import (
     unpack_batch,
     unpack_gather,
     unpack_heartbeat,
+    unpack_ride,
     unpack_run_stage,
 )
 from triton_backend.serving.worker.executor import LeaderFollowers
@@ -56,7 +57,9 @@ from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerL
 from triton_backend.serving.worker.stage import Loaded, LoadedStages, open_runtimes, pin
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
-FROM_SCHEDULER = frozenset({Kind.ABORT, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT})
+FROM_SCHEDULER = frozenset(
+    {Kind.ABORT, Kind.RIDE, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT}
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -258,6 +261,8 @@ class StageWorker:
         match header.kind:
             case Kind.ABORT:
                 self._queue.remove(header.batch_id)
+            case Kind.RIDE:
+                self._queue.ride(header.batch_id, unpack_ride(body))
             case Kind.PACE_PROBE:
                 self._probe_pace()
             case Kind.ADOPT:

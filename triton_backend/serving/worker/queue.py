@@ -1,17 +1,26 @@
 """The batches of one worker that wait to run: which are accepted, and which runs next.
 
+Where a stage boards, a batch waits for the others of its ride, which the scheduler names:
+
+    batches   at other stages          due at their reserved start --------------------> run alone
+    boarding  at stages that board     their ride's start, and all of it here ---------> run together
+    rides     what the scheduler says  `leave_us` has come: without who is missing ----> run together
+
 Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
 adds batches while another runs one. Not here: sockets, the runtime.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.wire import BatchBody, FrameError, Header
+from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, RideBody
+
+RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
 
 
 class QueuedBatch(NamedTuple):
@@ -31,9 +40,38 @@ class QueuedBatch(NamedTuple):
     body: BatchBody
 
     @property
+    def samples(self) -> int:
+        """Its samples."""
+        return self.body.samples
+
+    @property
     def place(self) -> "TaggedPlace":
         """Generation, model, pipeline and stage that it is to run."""
         return self.tag, self.body.model, self.body.pipeline, self.stage
+
+
+class QueuedRide(NamedTuple):
+    """Batches that run together, in this order; ordered among batches and rides as a batch is."""
+
+    start_us: int
+    ride_id: int
+    members: tuple[QueuedBatch, ...]
+
+    @property
+    def samples(self) -> int:
+        """Of all members."""
+        return sum(batch.samples for batch in self.members)
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last stage of its members, which all end with the same block."""
+        batch = self.members[0]
+        return batch.stage + 1 == len(batch.body.hops)
+
+    @property
+    def place(self) -> "TaggedPlace":
+        """A stage that runs them: they differ in pipeline and stage number only."""
+        return self.members[0].place
 
 
 TaggedPlace = tuple[int, int, int, int]
@@ -63,13 +101,18 @@ class BatchQueue:
         self._served: dict[int, _Served] = {}  # by tag
         self._inputs: dict[TaggedPlace, Segment] = {}  # where a batch of each stage lies
         self._batches: dict[int, QueuedBatch] = {}
+        self._patience_us: dict[TaggedPlace, int] = {}  # of stages that board
+        self._boarding: dict[int, QueuedBatch] = {}
+        self._arriving: list[QueuedBatch] = []  # of these, whose arrival is not reported
+        self._rides: dict[int, RideBody] = {}
+        self._left = deque[int](maxlen=RIDES_KEPT)
         self._running = False
         self._lock = threading.Lock()
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs or waits."""
-        return not self._batches and not self._running
+        return not self._batches and not self._boarding and not self._running
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Accept batches of a generation in which the vGPU has this number."""
@@ -81,7 +124,10 @@ class BatchQueue:
         )
         for row in deployment.rows_of(vgpu):
             layout = deployment.layout_of(row, vgpu)
-            self._inputs[deployment.tag, *row.place] = self._segment.laid_out(layout)
+            place = deployment.tag, *row.place
+            self._inputs[place] = self._segment.laid_out(layout)
+            if deployment.seats_of(row):
+                self._patience_us[place] = deployment.model_of(row).slo_us
         self._served[deployment.tag] = _Served(vgpu, neighbours)
 
     def forget(self, tag: int) -> None:
@@ -89,6 +135,7 @@ class BatchQueue:
         self._served.pop(tag, None)
         for place in [place for place in self._inputs if place[0] == tag]:
             del self._inputs[place]
+            self._patience_us.pop(place, None)
 
     def check(self, header: Header, batch: BatchBody) -> int:
         """This worker's slot of a batch.
@@ -137,12 +184,37 @@ class BatchQueue:
             batch = batch._replace(available_us=max(batch.available_us, self._now_us()))
         start_us = batch.hops[stage].start_us
         due_us = max(start_us, batch.available_us)
+        queued = QueuedBatch(start_us, header.batch_id, due_us, tag, stage, slot, batch)
         with self._lock:
-            if len(self._batches) >= self._slots:
+            if len(self._batches) + len(self._boarding) >= self._slots:
                 raise FrameError(f"more than {self._slots} batches")
-            self._batches[header.batch_id] = QueuedBatch(
-                start_us, header.batch_id, due_us, tag, stage, slot, batch
-            )
+            if queued.place not in self._patience_us:
+                self._batches[header.batch_id] = queued
+                return
+            self._boarding[header.batch_id] = queued
+            if stage:
+                self._arriving.append(queued)
+
+    def ride(self, ride_id: int, body: RideBody) -> None:
+        """Have batches run together, in place of what was said of the ride; too late once it has left."""
+        with self._lock:
+            if body.batches and ride_id not in self._left:
+                self._rides[ride_id] = body
+            elif self._rides.pop(ride_id, None) is not None:
+                self._left.append(ride_id)
+
+    def arrived(self) -> list[QueuedBatch]:
+        """Batches that board whose tensors have come, from another worker; once each.
+
+        The scheduler decides by that whom their ride waits for.
+        """
+        if not self._arriving:
+            return []
+        with self._lock:
+            now_us = self._now_us()
+            here = [batch for batch in self._arriving if batch.body.available_us <= now_us]
+            self._arriving = [b for b in self._arriving if b.body.available_us > now_us]
+            return here
 
     def _shares_memory_with_sender(self, batch: BatchBody, stage: int, tag: int) -> bool:
         if not stage:
@@ -166,9 +238,11 @@ class BatchQueue:
         """Forget a batch that was aborted; one that runs already goes on."""
         with self._lock:
             self._batches.pop(batch_id, None)
+            if self._boarding.pop(batch_id, None) is not None:
+                self._arriving = [b for b in self._arriving if b.batch_id != batch_id]
 
-    def begin(self) -> QueuedBatch | None:
-        """The batch to run now, where nothing runs; it runs from then on."""
+    def begin(self) -> QueuedBatch | QueuedRide | None:
+        """The batch or ride to run now, where nothing runs; it runs from then on."""
         with self._lock:
             return None if self._running else self._next()
 
@@ -177,27 +251,89 @@ class BatchQueue:
         with self._lock:
             self._running = False
 
-    def end_and_begin(self) -> QueuedBatch | None:
-        """What ran has ended: the batch to run now, or None, and nothing runs."""
+    def end_and_begin(self) -> QueuedBatch | QueuedRide | None:
+        """What ran has ended: the batch or ride to run now, or None, and nothing runs."""
         with self._lock:
             return self._next()
 
-    def _next(self) -> QueuedBatch | None:
-        """Of those due, the batch reserved first."""
+    def _next(self) -> QueuedBatch | QueuedRide | None:
+        """Of those due, the batch or ride reserved first."""
         first = None
         if self._batches:
             now_us = self._now_us()
             for batch in self._batches.values():
                 if batch.due_us <= now_us and (first is None or batch < first):
                     first = batch
-        self._running = first is not None
+        ride = self._next_ride() if self._boarding or self._rides else None
+        self._running = first is not None or ride is not None
+        if ride is not None and (first is None or ride[:2] < first[:2]):
+            return self._depart(ride)
         return None if first is None else self._batches.pop(first.batch_id)
+
+    def _next_ride(self) -> QueuedRide | None:
+        """Of the rides that leave now, the one reserved first."""
+        now_us = self._now_us()
+        first = None
+        for ride_id, body in list(self._rides.items()):
+            members = tuple(
+                batch
+                for number in body.batches
+                if (batch := self._boarding.get(number)) and batch.body.available_us <= now_us
+            )
+            complete = len(members) == len(body.batches)
+            if now_us < (body.start_us if complete else body.leave_us):
+                continue
+            if not members:  # nobody has come until its end
+                del self._rides[ride_id]
+                self._left.append(ride_id)
+                continue
+            ride = QueuedRide(body.start_us, ride_id, members)
+            if first is None or ride[:2] < first[:2]:
+                first = ride
+        self._forget_strays(now_us)
+        return first
+
+    def _depart(self, ride: QueuedRide) -> QueuedRide:
+        del self._rides[ride.ride_id]
+        self._left.append(ride.ride_id)
+        for batch in ride.members:
+            del self._boarding[batch.batch_id]
+        return ride
+
+    def _forget_strays(self, now_us: int) -> None:
+        """Forget batches of no ride: the scheduler died before it could name theirs."""
+        patience_us = self._patience_us
+        late = [
+            batch
+            for batch in self._boarding.values()
+            if now_us - batch.due_us > patience_us.get(batch.place, 0)
+        ]
+        if late:
+            named = {number for body in self._rides.values() for number in body.batches}
+            for batch in late:
+                if batch.batch_id not in named:
+                    del self._boarding[batch.batch_id]
 
     def next_due_us(self) -> int | None:
         """When somebody must look again; what is due while a batch runs, follows it."""
-        if not self._batches:
+        if not self._batches and not self._boarding:
             return None
         with self._lock:
             now_us = self._now_us()
-            dues = (batch.due_us for batch in self._batches.values())
-            return min((at for at in dues if not self._running or at > now_us), default=None)
+            dues = [batch.due_us for batch in self._batches.values()]
+            if self._boarding:
+                dues += self._ride_dues()
+            due_us = min((at for at in dues if not self._running or at > now_us), default=None)
+            arrivals = (batch.body.available_us for batch in self._arriving)
+            return min((at for at in (due_us, *arrivals) if at is not None), default=None)
+
+    def _ride_dues(self) -> list[int]:
+        """When each ride leaves, as far as is known now."""
+        dues: list[int] = []
+        for body in self._rides.values():
+            here = [self._boarding[n] for n in body.batches if n in self._boarding]
+            if len(here) == len(body.batches):
+                dues.append(max(body.start_us, *(b.body.available_us for b in here)))
+            else:
+                dues.append(body.leave_us)
+        return dues

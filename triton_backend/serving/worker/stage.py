@@ -77,7 +77,7 @@ def open_runtimes(
             _check(deployment, row, stage.artifact, runtime)
             # The largest batch that the policy may send: what was built for less fails here, not later.
             inputs, outputs = _zeros_for(
-                runtime, deployment.largest_of(row), deployment.written_by(row)
+                runtime, deployment.most_in_a_run(row), deployment.written_by(row)
             )
             for _ in range(WARM_UP_RUNS):
                 runtime.run(inputs, outputs)
@@ -108,7 +108,7 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
         gpu_class=deployment.pool_of(vgpu).gpu_class,
         inputs=deployment.inputs_of(row),
         outputs=deployment.outputs_of(row),
-        max_batch=deployment.largest_of(row),
+        max_batch=deployment.most_in_a_run(row),
         options={
             LATENCY_OPTION: [us * settings.time_stretch for us in stage.latency_us_by_batch],
             "noise_sigma": settings.noise,
@@ -165,11 +165,13 @@ class LoadedStage:
         self.runtime = runtime
         self._name = f"stage {stage.blocks} of {deployment.model_of(row).name!r}"
         self._batch = deployment.pipeline_of(row).batch
-        self._largest = deployment.largest_of(row)
+        self._largest = deployment.most_in_a_run(row)
         self._latency_us_by_batch = stage.latency_us_by_batch
         self.run: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
+        self._takes = given
         self._room = deployment.written_by(row)
         self._scratch: Arrays = {}
+        self._joint: tuple[Arrays, Arrays] | None = None
 
     def expected_us(self, samples: int) -> int:
         """What a run of so many samples takes by its profile."""
@@ -183,6 +185,19 @@ class LoadedStage:
     def zeros_run(self) -> Callable[[], None]:
         """A run of a planned batch of zeros, whose results go nowhere."""
         return partial(self.runtime.run, *_zeros_for(self.runtime, self._batch, self._room))
+
+    def run_together(self, given: Sequence[Arrays], samples: int) -> Arrays:
+        """Run batches as one; returns the results of all, one after the other, until the next run."""
+        if self._joint is None:
+            self._joint = _empty(self._takes, self._largest), _empty(self._room, self._largest)
+        inputs, outputs = ({n: a[:samples] for n, a in side.items()} for side in self._joint)
+        if len(given) == 1:
+            inputs = given[0]
+        else:
+            for name, array in inputs.items():
+                np.concatenate([one[name] for one in given], out=array, casting="same_kind")
+        self.run(inputs, outputs)
+        return outputs
 
     def _convert(self, inputs: Arrays, outputs: Arrays) -> None:
         samples = len(next(iter(inputs.values())))
@@ -294,6 +309,22 @@ class LoadedStages:
         stage = self._stages[place]
         return self._timed(partial(stage.run, inputs, outputs), stage.expected_us(samples))
 
+    def run_together(
+        self, place: TaggedPlace, given: Sequence[Arrays], samples: int
+    ) -> tuple[Arrays, tuple[int, int]]:
+        """Run batches of so many samples in all as one, as `run`.
+
+        Returns:
+            the results of all, one after the other, until the next run; when it began and ended.
+        """
+        stage, made = self._stages[place], list[Arrays]()
+
+        def run() -> None:
+            made.append(stage.run_together(given, samples))
+
+        span_us = self._timed(run, stage.expected_us(samples))
+        return made[0], span_us
+
     def run_on_zeros(self) -> tuple[int, int]:
         """Run a planned batch of zeros at the first stage of the latest generation, as `run`."""
         tag = next(reversed(self._stages))[0]
@@ -315,6 +346,10 @@ class LoadedStages:
         """Give up the runtimes, the last one first, and the memory that they have pinned."""
         for runtime in reversed(_each(self._loaded)):
             runtime.close()
+
+
+def _empty(specs: Specs, samples: int) -> Arrays:
+    return {s.name: np.empty((samples, *s.shape[1:]), NUMPY_DTYPES[s.dtype]) for s in specs}
 
 
 def _types(specs: Specs) -> dict[str, str]:

@@ -1,7 +1,5 @@
 import pytest
 
-from flows.cli.serve.serve import runs_alone
-from tests.fakes.plans import two_stages, two_tails
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports, taken_port
 
@@ -9,11 +7,6 @@ from tests.ports import free_ports, taken_port
 @pytest.mark.usefixtures("project")
 def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
     assert poolpipe("stop", "--json").document == {"stopped": False}
-
-
-def test_who_serves_a_plan_hears_what_the_gateway_does_not_do() -> None:
-    assert runs_alone(two_stages()) == []
-    assert "--no-rides" in " ".join(runs_alone(two_tails()))
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from tests.flows.operations.fake_gateway import (
     the_plan,
     workspace_of,
 )
-from triton_backend.contract.decisions import Abort, DropReason
+from triton_backend.contract.decisions import Abort, DropReason, Ride, Seat
+from triton_backend.contract.events import RideDone
 from warehouse.plans import add_plan
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -81,6 +82,30 @@ def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> No
     assert table(work, "vgpu_minutes", VGPU_COUNTS) == [
         (0, "gpu-0.0.0", "a", 0, "GPU", 300, 2, 4_000 + 3_000, 5_000 + 3_000),
         (2, "gpu-2.0.0", "a", 1, "GPU", 300, 2, 4_000 + 3_000, 2_500 + 2_000),
+    ]
+
+
+def test_the_end_of_a_ride_is_that_of_its_members_and_one_run(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    log = Log()
+    log.plan("one", 1)
+    batches = [log.dispatch((log.arrive(SECOND_US),), (0, 2)) for _ in range(2)]
+    for batch in batches:
+        log.done(batch, 0, SECOND_US, SECOND_US + 3_000)
+    seats = tuple(Seat(batch, 1, row, 1) for row, batch in enumerate(batches))
+    start_us = log.start_us + SECOND_US
+    ride: dict[str, int] = {"ride_id": 9, "start_us": start_us, "end_us": start_us + 6_000}
+    log.say(Ride(**ride, seats=2, members=seats))
+    log.say(RideDone(**ride, now_us=start_us + 6_000))
+    half = len(log.lines) - 1
+    log.write(work, lines=slice(half))
+    ingest(work)
+    log.write(work)
+    ingest(work)
+    assert table(work, "model_minutes", COUNTS) == [(NOON, "a", 2, 2, 0, 0, 0, 2, 2, 12_000)]
+    assert table(work, "vgpu_minutes", VGPU_COUNTS) == [
+        (0, "gpu-0.0.0", "a", 0, "GPU", 300, 2, 6_000, 6_000),
+        (2, "gpu-2.0.0", "a", 1, "GPU", 300, 1, 6_000, 2_500),
     ]
 
 

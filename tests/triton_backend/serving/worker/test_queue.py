@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.triton_backend.serving.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.decisions import Hop
+from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
@@ -16,11 +18,17 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     Header,
     Kind,
+    RideBody,
 )
-from triton_backend.serving.worker.queue import BatchQueue
+from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedRide
 
 PREFIX = "poolpipe-test-queue-"
 FIRST = 0  # the vGPU of the first stage
+
+
+def number_of(run: QueuedBatch | QueuedRide | None) -> int | None:
+    """Of a batch or a ride."""
+    return None if run is None else run[1]
 
 
 class FirstStage:
@@ -45,13 +53,11 @@ class FirstStage:
 
     def begin(self) -> int | None:
         """Number of the batch that begins."""
-        batch = self.queue.begin()
-        return None if batch is None else batch.batch_id
+        return number_of(self.queue.begin())
 
     def end_and_begin(self) -> int | None:
         """Number of the batch that follows."""
-        batch = self.queue.end_and_begin()
-        return None if batch is None else batch.batch_id
+        return number_of(self.queue.end_and_begin())
 
 
 @pytest.fixture
@@ -139,5 +145,117 @@ def test_tensors_from_another_host_are_here_when_their_frame_is(
     queue.add(header, BatchBody(0, 0, 1, 0, 0, 60, 70, NONE, hops, (0, 0)))
     batch = queue.begin()
     segment.remove()
-    assert batch is not None
+    assert isinstance(batch, QueuedBatch)
     assert (batch.body.transfer_start_us, batch.body.available_us) == (60, available_us)
+
+
+# Rides
+
+
+class Boarding(FirstStage):
+    """A stage that boards: batches of both entries of `cut`, at the tail's worker."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = ServeSettings(
+            system="s", instance="i", folder=folder, socket_folder=folder, python="", token=""
+        )
+        self.deployment = Deployment(
+            settings, 1, complete_tensors(plan(with_tail(folder, boards=True)))
+        )
+        self.vgpu = len(self.deployment.vgpus) - 1
+        self.segment = Segment.create(f"{PREFIX}3", self.deployment.worker_layout(self.vgpu), 9)
+        self.now_us = 0
+        self.queue = BatchQueue(self.segment, lambda: self.now_us)
+        self.queue.serve(self.deployment, self.vgpu)
+
+    def enter(self, batch_id: int) -> None:
+        """A batch that begins here."""
+        hops = (Hop(self.vgpu, 0, 0, 0, 90),)
+        self._add(0, batch_id, BatchBody(0, 1, 1, 0, 0, 0, 0, NONE, hops, (batch_id,)))
+
+    def come(self, batch_id: int, available_us: int = 0) -> None:
+        """A batch from the worker of the stage before."""
+        hops = (Hop(FIRST, 0, 0, 0, 60), Hop(self.vgpu, 0, 0, 70, 90))
+        body = BatchBody(0, 0, 1, 0, 0, 60, available_us, NONE, hops, (0, batch_id))
+        self._add(1, batch_id, body)
+
+    def _add(self, stage: int, batch_id: int, body: BatchBody) -> None:
+        size = self.segment.layout.payload_bytes(1)
+        header = Header(Kind.BATCH, stage, 0, 0, batch_id, self.deployment.tag, size)
+        self.queue.add(header, body)
+
+    def leaves(self) -> tuple[int, list[int]] | None:
+        """The ride that begins, and who is aboard."""
+        ride = self.queue.begin()
+        if ride is None:
+            return None
+        assert isinstance(ride, QueuedRide)
+        self.queue.end()
+        assert ride.samples == len(ride.members)
+        return ride.ride_id, [batch.batch_id for batch in ride.members]
+
+
+@pytest.fixture
+def boarding(tmp_path: Path) -> Iterator[Boarding]:
+    yield Boarding(tmp_path)
+    remove_segments(PREFIX)
+
+
+def test_a_ride_leaves_when_its_start_has_come_and_all_are_there(boarding: Boarding) -> None:
+    boarding.enter(1)
+    assert boarding.leaves() is None  # nobody has named its ride yet
+    boarding.queue.ride(7, RideBody(70, 1_000, (2, 1)))
+    assert boarding.queue.next_due_us() == 1_000
+    boarding.come(2, available_us=80)
+    assert boarding.queue.next_due_us() == 80
+    boarding.now_us = 79
+    assert (boarding.leaves(), boarding.queue.arrived()) == (None, [])
+    boarding.now_us = 80
+    assert [batch.batch_id for batch in boarding.queue.arrived()] == [2]
+    assert boarding.queue.arrived() == []
+    assert boarding.leaves() == (7, [2, 1])
+    assert boarding.queue.idle
+
+
+def test_what_is_said_last_of_a_ride_counts_until_it_has_left(boarding: Boarding) -> None:
+    for batch in (1, 2, 3):
+        boarding.enter(batch)
+    boarding.queue.ride(7, RideBody(50, 1_000, (1, 2)))
+    boarding.queue.ride(7, RideBody(0, 1_000, (1, 3)))
+    assert boarding.leaves() == (7, [1, 3])
+    boarding.queue.ride(7, RideBody(0, 1_000, (2,)))
+    assert boarding.leaves() is None  # it has left
+    boarding.queue.ride(8, RideBody(0, 1_000, (2,)))
+    boarding.queue.ride(8, RideBody(0, 0, ()))
+    assert boarding.leaves() is None
+    boarding.queue.remove(2)
+    assert boarding.queue.idle
+
+
+def test_a_ride_that_nobody_speaks_of_any_more_leaves_with_who_is_there(
+    boarding: Boarding,
+) -> None:
+    """Its scheduler has died, and so has the worker of a member."""
+    boarding.enter(1)
+    boarding.queue.ride(7, RideBody(0, 1_000, (1, 2)))
+    boarding.queue.ride(8, RideBody(0, 900, (3,)))
+    boarding.now_us = 999
+    assert boarding.leaves() is None
+    boarding.now_us = 1_000
+    assert boarding.leaves() == (7, [1])
+    boarding.come(3, available_us=0)  # its ride was over before
+    boarding.now_us = 70 + 400_000
+    assert boarding.leaves() is None
+    assert not boarding.queue.idle
+    boarding.now_us += 1
+    assert boarding.leaves() is None
+    assert boarding.queue.idle
+
+
+def test_of_batches_and_rides_the_one_reserved_first_runs(boarding: Boarding) -> None:
+    for batch in (1, 2):
+        boarding.enter(batch)
+    boarding.queue.ride(7, RideBody(40, 1_000, (1,)))
+    boarding.queue.ride(6, RideBody(50, 1_000, (2,)))
+    boarding.now_us = 50
+    assert (boarding.leaves(), boarding.leaves()) == ((7, [1]), (6, [2]))

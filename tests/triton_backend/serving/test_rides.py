@@ -1,0 +1,179 @@
+"""Rides on a whole system in the test's process: answers, faults, changes of plan, the log."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.serving.front.test_service_incoming import Incoming
+from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.small_plans import plan
+from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.test_faults import new_scheduler
+from tests.triton_backend.serving.test_replay import replayed
+from tests.triton_backend.serving.test_shared_pools import change, numbers
+from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.worker.stage import LoadedStage
+
+pytestmark = pytest.mark.slow
+HEAD, TAIL = 0, 2  # the vGPU of the first stage, the first of the tail's
+
+
+def boarding(root: Path) -> Plan:
+    """Requests that enter at either block meet in the tail, on two vGPUs."""
+    return plan(with_tail(root, boards=True, vgpus=2).replaced(policy="reservation-ahead"))
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[LocalSystem]:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(artifacts=root)
+    made = LocalSystem(tmp_path / "serve", boarding(root), options)
+    yield made
+    made.stop()
+
+
+class Asked:
+    """Requests of both entries, of one sample or two, and their answers."""
+
+    def __init__(self, system: LocalSystem) -> None:
+        self.front = system.fronts["cut"]
+        self.asked: list[tuple[Any, list[Result]]] = []
+
+    def ask(self, count: int) -> "Asked":
+        for seed in range(len(self.asked), len(self.asked) + count):
+            values: Any = numbers(1 + seed % 4 // 3, seed)["x"]
+            name, factor = ("x", np.float32(2)) if seed % 2 else ("middle", np.float32(1))
+            answers: list[Result] = []
+            self.asked.append((values * factor + np.float32(5), answers))
+            self.front.take(Incoming({name: values}), keeping(answers))
+        return self
+
+    def refused(self) -> list[str]:
+        """Messages of refusals, when all are answered; a wrong answer fails at once."""
+        wait_for(lambda: all(answers for _, answers in self.asked))
+        refusals: list[str] = []
+        for expected, (answer,) in self.asked:
+            if isinstance(answer, Refusal):
+                refusals.append(answer.message)
+            else:
+                np.testing.assert_array_equal(answer["y"], expected)
+        return refusals
+
+
+def keeping(answers: list[Result]) -> Callable[[Result], None]:
+    def reply(result: Result) -> None:
+        copied = result
+        if not isinstance(result, Refusal):
+            copied = {name: array.copy() for name, array in result.items()}
+        answers.append(copied)
+
+    return reply
+
+
+def is_late(refusal: str) -> bool:
+    """Whether it says that there was no time left to run it, or to run it again."""
+    return "cannot be met" in refusal or "its worker died" in refusal
+
+
+def counted(system: LocalSystem, name: str) -> int:
+    return system.status()["counters"][name].get("cut", 0)
+
+
+def nothing_is_left(system: LocalSystem) -> None:
+    """No batch in flight, no ride, and every slot that is not resting is free."""
+    wait_for(lambda: system.status()["in_flight"] == 0)
+    counters = system.status()["counters"]
+    assert (counters["internal_errors"], counters["frames_refused"]) == (0, 0)
+    gateway = system.scheduler.gateway
+    assert (gateway._rides, gateway._rides_that_ran, gateway._batches) == ({}, [], {})
+    assert gateway._unsaid_rides == {}
+    gateway._core.check_invariants()
+    for worker, _ in system.workers.values():
+        wait_for(lambda worker=worker: worker._queue.idle)
+
+
+def test_batches_of_both_entries_ride_together_and_get_their_own_answers(
+    system: LocalSystem,
+) -> None:
+    asked = Asked(system)
+    for _ in range(4):
+        assert asked.ask(30).refused() == []
+    rides, batches = counted(system, "rides"), counted(system, "ride_batches")
+    assert batches == counted(system, "batches") > rides
+    assert counted(system, "ride_entries") > rides  # both entries, now and then
+    assert counted(system, "ride_samples") == counted(system, "samples")
+    nothing_is_left(system)
+
+
+@pytest.mark.parametrize("vgpu", [HEAD, TAIL])
+def test_a_lost_worker_takes_no_answer_with_it(system: LocalSystem, vgpu: int) -> None:
+    asked = Asked(system).ask(40)
+    wait_for(lambda: counted(system, "rides") > 0)
+    system.stop_worker(1, vgpu)
+    asked.ask(10)
+    if vgpu == HEAD:  # requests of the first entry have nowhere to run
+        wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus) - 1)
+        system.start_worker(system.deployment, vgpu)
+    assert [m for m in asked.refused() if not is_late(m)] == []
+    ridden = counted(system, "rides")
+    assert Asked(system).ask(20).refused() == []
+    assert counted(system, "rides") > ridden
+    nothing_is_left(system)
+
+
+def test_a_run_that_fails_fails_its_members_and_the_next_ride_runs(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> object:
+        message = "the runtime's own"
+        raise KeyError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoadedStage, "run_together", broken)
+        messages = Asked(system).ask(12).refused()
+    assert len(messages) == 12
+    assert all("the runtime's own" in message for message in messages)
+    nothing_is_left(system)
+    assert Asked(system).ask(12).refused() == []
+
+
+def test_rides_go_on_over_a_change_of_plan_and_the_log_is_answered_alike(
+    system: LocalSystem, tmp_path: Path
+) -> None:
+    asked = Asked(system).ask(30)
+    after = replace(system.deployment.plan, plan_id="next")
+    deploy(tmp_path / "serve", after, generation=2)
+    change(system, "next", 2)
+    assert asked.ask(30).refused() == []
+    worker, _ = system.workers[1000 + TAIL]
+    asked.ask(30)
+    system.stop_worker(1, TAIL)
+    assert [m for m in asked.refused() if not is_late(m)] == []
+    assert worker not in {one for one, _ in system.workers.values()}
+    nothing_is_left(system)
+    system.scheduler.stop()
+    done = replayed(tmp_path / "serve")
+    assert done.returncode == 0, done.stderr
+    text = "".join(path.read_text() for path in (tmp_path / "serve" / "events").iterdir())
+    assert text.count('"t":"RideDone"') >= counted_in(text, "RideDone") > 0
+
+
+def counted_in(text: str, kind: str) -> int:
+    return sum(f'"t":"{kind}"' in line for line in text.splitlines())
+
+
+def test_a_new_scheduler_dispatches_on_while_rides_of_the_last_end(system: LocalSystem) -> None:
+    asked = Asked(system).ask(30)
+    system.scheduler.stop()
+    system.scheduler = new_scheduler(system)
+    wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus))
+    asked.ask(20)
+    assert [m for m in asked.refused() if not is_late(m)] == []
+    assert Asked(system).ask(20).refused() == []
+    nothing_is_left(system)
