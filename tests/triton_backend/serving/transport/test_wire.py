@@ -54,6 +54,8 @@ UNPACK = (
     wire.unpack_batch,
     wire.unpack_answer,
     wire.unpack_times,
+    wire.unpack_ride,
+    wire.unpack_ride_done,
 )
 
 
@@ -70,6 +72,23 @@ def test_every_body_comes_back_as_it_was_packed(
     assert wire.unpack_dispatch(wire.pack_dispatch(*dispatch)) == dispatch
     assert wire.unpack_batch(wire.pack_batch(batch)) == batch
     assert wire.unpack_answer(wire.pack_answer(answer)) == answer
+
+
+@given(I64, I64, st.lists(I64, max_size=9).map(tuple))
+def test_rides_come_back_and_no_other_number_of_batches_fits(
+    start_us: int, end_us: int, batches: tuple[int, ...]
+) -> None:
+    ride = wire.RideBody(start_us, end_us, batches)
+    assert wire.unpack_ride(wire.pack_ride(ride)) == ride
+    times = wire.TimesBody(3, min(start_us, end_us), max(start_us, end_us))
+    packed = wire.pack_ride_done(times, batches)
+    assert wire.unpack_ride_done(packed) == (times, batches)
+    for broken in (wire.pack_ride(ride) + bytes(8), wire.pack_ride(ride)[:-1]):
+        with pytest.raises(FrameError, match="are needed"):
+            wire.unpack_ride(broken)
+    for broken in (packed + b"x", packed[:19]):
+        with pytest.raises(FrameError, match="no times and batches"):
+            wire.unpack_ride_done(broken)
 
 
 @given(batches(), PIECES, I64)
