@@ -3,7 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from flows.device_class import DeviceClass
+from flows.preparation.building.onnxruntime import build_stage
+from flows.preparation.splitting.extracting import extract_stage
+from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.running import open_session, run_session
+from flows.preparation.splitting.split import split_model
 from flows.release.rollout.change import change_plan
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
+from tests.fakes.plans import HandModel, HandStage, hand_model, hand_pipeline, hand_plan
 from tests.fakes.unequal_shares import example
+from tests.flows.preparation.splitting.tiny_models import CHANNELS, SIZE, chain, residual_net
 from tests.ports import free_ports
-from tests.triton_backend.serving.shared_plans import sharing
+from tests.triton_backend.serving.small_plans import BATCH, stage
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -31,12 +41,8 @@ CLIENTS: dict[str, Any] = {"grpc": grpc_client, "http": http_client}
 DTYPES = {"float32": "FP32", "uint8": "UINT8"}
 PATIENT_US = 1_000_000
 FIRST, *OTHERS = ("reservation", "eager", "deferred", "turns")
-
-
-def under(plan: Plan, policy: str, plan_id: str | None = None) -> Plan:
-    """The same plan under another policy, which it is named after."""
-    models = tuple(replace(model, policy=policy) for model in plan.models)
-    return replace(plan, plan_id=plan_id or policy, models=models)
+ORIGINALS = {"residual": residual_net, "chain": chain}
+CLIENTS_AT_ONCE, ASKED, KILLED_AFTER = 6, 120, 30
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +51,59 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(artifacts: Path) -> Plan:
-    """Two real models on one pool of two vGPUs."""
-    return under(sharing(artifacts, FIRST), FIRST)
+def splits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SplitModel]:
+    """Two real ONNX models in two blocks each."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: split_model(
+            write(folder / f"{name}.onnx"), name=name, out=folder, blocks=2, max_batch=BATCH
+        )
+        for name, write in ORIGINALS.items()
+    }
+
+
+def shared(splits: dict[str, SplitModel], artifacts: Path, policy: str) -> Plan:
+    """Both on one pool of two vGPUs; `residual` in two stages, but under `turns`, which has one."""
+
+    def one(split: SplitModel, first: int, last: int) -> HandStage:
+        given, made = split.stage_inputs(first), split.stage_outputs(last)
+        built = build_stage(
+            extract_stage(split, first, last),
+            given,
+            made,
+            device_class=DeviceClass(name="CPU", cores=(min(os.sched_getaffinity(0)),)),
+            max_batch=BATCH,
+            root=artifacts,
+        )
+        more = {} if last == split.blocks else {"boundary": made}
+        return stage((first, last), "FAST", 0, vgpus=2, artifact=built.key, **more)
+
+    def model(name: str, cuts: list[int]) -> HandModel:
+        split = splits[name]
+        stages = [one(split, *blocks) for blocks in pairwise(cuts)]
+        return hand_model(
+            name,
+            hand_pipeline(*stages, batch=BATCH, rate_rps=100.0),
+            slo_us=400_000,
+            inputs=split.inputs,
+            outputs=split.outputs,
+            policy=policy,
+        )
+
+    residual = model("residual", [0, 2] if policy == "turns" else [0, 1, 2])
+    node = NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0)
+    return hand_plan(residual, model("chain", [0, 2]), nodes=[node], plan_id=policy)
 
 
 @pytest.fixture(scope="module")
 def state(
-    tmp_path_factory: pytest.TempPathFactory, artifacts: Path, shared: Plan
+    tmp_path_factory: pytest.TempPathFactory, artifacts: Path, splits: dict[str, SplitModel]
 ) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
     http, grpc, metrics = free_ports(3)
     # Machines that run tests wake late: requests with 50 ms need more of it kept back.
-    render_repository(folder, shared, ServeOptions(artifacts=artifacts, guard_fraction=0.4))
+    first = shared(splits, artifacts, FIRST)
+    render_repository(folder, first, ServeOptions(artifacts=artifacts, guard_fraction=0.4))
     ports = Endpoints(http=http, grpc=grpc, metrics=metrics, opened=("shared-memory",))
     yield start(folder, ports)
     stop(folder)
@@ -75,36 +121,55 @@ def infer(state: ServerState, kind: str, model: str, tensors: dict[str, Any]) ->
         return client.infer(model, inputs, timeout=PATIENT_US)
 
 
-def both_answer(state: ServerState) -> None:
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for kind in CLIENTS:
-        doubled = infer(state, kind, "doubled", {"x": x}).as_numpy("y")
-        raised = infer(state, kind, "raised", {"x": x}).as_numpy("y")
-        np.testing.assert_array_equal(doubled, x * 2)
-        np.testing.assert_array_equal(raised, x + 5)
+def right_answer(state: ServerState, split: SplitModel, seed: int, kind: str = "grpc") -> bool:
+    """Whether a request was served, and as by the unsplit model; refused only for its deadline."""
+    samples = 1 + seed % BATCH
+    x = np.random.default_rng(seed).normal(size=(samples, CHANNELS, SIZE, SIZE))
+    given = {"x": x.astype(np.float32)}
+    try:
+        answer = infer(state, kind, split.name, given).as_numpy("y")
+    except InferenceServerException as error:
+        if "deadline cannot be met" in str(error):
+            return False
+        raise
+    expected: Any = run_session(open_session(split.model_path, split.name), given)["y"]
+    np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
+    return True
 
 
-def test_two_models_share_a_pool_under_every_policy(state: ServerState, shared: Plan) -> None:
-    both_answer(state)
-    for policy in OTHERS:
-        change_plan(state.folder, under(shared, policy))
+def test_two_models_share_a_pool_under_every_policy(
+    state: ServerState, splits: dict[str, SplitModel], artifacts: Path
+) -> None:
+    """A worker of the pool is killed under load: none wrong, none without an answer, and it comes back."""
+    both = list(splits.values())
+    for policy in (FIRST, *OTHERS):
+        if policy != FIRST:
+            change_plan(state.folder, shared(splits, artifacts, policy))
         assert state.control("status")["plan_id"] == policy
-        both_answer(state)
-        generation = int(state.control("status")["generation"])
-        worker, _ = state.ask(node_model("FAST", generation), {})["workers"]
-        os.kill(int(worker["pid"]), signal.SIGKILL)
-        both_answer(state)
+        assert all(right_answer(state, split, 1, kind) for split in both for kind in CLIENTS)
+        node = node_model("FAST", int(state.control("status")["generation"]))
+        worker, _ = state.ask(node, {})["workers"]
+        with ThreadPoolExecutor(CLIENTS_AT_ONCE) as clients:
+            asked = {
+                clients.submit(right_answer, state, both[seed % 2], seed): both[seed % 2].name
+                for seed in range(ASKED)
+            }
+            for number, _ in enumerate(as_completed(asked)):
+                if number == KILLED_AFTER:
+                    os.kill(int(worker["pid"]), signal.SIGKILL)
+        served = {name: [f.result() for f in asked if asked[f] == name] for name in splits}
+        assert all(sum(each) > 0.9 * len(each) for each in served.values()), (policy, served)
 
         def whole() -> bool:
             workers = state.control("status")["workers"]
             return bool(workers["up"] == workers["total"] == 2)
 
         wait_for(whole)
-        both_answer(state)
+        assert all(right_answer(state, split, 2) for split in both)
 
 
 def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
-    state: ServerState, shared: Plan
+    state: ServerState, splits: dict[str, SplitModel], artifacts: Path
 ) -> None:
     change_plan(state.folder, Plan.from_dict(example()))
     whole = {"input": np.ones((1, 4096), np.uint8)}
@@ -129,8 +194,8 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
         change_plan(state.folder, Plan.from_dict(slower))
     assert state.control("status")["prepared"] is None
     infer(state, "grpc", "b", whole)
-    change_plan(state.folder, under(shared, FIRST, "back"))
-    both_answer(state)
+    change_plan(state.folder, shared(splits, artifacts, FIRST))
+    assert all(right_answer(state, split, 3) for split in splits.values())
 
 
 def through_shared_memory(state: ServerState, array: np.ndarray) -> None:
