@@ -55,6 +55,7 @@ from triton_backend.scheduler.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.queues import make_batch, run_from
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 from triton_backend.scheduler.topology import (
+    BLOCK,
     LONGEST_GAP_US,
     PARTS,
     RATE_SHIFT,
@@ -506,13 +507,19 @@ def _open_crowded(tables: Tables, pool: int) -> int:
     now = tables.counts[0]["now_us"]
     heaps = tables.heaps
     waiting = heaps[pool]["waiting_count"]
-    if waiting < 2 or waiting <= _free_by(tables, pool, now, waiting):  # noqa: PLR2004
+    if waiting < 2:  # noqa: PLR2004
         return FAR
     soonest = _pool_free_from(tables, pool) - _lead_us(tables, 1)
     if soonest > now:
         return soonest
+    # Where there is a vGPU for each that would be put in order, nobody goes before another.
+    vgpus, _ = _free_at(tables, pool, FAR - 1, min(waiting, MOST_CROWDED) - 1)
+    if vgpus >= min(waiting, MOST_CROWDED):
+        return FAR
+    free, _ = _free_at(tables, pool, now + _lead_us(tables, 1), waiting - 1)
+    if waiting <= free:
+        return FAR
     count = _in_order(tables, pool)
-    vgpus = _free_by(tables, pool, FAR - 1 - _lead_us(tables, 1), count)
     due = FAR
     best = NONE
     for place in range(count - vgpus - 1, -1, -1):
@@ -537,17 +544,29 @@ def _goes_first(tables: Tables, one: int, other: int) -> bool:
     return a < b or (a == b and one < other)
 
 
-@inlined
-def _free_by(tables: Tables, pool: int, at_us: int, most: int) -> int:
-    """vGPUs of a pool to which a batch may be sent at an instant; no more than `most` are counted."""
+@kernel
+def _free_at(tables: Tables, pool: int, start_us: int, enough: int) -> tuple[int, int]:
+    """vGPUs of a pool on which a batch may start at an instant, and when the next of the others is free.
+
+    It ends where they are more than `enough`; from the last one on, as the first that is free is taken.
+    """
     row = tables.topology.pools[pool]
-    start = at_us + _lead_us(tables, 1)
     count = 0
-    for vgpu in range(row["first_vgpu"], row["end_vgpu"]):
-        if count == most:
+    following = FAR
+    for block in range(row["end_block"] - 1, row["first_block"] - 1, -1):
+        least = tables.block_from_us[block]
+        if least > start_us:
+            following = min(following, least)
+            continue
+        first = row["first_vgpu"] + (block - row["first_block"]) * BLOCK
+        for vgpu in range(first, min(first + BLOCK, row["end_vgpu"])):
+            if tables.free_from_us[vgpu] > start_us:
+                following = min(following, tables.free_from_us[vgpu])
+            else:
+                count += 1
+        if count > enough:
             break
-        count += int(tables.free_from_us[vgpu] <= start)
-    return count
+    return count, following
 
 
 @kernel
@@ -587,38 +606,47 @@ def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
     Those are lost that change before a vGPU is free again, where they are as many as the vGPUs free
     now. Of those that the ready one can wait for, the first to change.
     """
-    now = tables.counts[0]["now_us"]
-    waiting = tables.heaps[pool]["waiting_count"]
-    if waiting == 0:
+    if tables.heaps[pool]["waiting_count"] == 0:
         return NONE
-    topology = tables.topology
-    row = topology.pools[pool]
+    now = tables.counts[0]["now_us"]
+    ends = now + _stage_us(tables, pipeline)
+    lost = _changing(tables, pool, ends)  # at least as many as before `again`
+    if lost == 0:
+        return NONE
     lead = _lead_us(tables, tables.candidates[pipeline]["samples"])
-    free = 0
-    busy_until = FAR
-    for vgpu in range(row["first_vgpu"], row["end_vgpu"]):
-        until = tables.free_from_us[vgpu] - lead
-        if until > now:
-            busy_until = min(busy_until, until)
-        else:
-            free += 1
-            if free > waiting:
-                return NONE
-    again = min(busy_until, now + _stage_us(tables, pipeline))
+    free, following = _free_at(tables, pool, now + lead, lost)
+    if free > lost:
+        return NONE
+    busy_until = following - lead
+    again = min(busy_until, ends)
     keep = tables.candidates[pipeline]["keep_us"]
-    lost = 0
     found = NONE
     first = again
     for other in range(len(tables.candidates)):
-        candidate = tables.candidates[other]
-        if candidate["state"] != WAITING or topology.pipelines[other]["pool"] != pool:
+        if not _changes(tables, pool, other, first):
             continue
-        if candidate["keep_us"] < again:
-            lost += 1
-            back = min(busy_until, now + _stage_us(tables, other))
-            if candidate["keep_us"] < first and back <= keep:
-                found, first = other, candidate["keep_us"]
-    return found if lost >= free else NONE
+        back = min(busy_until, now + _stage_us(tables, other))
+        if back <= keep:
+            found, first = other, tables.candidates[other]["keep_us"]
+    return found if found != NONE and _changing(tables, pool, again) >= free else NONE
+
+
+@kernel
+def _changing(tables: Tables, pool: int, before_us: int) -> int:
+    """Waiting candidates of a pool that change before an instant."""
+    count = 0
+    for pipeline in range(len(tables.candidates)):
+        count += int(_changes(tables, pool, pipeline, before_us))
+    return count
+
+
+@inlined
+def _changes(tables: Tables, pool: int, pipeline: int, before_us: int) -> bool:
+    """Whether a candidate waits for a pool and changes before an instant."""
+    candidate = tables.candidates[pipeline]
+    if candidate["state"] != WAITING or candidate["keep_us"] >= before_us:
+        return False
+    return tables.topology.pipelines[pipeline]["pool"] == pool
 
 
 @inlined
@@ -668,7 +696,9 @@ def _pool_free_from(tables: Tables, pool: int) -> int:
     row = tables.topology.pools[pool]
     now = tables.counts[0]["now_us"]
     soonest = FAR
-    for block in range(row["first_block"], row["end_block"]):
+    for block in range(
+        row["end_block"] - 1, row["first_block"] - 1, -1
+    ):  # idle ones are at the end
         soonest = min(soonest, tables.block_from_us[block])
         if soonest <= now:
             break
