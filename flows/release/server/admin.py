@@ -160,9 +160,10 @@ class _Child:
 
     def end(self) -> None:
         """Make sure it is gone."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with contextlib.suppress(ChildProcessError):  # `stop` has ended it, and taken its code
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
+                self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def _spawn(arguments: list[str], log_path: Path) -> _Child:
@@ -191,11 +192,11 @@ def _import_path() -> str:
 def _wait_started(
     folder: Path, child: _Child, progress: Callable[[str], None], *, wait_for_workers: bool
 ) -> ServerState:
-    last = ""
-    for _ in range(START_POLLS):
+    last, polls, most_up = "", 0, -1
+    while polls < START_POLLS:
         if child.poll() is not None:
             raise ServerError(f"the server ended with {child.code}")
-        text = "starting the server"
+        text, polls = "starting the server", polls + 1
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)
             if state.data["ready"] and not wait_for_workers:
@@ -206,11 +207,13 @@ def _wait_started(
                     note_plan(folder, workers["plan_id"], workers["generation"])
                     return read_state(folder)
                 text = f"{workers['up']} of {workers['total']} workers are ready"
+                if workers["up"] > most_up:  # it comes up, however slowly
+                    most_up, polls = workers["up"], 0
         if text != last:
             progress(text)
             last = text
         time.sleep(POLL_SECONDS)
-    raise ServerError(f"not ready after {START_POLLS * POLL_SECONDS:.0f} s: {last}")
+    raise ServerError(f"nothing new for {START_POLLS * POLL_SECONDS:.0f} s: {last}")
 
 
 def stop(folder: Path) -> bool:
