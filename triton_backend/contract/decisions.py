@@ -39,6 +39,7 @@ class DropReason(IntEnum):
     OVERLOAD = 5  # refused at admission: the work before it already fills its time
     QUEUE_FULL = 6  # the front keeps as many requests as it may
     ROWS_DIFFER = 7  # two modules gave a third, which pairs their rows, unlike numbers of rows
+    EXPIRED = 8  # its front gave it up: a little after its deadline there was no answer
 
     @property
     def text(self) -> str:

@@ -16,6 +16,7 @@ def test_numbers_and_texts_stay_as_logs_and_frames_hold_them() -> None:
         5: "overload",
         6: "queue_full",
         7: "rows_differ",
+        8: "expired",
     }
 
 

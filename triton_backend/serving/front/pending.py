@@ -365,7 +365,12 @@ class PendingRequests:
 
     def expire(self, request: Request) -> None:
         """Answer a request that nobody else has answered in time."""
-        self.refuse(request.number, expired(self._model, request, self._clock.now_us()))
+        if self._requests.pop(request.number, None) is None:
+            return
+        refusal = expired(self._model, request, self._clock.now_us())
+        self.counters.dropped[DropReason.EXPIRED.text] += 1
+        self._log.note(request, DropReason.EXPIRED.text, refusal.message)
+        self._reply(request, Reply(request.reply, refusal))
 
     def drop(self, body: DropBody, module: str = "") -> None:
         """Answer a request as the scheduler decided, of an application for this module's sake."""

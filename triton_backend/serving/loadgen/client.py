@@ -12,14 +12,19 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.payload import Arrays
 
 # How the gateway's refusals read; broken connections and dead workers read otherwise.
-REFUSED_MARKS = ("deadline cannot be met", "is overloaded", "no more are taken")
+REFUSED_MARKS = (
+    "deadline cannot be met",
+    "is overloaded",
+    "no more are taken",
+    "after the deadline",
+)
 
 
 class Status(IntEnum):
     """How a call ended, as far as the protocol tells."""
 
     OK = 0
-    REFUSED = 1  # UNAVAILABLE from the gateway: no deadline can be met
+    REFUSED = 1  # UNAVAILABLE from the gateway: the deadline cannot be met, or was not
     ERROR = 2
 
 

@@ -76,6 +76,19 @@ def test_a_request_that_was_answered_is_not_asked(pending: PendingRequests) -> N
     pending.stop()
 
 
+def test_a_request_that_is_given_up_counts_once_as_dropped(pending: PendingRequests) -> None:
+    asked = Asked()
+    request = asked.request()
+    assert pending.admit(request, limit=1)
+    pending.expire(request)
+    pending.expire(request)
+    wait_for(lambda: bool(asked.answers))
+    (answer,) = asked.answers
+    assert isinstance(answer, Refusal)
+    assert "after the deadline, in the queue" in answer.message
+    assert (dict(pending.counters.dropped), pending.counters.failed) == ({"expired": 1}, 0)
+
+
 def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> None:
     numbers: list[int] = []
     for _ in range(2):

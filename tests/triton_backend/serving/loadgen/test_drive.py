@@ -90,6 +90,13 @@ def test_refusals_for_the_deadlines_sake_are_drops_and_others_fail(protocol: str
 
     run = drive(protocol, refuse)
     assert totals(run) == {"dropped": len(run.records)}
+
+    def give_up(inputs: dict[str, np.ndarray], _: int | None) -> np.ndarray:
+        del inputs
+        message = "model 'a': given up 17 ms after the deadline, in flight"
+        raise RefusedError(message)
+
+    assert totals(drive(protocol, give_up)) == {"dropped": len(run.records)}
     run = drive(protocol, refuse, send_deadline=True)
     assert totals(run) == {"failed": len(run.records)}
     assert any("its worker died" in text for text in run.messages)
