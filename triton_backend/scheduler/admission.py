@@ -8,12 +8,14 @@ Admission follows an ideal server: it does not see the backlog that a stall leav
 a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of that.
 
 One rule for the gateway and the simulator, over one row of numbers per queue. A job of an application is refused
-by the scarcest of its modules, before any of them takes it.
+by the scarcest of its modules, before any of them takes it. A queue that jobs enter refuses a growing share of all
+that is offered to it, whoever offers, as its work grows: at one threshold, those with more time would fill it up to
+where the others never get in, and a job that has to get in at several would hardly ever.
 Not here: anything at rates that the plan can carry; there the scheduler alone decides.
 """
 
-from collections.abc import Sequence
-from math import exp
+from collections.abc import Callable, Sequence
+from math import exp, inf
 
 import numpy as np
 
@@ -29,6 +31,11 @@ MEMORY_SLOS = 3
 LEAST_RPS = 1e-6
 # Share of the time between arrival and deadline, beyond the run itself, that may be queued work.
 FILLED_SHARE = 0.75
+# Where jobs enter, none is refused until the work fills this share.
+ALL_SHARE = 0.25
+# The ideal server of a queue that jobs enter is so much slower than its vGPUs. What waits there beyond its
+# belief melts away then; else it would stay, and eat the time that the modules to come need for whole batches.
+JOBS_SLOWNESS = 1.05
 
 ADMISSION = np.dtype(
     [
@@ -41,6 +48,9 @@ ADMISSION = np.dtype(
             "offered",  # samples in the memory, faded
             "work_us",  # admitted and not yet done, as an ideal server would do it
             "last_us",
+            "common_us",  # where jobs enter: time for others' work of whom the plan leaves least; else inf
+            "credit",  # of a request, where a share is let in
+            "slowness",  # of the ideal server, whose vGPUs take 1
         )
     ]
 )
@@ -52,11 +62,18 @@ WORK = np.dtype(
         ("queue", np.int64),
         ("rows", np.float64),  # expected per sample of a job
         ("beside_us", np.float64),  # the least way through the modules before and after it
+        ("credit", np.float64),  # of a job, at its first module
     ]
 )
 
 
-def new_admission(plan: Plan, policy: str | None = None, *, late_too: bool = False) -> Records:
+def new_admission(
+    plan: Plan,
+    policy: str | None = None,
+    *,
+    late_too: bool = False,
+    guard_us: Callable[[int], int] = lambda _: 0,
+) -> Records:
     """`ADMISSION` rows [queue], nothing offered yet.
 
     Nothing is refused for models of late binding, whose rule for heads keeps batches whole.
@@ -65,6 +82,7 @@ def new_admission(plan: Plan, policy: str | None = None, *, late_too: bool = Fal
         plan: what is served.
         policy: of all models; None: what the plan says of each.
         late_too: refuse for models of late binding nevertheless.
+        guard_us: what of an SLO is kept back from the deadlines that are announced.
     """
     policies = queue_policies(plan, policy)
     rows = [
@@ -77,12 +95,34 @@ def new_admission(plan: Plan, policy: str | None = None, *, late_too: bool = Fal
             0.0,
             0.0,
             0.0,
+            inf,
+            0.0,
+            1.0,
         )
         for number, model in enumerate(plan.models)
         for entry in model.queues
         for pipelines in [[p for p in model.pipelines if p.entry in {None, entry.name}]]
     ]
-    return np.asarray(rows, dtype=ADMISSION)
+    made = np.asarray(rows, dtype=ADMISSION)
+    _share_with_jobs(made, plan, guard_us)
+    return made
+
+
+def _share_with_jobs(rows: Records, plan: Plan, guard_us: Callable[[int], int]) -> None:
+    """Slow down the queues that jobs enter; their `common_us` is of whom the plan leaves least, or one batch's."""
+    entries = [(model, entry) for model in plan.models for entry in model.queues]
+    for work in job_work(plan):
+        slo_us = plan.applications[int(work["application"])].application.slo_us
+        model, entry = entries[int(work["queue"])]
+        row = rows[work["queue"]]
+        times_us = (
+            slo_us - guard_us(slo_us) - work["beside_us"],
+            entry.budget_us - guard_us(entry.budget_us),
+        )
+        batch_us = max((p.batch for p in model.pipelines), default=1) * row["sample_us"]
+        least_us = max(min(times_us) - row["path_us"], batch_us)
+        row["common_us"] = min(row["common_us"], least_us)
+    rows["slowness"][rows["common_us"] < inf] = JOBS_SLOWNESS
 
 
 def no_admission() -> Records:
@@ -95,7 +135,7 @@ def job_work(plan: Plan) -> Records:
     queues = {
         model.name: numbers[0] for model, numbers in zip(plan.models, plan.queues(), strict=True)
     }
-    rows: list[tuple[int, int, float, float]] = []
+    rows: list[tuple[int, int, float, float, float]] = []
     for number, planned in enumerate(plan.applications):
         application = planned.application
         least = {
@@ -106,7 +146,7 @@ def job_work(plan: Plan) -> Records:
         }
         heads, tails = application.heads(least), application.tails(least)
         rows += [
-            (number, queues[m.model], m.rows_per_request, heads[m.name] + tails[m.name])
+            (number, queues[m.model], m.rows_per_request, heads[m.name] + tails[m.name], 0.0)
             for m in application.modules
         ]
     return np.asarray(rows, dtype=WORK)
@@ -124,19 +164,21 @@ def admits_job(
     end = first
     while end < len(work) and work[end]["application"] == work[first]["application"]:
         end += 1
-    admitted = True
+    admitted, share = True, 1.0
     for module in range(first, end):
         row, brings = rows[work[module]["queue"]], work[module]["rows"] * samples
         slack_us = _offer(row, brings, now_us, deadline_us - work[module]["beside_us"])
         if _refuses(row, slack_us):
             admitted = False
-    if admitted:
+        share = min(share, _share(row))
+    if admitted and _has_credit(work[first], share):
         for module in range(first, end):
             row, brings = rows[work[module]["queue"]], work[module]["rows"] * samples
             slack_us = max(deadline_us - work[module]["beside_us"] - now_us - row["path_us"], 0.0)
             if row["work_us"] <= slack_us:
                 row["work_us"] += brings * row["sample_us"]
-    return admitted
+        return True
+    return False
 
 
 @entry
@@ -147,7 +189,7 @@ def admits(rows: Records, queue: int, samples: int, deadline_us: int, now_us: in
     """
     row = rows[queue]
     slack_us = _offer(row, samples, now_us, deadline_us)
-    if _refuses(row, slack_us):
+    if _refuses(row, slack_us) or not _has_credit(row, _share(row)):
         return False
     if row["work_us"] <= slack_us:  # else the scheduler will drop it, or another in its place
         row["work_us"] += samples * row["sample_us"]
@@ -160,17 +202,41 @@ def _offer(row: Record, samples: float, now_us: int, deadline_us: float) -> floa
     gap_us = max(now_us - row["last_us"], 0.0)
     row["last_us"] = now_us
     row["offered"] = row["offered"] * exp(-gap_us / row["memory_us"]) + samples
-    row["work_us"] = max(row["work_us"] - gap_us, 0.0)
+    row["work_us"] = max(row["work_us"] - gap_us / row["slowness"], 0.0)
     return max(deadline_us - now_us - row["path_us"], 0.0)
 
 
 @inlined
 def _refuses(row: Record, slack_us: float) -> bool:
     """Whether a queue is overloaded and the work before a request already fills its time."""
+    return _overloaded(row) and row["work_us"] > FILLED_SHARE * slack_us
+
+
+@inlined
+def _overloaded(row: Record) -> bool:
+    """Whether more is offered than a queue's vGPUs carry."""
     offered_us = row["offered"] * row["sample_us"]
     # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
-    overloaded = row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
-    return overloaded and row["work_us"] > FILLED_SHARE * slack_us
+    return row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
+
+
+@inlined
+def _share(row: Record) -> float:
+    """Share of what is offered that a queue lets in where jobs enter it: all at little work, none at much."""
+    if row["common_us"] == inf or not _overloaded(row):
+        return 1.0
+    filled = row["work_us"] / row["common_us"]
+    return min(max((FILLED_SHARE - filled) / (FILLED_SHARE - ALL_SHARE), 0.0), 1.0)
+
+
+@inlined
+def _has_credit(row: Record, share: float) -> bool:
+    """Whether this one is let in of those of its kind, of whom this share is, evenly spread."""
+    row["credit"] = min(row["credit"] + share, 1.0)
+    if row["credit"] < 1.0:
+        return False
+    row["credit"] -= 1.0
+    return True
 
 
 def best_finish_us(rows: Records, queue: int, now_us: int) -> int:

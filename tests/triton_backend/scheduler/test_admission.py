@@ -1,10 +1,11 @@
 """The kernel of the door, one request at a time: its memory fades, its work is done as time passes."""
 
-from math import exp
+from math import exp, inf
 
 import numpy as np
 import pytest
 
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan
 from triton_backend.scheduler.admission import (
     ADMISSION,
@@ -20,7 +21,8 @@ MEMORY_US, SAMPLE_US, FAR_US = 100_000.0, 1_000.0, 10**9
 def door(**fields: float) -> np.ndarray:
     """One model; what is not given is 0."""
     rows = np.zeros(1, ADMISSION)
-    for name, value in {"memory_us": MEMORY_US, "sample_us": SAMPLE_US, **fields}.items():
+    usual = {"memory_us": MEMORY_US, "sample_us": SAMPLE_US, "common_us": inf, "slowness": 1.0}
+    for name, value in {**usual, **fields}.items():
         rows[0][name] = value
     return rows
 
@@ -76,3 +78,33 @@ def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> Non
 def test_only_batches_of_several_samples_are_kept_large(batches: int, batching: int) -> None:
     plan = make_plan([[Own(latency_us=(1_000, 1_500)[:batches])]])
     assert new_admission(plan)[0]["batching"] == batching
+
+
+@pytest.mark.parametrize(("filled", "share"), [(0.2, 1.0), (0.5, 0.5), (0.65, 0.2), (0.8, 0.0)])
+def test_where_jobs_enter_a_share_of_all_is_let_in_that_falls_as_work_grows(
+    filled: float, share: float
+) -> None:
+    """The same of those with much time and of those with little, evenly spread."""
+    common_us = 10_000.0
+    for time_us in (10_000, 90_000):
+        rows = door(offered=10 * MEMORY_US / SAMPLE_US, batching=1.0, common_us=common_us)
+        let_in: list[bool] = []
+        for _ in range(20):
+            rows[0]["work_us"] = filled * common_us
+            let_in.append(admits(rows, 0, 1, time_us, 0))
+        assert sum(let_in) == pytest.approx(20 * share, abs=1)
+        if 0 < share < 1:
+            gaps = np.diff(np.flatnonzero(let_in))
+            assert gaps.max() - gaps.min() <= 1
+
+
+def test_the_common_time_is_that_of_whom_the_plan_leaves_least() -> None:
+    """A chain of 10 ms each: of 100 ms, 10 are kept back, 20 go to the other modules, 10 to the run."""
+    plan = make_plan(*[[[Own(latency_us=(8_000, 10_000))]] for _ in range(3)])
+    names = [model.name for model in plan.models]
+    modules = [hand_module(names[0], names[0]), hand_module(names[1], names[1], names[0])]
+    modules.append(hand_module(names[2], names[2], names[1]))
+    served = with_applications(plan, hand_application("chain", modules, slo_us=100_000))
+    rows = new_admission(served, guard_us=lambda us: us // 10)
+    assert rows["common_us"].tolist() == [60_000.0] * 3
+    assert new_admission(plan)["common_us"].tolist() == [inf] * 3

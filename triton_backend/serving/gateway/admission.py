@@ -3,6 +3,7 @@
 The rule is the scheduler's, so that the simulator can apply the same.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,7 +37,8 @@ class RefusedJob:
 class Admission:
     """The work of every queue that is admitted and not yet done, as an ideal server would do it.
 
-    `policy` is that of all models; None: what the plan says of each.
+    `policy` is that of all models; None: what the plan says of each. `guard_us` is what of an SLO is kept back from the
+    deadlines that fronts announce.
 
     Attributes:
         admits: whether a request for a queue, of so many samples, with this deadline (µs, the
@@ -44,8 +46,10 @@ class Admission:
             counts as work from then on.
     """
 
-    def __init__(self, plan: Plan, policy: str | None) -> None:
-        self._rows = admission.new_admission(plan, policy)
+    def __init__(
+        self, plan: Plan, policy: str | None, guard_us: Callable[[int], int] = lambda _: 0
+    ) -> None:
+        self._rows = admission.new_admission(plan, policy, guard_us=guard_us)
         self.admits = partial(admission.admits, self._rows)
         self.admits(0, 0, 0, 0)  # compiled before the first request; no samples change nothing
         self._work = admission.job_work(plan)

@@ -342,7 +342,8 @@ class _Generation:
         self.models = {model.name: number for number, model in enumerate(models)}
         self.queues = deployment.plan.queues()
         self.entries = [[entry.name for entry in model.entries] for model in models]
-        self.admission = Admission(deployment.plan, deployment.settings.policy)
+        settings = deployment.settings
+        self.admission = Admission(deployment.plan, settings.policy, settings.guard_us)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
         self.shelves = ShelfSlots(deployment, slots.life)
