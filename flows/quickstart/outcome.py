@@ -60,6 +60,7 @@ class QuickstartOutcome:
             "http": self.sampled.document["models"],
             "attainment": self.measured.document.get("attainment"),
             "send_lag_ms": self.measured.document["send_lag_ms"],
+            "messages": self.measured.document.get("messages", {}),
             "steps": [{"name": s.name, "seconds": s.seconds, "note": s.note} for s in self.steps],
         }
 
@@ -103,6 +104,17 @@ def overloaded(found: QuickstartOutcome) -> str | None:
     return (
         f"the machine was overloaded: the load itself was sent up to {lag_ms:.0f} ms late (p99),"
         f" of {shortest_ms:.0f} ms in which to answer"
+    )
+
+
+def failures(found: QuickstartOutcome) -> str | None:
+    """What requests that had no answer got in its place, if any failed."""
+    failed = sum(model.failed for model in found.measured.models.values())
+    said = found.measured.document.get("messages", {})
+    if not failed:
+        return None
+    return (
+        f"{failed} requests failed; refused were {'; '.join(f'{n} x {t}' for t, n in said.items())}"
     )
 
 

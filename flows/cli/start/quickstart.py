@@ -153,11 +153,12 @@ def _own_models(paths: "Sequence[Path]", slos_ms: "Sequence[float]") -> "tuple[O
 
 
 def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:
-    from flows.quickstart.outcome import overloaded, shortcomings
+    from flows.quickstart.outcome import failures, overloaded, shortcomings
 
-    reason, missed = overloaded(found), shortcomings(found, attainment_target)
-    if reason is not None:
-        note(reason)
+    missed = shortcomings(found, attainment_target)
+    for reason in (overloaded(found), failures(found)):
+        if reason is not None:
+            note(reason)
     if missed:
         raise PoolPipeError(f"quickstart: {'; '.join(missed)}")
 

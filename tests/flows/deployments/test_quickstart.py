@@ -17,6 +17,13 @@ from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
+# Few latencies to measure, of models that are hardly slowed down, and a plan within a second.
+SMALLEST = """
+from flows.cli.main import main
+from flows.quickstart import example_project as small
+small.APPLICATION_BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 1, 2, 1.0, 2.0
+main()
+"""
 
 
 class Project:
@@ -28,10 +35,12 @@ class Project:
         self.model = residual_net(folder / "tiny.onnx")
         self.second = residual_net(folder / "second.onnx")
 
-    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *arguments: str, poolpipe: tuple[str | Path, ...] = (POOLPIPE,)
+    ) -> "subprocess.CompletedProcess[str]":
         """The `poolpipe` command, run in the project's folder."""
         return subprocess.run(
-            [POOLPIPE, *arguments],
+            [*poolpipe, *arguments],
             cwd=self.folder,
             env={**os.environ, "POOLPIPE_HOME": str(self.folder / "state")},
             capture_output=True,
@@ -42,14 +51,17 @@ class Project:
 
     def quickstart(self, *more: str) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
-        names = ("--http-port", "--grpc-port", "--metrics-port")
-        ports = [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
         own += ["--duration=3", "--load-factor=0.02"]
         own.append("--attainment-target=0")  # a busy machine does not decide
-        done = self.run("quickstart", "--json", *own, *ports, *more)
+        done = self.run("quickstart", "--json", *own, *self.port_options(), *more)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
+
+    def port_options(self) -> list[str]:
+        """Where to serve."""
+        names = ("--http-port", "--grpc-port", "--metrics-port")
+        return [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +102,27 @@ def test_two_models_share_one_pool_under_deferred(
     for row in shared["models"].values():
         assert row["checked"]["responses"] == row["served"] + row["late"] > 0
         assert row["checked"]["wrong"] == 0
+
+
+def test_an_application_gives_the_answers_of_its_models_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    project = Project(tmp_path)
+    own = ("--application", "--duration=2", "--load-factor=0.05", "--attainment-target=0")
+    done = project.run(
+        *("quickstart", "--json", *own, *project.port_options()),
+        poolpipe=(sys.executable, "-c", SMALLEST),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    for rows in (found["models"], found["http"]):
+        assert list(rows) == ["traffic"]
+        row = rows["traffic"]
+        assert row["failed"] == 0, found["messages"]
+        assert row["offered"] == row["served"] + row["late"] + row["dropped"] > 0
+        assert row["checked"]["responses"] == row["served"] + row["late"] > 0
+        assert row["checked"]["wrong"] == 0
+    assert "traffic" in Path(found["report"]).read_text()
 
 
 def test_the_report_is_one_page_that_needs_no_network(first: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.quickstart.load_process import LoadResult
-from flows.quickstart.outcome import QuickstartOutcome, overloaded, shortcomings
+from flows.quickstart.outcome import QuickstartOutcome, failures, overloaded, shortcomings
 from tests.fakes.plans import two_stages
 from triton_backend.simulator.run import SimOptions, simulate
 
@@ -62,6 +62,13 @@ def test_what_is_not_good_enough_is_said_in_a_line(
     changes: dict[str, Any], words: list[str]
 ) -> None:
     assert shortcomings(outcome(load(**changes)), 0.95) == words
+
+
+def test_what_requests_that_failed_got_is_said() -> None:
+    assert failures(outcome(load())) is None
+    failed = load(served=94, failed=2)
+    loaded = LoadResult.from_document({**failed.document, "messages": {"its worker died": 2}})
+    assert str(failures(outcome(loaded))).endswith("2 x its worker died")
 
 
 def test_wrong_answers_over_http_count_too() -> None:
