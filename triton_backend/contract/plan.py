@@ -687,6 +687,19 @@ class Plan:
         names = ", ".join(m.name for m in self.models)
         raise InputError(f"plan {self.plan_id}", f"no model {name!r}; it has {names}")
 
+    def own_rate_rps(self, name: str) -> float:
+        """What clients of a model may ask for: what the applications that use it leave of its rate."""
+        rate = self.model(name).throughput_rps
+        if not self.applications:
+            return rate
+        if name not in [demand.name for demand in self.workload.models]:
+            return 0.0
+        for planned in self.applications:
+            for module in planned.application.modules:
+                if module.model == name:
+                    rate -= (planned.application.rate_rps or 0.0) * module.rows_per_request
+        return max(rate, 0.0)
+
     def pool_of(self, stage: Stage) -> Pool:
         """The pool that a stage names."""
         return next(pool for pool in self.pools if pool.name == stage.pool)

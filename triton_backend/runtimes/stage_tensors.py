@@ -200,6 +200,18 @@ def dropped_name(module: str) -> str:
     return f"{module}.dropped"
 
 
+def optional_outputs(plan: Plan, name: str) -> dict[str, str]:
+    """By output of an application that an optional module gives, the output that says whether it was dropped."""
+    return {
+        output: dropped_name(module.name)
+        for planned in plan.applications
+        if planned.name == name
+        for module in planned.application.modules
+        for output, source in planned.application.outputs.items()
+        if module.optional and source.partition(".")[0] == module.name
+    }
+
+
 def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
     graph = planned.application
     outputs: list[TensorSpec] = []

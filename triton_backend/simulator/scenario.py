@@ -201,7 +201,7 @@ def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
     rates: dict[str, float] = {}
     for name in models:
         plan.model(name)
-        rates[name] = _own_rate(reference, name)
+        rates[name] = reference.own_rate_rps(name)
     for name in names:
         planned_application(plan, name)
         rates[name] = planned_application(reference, name).application.rate_rps or 0.0
@@ -233,17 +233,3 @@ def planned_application(plan: Plan, name: str) -> ApplicationPlan:
             return planned
     names = ", ".join(planned.name for planned in plan.applications) or "none"
     raise InputError(f"plan {plan.plan_id}", f"no application {name!r}; it has {names}")
-
-
-def _own_rate(plan: Plan, name: str) -> float:
-    """What clients of a model may ask for beside the applications that use it."""
-    rate = plan.model(name).throughput_rps
-    if not plan.applications:
-        return rate
-    if name not in [demand.name for demand in plan.workload.models]:
-        return 0.0
-    for planned in plan.applications:
-        for module in planned.application.modules:
-            if module.model == name:
-                rate -= (planned.application.rate_rps or 0.0) * module.rows_per_request
-    return max(rate, 0.0)

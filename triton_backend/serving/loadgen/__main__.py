@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import ms_to_us, s_to_us
-from triton_backend.runtimes.stage_tensors import served_model, served_models
+from triton_backend.runtimes.stage_tensors import optional_outputs, served_model, served_models
 from triton_backend.serving.loadgen.client import Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient, Tls
 from triton_backend.serving.loadgen.client_http import HttpClient
@@ -71,7 +72,11 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     try:
         await client.connect()
         loads = [
-            await _model_load(client, served_model(plan, name), options) for name in schedule.models
+            replace(
+                await _model_load(client, served_model(plan, name), options),
+                optional=optional_outputs(plan, name),
+            )
+            for name in schedule.models
         ]
         drive = Drive(
             client=client,

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from triton_backend.contract.units import US_PER_S, s_to_us, us_to_s
 from triton_backend.serving.loadgen.client import Answer, Client, Status
-from triton_backend.serving.loadgen.payload import Arrays, Payload, relative_error
+from triton_backend.serving.loadgen.payload import Arrays, Payload, relative_error, without_dropped
 from triton_backend.serving.loadgen.record import RECORD, Checks, LoadRun, RequestOutcome
 from triton_backend.serving.loadgen.schedule import Schedule
 
@@ -35,6 +35,7 @@ class ModelLoad:
         deadline_us: an answer after it is late.
         send_deadline: whether the request carries it as its `timeout`.
         tolerance: largest relative error of a right answer.
+        optional: by output of an optional module, the output that says whether it was dropped.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelLoad:
     deadline_us: int
     send_deadline: bool = False
     tolerance: float = 1e-4
+    optional: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +175,12 @@ class Drive:
         checks = self._checks[load.name]
         checks.responses += 1
         try:
-            error = relative_error(self.client.decode(answer), expected)
+            got = self.client.decode(answer)
+            wanted = without_dropped(expected, got, load.optional)
+            error = relative_error(got, wanted)
+            checks.without_optional += any(
+                len(wanted[name]) < len(expected[name]) for name in wanted
+            )
         except ValueError as reason:
             self._messages[f"{load.name}: answer cannot be read: {reason}"] += 1
             error = float("inf")

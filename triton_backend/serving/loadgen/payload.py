@@ -104,6 +104,18 @@ def relative_error(answer: Arrays, expected: Arrays) -> float:
     return worst
 
 
+def without_dropped(expected: Arrays, answer: Arrays, optional: Mapping[str, str]) -> Arrays:
+    """What is expected of an answer that goes without optional modules, as it says: no rows of them.
+
+    Args:
+        expected: of an answer with all of them.
+        answer: as it came.
+        optional: by output of an optional module, the output that says whether it was dropped.
+    """
+    dropped = {name for name, said in optional.items() if said in answer and answer[said].any()}
+    return {name: array[:0] if name in dropped else array for name, array in expected.items()}
+
+
 def _random(spec: TensorSpec, samples: int, rng: np.random.Generator) -> NDArray[np.generic]:
     kind = np.dtype(NUMPY_TYPES[spec.dtype])
     shape = (samples, *spec.shape[1:])

@@ -35,16 +35,17 @@ class RequestOutcome(IntEnum):
 
     SERVED = 1  # answered within its deadline
     LATE = 2  # answered after it
-    DROPPED = 3  # answered at once that its deadline cannot be met
+    DROPPED = 3  # answered that its deadline cannot be met, or, a little after it, was not
     FAILED = 4  # any other error, a wrong answer, or none
 
 
 @dataclass(slots=True, kw_only=True)
 class Checks:
-    """Answers compared with the expected ones."""
+    """Answers compared with the expected ones; `without_optional` of them go without an optional module."""
 
     responses: int = 0
     wrong: int = 0
+    without_optional: int = 0
     max_relative_error: float = 0.0
 
 
@@ -140,6 +141,7 @@ def _check_summary(checks: Checks | None) -> dict[str, Any]:
         "checked": {
             "responses": checks.responses,
             "wrong": checks.wrong,
+            "without_optional": checks.without_optional,
             "max_relative_error": checks.max_relative_error,
         }
     }

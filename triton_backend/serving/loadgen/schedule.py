@@ -63,11 +63,17 @@ def rates_of(
 ) -> dict[str, float]:
     """Planned rates of the models and applications named (None = all), times a load factor or scaled to a total.
 
+    Of a model beside applications that use it, what they leave: as the simulator offers it.
+
     Raises:
         InputError: a model is not in the plan, or the rates cannot be offered.
     """
     chosen = [served_model(plan, name) for name in models] if models else served_models(plan)
-    planned = {model.name: model.throughput_rps for model in chosen}
+    models_of_plan = {model.name for model in plan.models}
+    planned = {
+        one.name: plan.own_rate_rps(one.name) if one.name in models_of_plan else one.throughput_rps
+        for one in chosen
+    }
     factor = 1.0 if load_factor is None else load_factor
     if rate_rps is not None:
         total = sum(planned.values())

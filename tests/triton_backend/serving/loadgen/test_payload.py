@@ -12,6 +12,7 @@ from triton_backend.serving.loadgen.payload import (
     random_requests,
     relative_error,
     requests_from_file,
+    without_dropped,
 )
 
 X = (TensorSpec(name="x", dtype="FP32", shape=(-1, 4)),)
@@ -74,6 +75,17 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) ->
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"not an \.npz file"):
         requests_from_file(path, X, samples=1)
+
+
+def test_of_an_optional_module_that_was_dropped_no_rows_are_expected() -> None:
+    boxes, cars = np.ones((1, 4)), np.ones((3, 2))
+    expected, optional = {"boxes": boxes, "car": cars}, {"car": "cars.dropped"}
+    for dropped, rows in ((True, 0), (False, 3)):
+        answer = {"boxes": boxes, "car": cars[:0], "cars.dropped": np.array([dropped])}
+        wanted = without_dropped(expected, answer, optional)
+        assert {name: len(array) for name, array in wanted.items()} == {"boxes": 1, "car": rows}
+        assert (relative_error(answer, wanted) == 0) == dropped
+    assert without_dropped(expected, {"boxes": boxes}, optional).keys() == expected.keys()
 
 
 def test_relative_error_is_measured_against_the_largest_expected_value() -> None:

@@ -38,11 +38,14 @@ def test_every_process_offers_each_models_rate(process: str) -> None:
     assert b == pytest.approx(10_000, rel=0.05)
 
 
-def test_load_is_offered_to_applications_and_not_to_models_that_only_they_use() -> None:
+def test_load_is_offered_to_applications_and_to_models_what_they_leave() -> None:
     graph = application("chain", module("first", model="m_a"), module("then", "first", model="m_b"))
     models = small_plans.plan(one_stage("m_a"), one_stage("m_b"))
     plan = with_applications(models, graph, alone=("m_b",))
-    assert rates_of(plan, load_factor=0.5) == {"m_b": small_plans.RATE_RPS / 2, "chain": 20.0}
+    assert rates_of(plan, load_factor=0.5) == {
+        "m_b": small_plans.RATE_RPS / 2 - 20.0,
+        "chain": 20.0,
+    }
     with pytest.raises(InputError, match="no model 'm_a'; it serves m_b, chain"):
         rates_of(plan, ["m_a"])
 
