@@ -75,8 +75,8 @@ def shared(splits: dict[str, SplitModel], artifacts: Path, policy: str) -> Plan:
             max_batch=BATCH,
             root=artifacts,
         )
-        more = {} if last == split.blocks else {"boundary": made}
-        return stage((first, last), "FAST", 0, vgpus=2, artifact=built.key, **more)
+        boundary = None if last == split.blocks else made
+        return stage((first, last), "FAST", 0, vgpus=2, artifact=built.key, boundary=boundary)
 
     def model(name: str, cuts: list[int]) -> HandModel:
         split = splits[name]
