@@ -20,6 +20,7 @@ from flows.preparation.profiling.model_profile import Prepared, profile_step
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import split_step
 from flows.progress import Say, StepLog
+from flows.quickstart.compile_process import compiling
 from flows.quickstart.example_project import (
     MAX_BATCH,
     SHORTEST_SLO_US,
@@ -180,7 +181,8 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     with log.step("plan") as note:
         plan = _plan(work, offered, _planning(options))
         note.text = _plan_in_words(plan)
-    with log.step("simulate (the first time, the scheduler is compiled)") as note:
+    said = "simulate (the first time, simulator and scheduler are compiled)"
+    with log.step(said) as note, compiling(_plan_file(work, plan)):
         simulated = _simulate(plan, options)
         note.text = f"attainment {simulated.attainment:.2%} predicted"
     try:
@@ -250,7 +252,6 @@ def _drive(
     """Load over gRPC and then a sample over HTTP, every response checked."""
     plan, answers = served
     folder = work.state.reports
-    folder.mkdir(parents=True, exist_ok=True)
     share = offered_share(plan, options.load_factor)
     rate_rps = share * sum(model.throughput_rps for model in served_models(plan))
     shared: dict[str, Any] = {
@@ -290,6 +291,7 @@ def _planning(options: QuickstartOptions) -> PlanOptions:
 
 
 def _plan_file(work: Workspace, plan: Plan) -> Path:
+    work.state.reports.mkdir(parents=True, exist_ok=True)
     path = work.state.reports / f"plan-{plan.plan_id}.json"
     write_plan(path, plan)
     return path

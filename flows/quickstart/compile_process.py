@@ -1,0 +1,31 @@
+"""Compiling what the gateway runs in a process of its own, while this one compiles the simulator."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def compiling(plan: Path) -> Generator[None]:
+    """Have the scheduler's kernels compiled and cached, as the server will want them, by the end of the block.
+
+    Where that fails, or the block does, the server compiles them itself.
+    """
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "triton_backend.serving.gateway.warm_up", str(plan)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        yield
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
