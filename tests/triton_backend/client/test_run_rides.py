@@ -188,24 +188,39 @@ def test_clients_at_different_cuts_ride_together_and_get_the_whole_models_answer
     assert told["ride_entries"] > told["rides"]
 
 
-def test_a_killed_worker_makes_no_answer_wrong_and_rides_go_on(
-    state: ServerState, heads: Heads
+def kill(state: ServerState, part: str) -> None:
+    """A worker of the shared stage, or the scheduler's process."""
+    if part == "worker":
+        worker, _ = state.ask(node_model("SLOW", 1), {})["workers"]
+        os.kill(int(worker["pid"]), signal.SIGKILL)
+    else:
+        pid_file = state.folder / "pids" / str(state.control("status")["scheduler"]["active"])
+        os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("part", ["worker", "scheduler"])
+def test_a_killed_part_makes_no_answer_wrong_and_rides_go_on(
+    state: ServerState, heads: Heads, part: str
 ) -> None:
     clients = Clients(state, heads)
 
-    def kill() -> None:
+    def kill_meanwhile() -> None:
         wait_for(lambda: len(clients.errors) > 30)
-        worker, _ = state.ask(node_model("SLOW", 1), {})["workers"]
-        os.kill(int(worker["pid"]), signal.SIGKILL)
+        kill(state, part)
 
-    clients.run(20, kill)
+    clients.run(20, kill_meanwhile)
     assert max(clients.errors) <= 1e-4
     assert len(clients.errors) + len(clients.refusals) == 240
     assert len(clients.refusals) <= len(clients.asked)  # of those in flight at that instant
     wait_for(lambda: state.control("status")["workers"]["up"] == 4)
-    before = counted(state)["ride_samples"]
+    before = ridden_so_far(state)
     again = Clients(state, heads)
     again.run(5)
     assert again.refusals == []
     assert max(again.errors) <= 1e-4
-    assert ridden(state, before + 60)["ride_samples"] >= before + 60
+    wait_for(lambda: ridden_so_far(state) >= before + 60)
+
+
+def ridden_so_far(state: ServerState) -> int:
+    """Samples in rides, as the scheduler counts."""
+    return int(state.control("status")["counters"]["ride_samples"].get("net", 0))
