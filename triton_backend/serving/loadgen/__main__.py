@@ -20,7 +20,12 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import ms_to_us, s_to_us
-from triton_backend.runtimes.stage_tensors import optional_outputs, served_model, served_models
+from triton_backend.runtimes.stage_tensors import (
+    complete_tensors,
+    optional_outputs,
+    served_model,
+    served_models,
+)
 from triton_backend.serving.loadgen.client import Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient, Tls
 from triton_backend.serving.loadgen.client_http import HttpClient
@@ -30,7 +35,12 @@ from triton_backend.serving.loadgen.options import (
     make_parser,
     pairs,
 )
-from triton_backend.serving.loadgen.payload import random_requests, requests_from_file
+from triton_backend.serving.loadgen.payload import (
+    Payload,
+    random_requests,
+    requests_from_file,
+    turns_of,
+)
 from triton_backend.serving.loadgen.record import LoadRun
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule, rates_of
 
@@ -71,9 +81,11 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     client = _client(options)
     try:
         await client.connect()
+        # What opens an entry are its tensors, which a plan need not name.
+        named = complete_tensors(plan) if any(model.entries for model in plan.models) else plan
         loads = [
             replace(
-                await _model_load(client, served_model(plan, name), options),
+                await _model_load(client, served_model(named, name), options),
                 optional=optional_outputs(plan, name),
             )
             for name in schedule.models
@@ -166,20 +178,27 @@ def _offer(options: argparse.Namespace, plan: Plan) -> Offer:
 
 
 async def _model_load(client: Client, model: ModelPlan, options: argparse.Namespace) -> ModelLoad:
-    specs = model.inputs or await client.describe(model.name)
     samples_file = pairs("--check", options.check).get(model.name)
-    if samples_file is not None:
-        requests = requests_from_file(Path(samples_file), specs, samples=options.samples)
-    else:
-        rng = np.random.default_rng([options.seed, PAYLOAD_STREAM])
-        requests = random_requests(specs, samples=options.samples, rng=rng)
     own_deadline = options.deadline_ms is not None
+    rng = np.random.default_rng([options.seed, PAYLOAD_STREAM])
+    requests: list[Payload] = []
+    for number, entry in enumerate(model.queues):
+        specs = entry.inputs or model.inputs or await client.describe(model.name)
+        if samples_file is not None:
+            made = requests_from_file(Path(samples_file), specs, samples=options.samples)
+        else:
+            made = random_requests(specs, samples=options.samples, rng=rng)
+        budget_us = entry.budget_us if model.entries and not own_deadline else None
+        requests += [replace(one, entry=number, deadline_us=budget_us) for one in made]
+    shares = [entry.rate_rps for entry in model.entries]
     return ModelLoad(
         name=model.name,
         requests=requests,
         deadline_us=ms_to_us(options.deadline_ms) if own_deadline else model.slo_us,
         send_deadline=own_deadline,
         tolerance=options.tolerance,
+        entries=tuple(entry.name for entry in model.entries),
+        turns=turns_of(requests, shares, rng) if model.entries else (),
     )
 
 

@@ -32,10 +32,12 @@ class ModelLoad:
     """Requests of one model and what is asked of their answers.
 
     Attributes:
-        deadline_us: an answer after it is late.
+        deadline_us: an answer after it is late, where its request has no deadline of its own.
         send_deadline: whether the request carries it as its `timeout`.
         tolerance: largest relative error of a right answer.
         optional: by output of an optional module, the output that says whether it was dropped.
+        entries: names of the model's entries.
+        turns: the order of requests, by number, over and over; none: one after the other.
     """
 
     name: str
@@ -44,6 +46,13 @@ class ModelLoad:
     send_deadline: bool = False
     tolerance: float = 1e-4
     optional: Mapping[str, str] = field(default_factory=dict[str, str])
+    entries: tuple[str, ...] = ()
+    turns: Sequence[int] = ()
+
+    def deadline_of(self, choice: int) -> int:
+        """When an answer to one of the requests is late."""
+        own = self.requests[choice].deadline_us
+        return self.deadline_us if own is None else own
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +76,7 @@ class Drive:
     _start_s: float = field(default=0.0, init=False)
     _stop: bool = field(default=False, init=False)
     _sent_us: list[int] = field(default_factory=list[int], init=False)
+    _entry: list[int] = field(default_factory=list[int], init=False)
     _done_us: list[int] = field(default_factory=list[int], init=False)
     _outcomes: list[int] = field(default_factory=list[int], init=False)
     _all_sent: asyncio.Future[None] | None = field(default=None, init=False)
@@ -95,10 +105,11 @@ class Drive:
             gc.unfreeze()
         rows = rows[:sent]
         rows["sent_us"], rows["done_us"] = self._sent_us, self._done_us[:sent]
-        rows["outcome"] = self._outcomes[:sent]
+        rows["outcome"], rows["entry"] = self._outcomes[:sent], self._entry
         return LoadRun(
             models=self.schedule.models,
             deadline_us=tuple(load.deadline_us for load in self.loads),
+            entries={load.name: load.entries for load in self.loads if load.entries},
             records=rows,
             started_monotonic_us=s_to_us(self._start_s),
             duration_us=self.duration_us,
@@ -107,15 +118,19 @@ class Drive:
         )
 
     def _encode(self, load: ModelLoad) -> list[bytes]:
-        deadline_us = load.deadline_us if load.send_deadline else None
         return [
-            self.client.encode(load.name, request.inputs, deadline_us=deadline_us)
-            for request in load.requests
+            self.client.encode(
+                load.name,
+                request.inputs,
+                deadline_us=load.deadline_of(choice) if load.send_deadline else None,
+            )
+            for choice, request in enumerate(load.requests)
         ]
 
     async def _send_all(self, wire: list[list[bytes]]) -> int:
         """Requests of a model are taken in turn. Returns how many were sent, all answered."""
         loop = asyncio.get_running_loop()
+        turns = [load.turns or range(len(load.requests)) for load in self.loads]
         turn = [0] * len(wire)
         sent = 0
         intended_us = self.schedule.intended_us.tolist()
@@ -126,7 +141,7 @@ class Drive:
                 await asyncio.sleep(max(ahead_s, 0))
             if self._stop:
                 break
-            choice = turn[model] % len(wire[model])
+            choice = turns[model][turn[model] % len(turns[model])]
             turn[model] += 1
             self._send(sent, model, choice, wire[model][choice], at_us)
             sent += 1
@@ -137,17 +152,19 @@ class Drive:
 
     def _send(self, row: int, model: int, choice: int, request: bytes, intended_us: int) -> None:
         load = self.loads[model]
+        deadline_us = load.deadline_of(choice)
 
         def done(answer: Answer) -> None:
             done_us = self._now_us()
             self._done_us[row] = done_us
-            in_time = done_us - intended_us <= load.deadline_us
+            in_time = done_us - intended_us <= deadline_us
             self._outcomes[row] = self._outcome(load, answer, choice, in_time=in_time)
             self._answered += 1
             self._end_if_all_answered(len(self._sent_us))
 
         self._sent_us.append(self._now_us())
-        give_up_s = us_to_s(load.deadline_us) + self.give_up_s
+        self._entry.append(load.requests[choice].entry)
+        give_up_s = us_to_s(deadline_us) + self.give_up_s
         self.client.send(request, give_up_s=give_up_s, done=done)
 
     def _end_if_all_answered(self, sent: int) -> None:

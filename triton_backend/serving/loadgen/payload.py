@@ -11,8 +11,9 @@ rows of their own number, as applications give, it has the rows of one sample af
 """
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 
 Arrays = Mapping[str, NDArray[np.generic]]
+TURNS = 4096  # after which the entries of a model's requests come in the same order again
 RANDOM_REQUESTS = 8  # different requests of a model that has no file of samples
 # numpy has no BF16: the upper half of a float32 is carried as its bits.
 NUMPY_TYPES: Mapping[str, type[np.generic]] = {**NUMPY_DTYPES, "BF16": np.uint16}
@@ -30,10 +32,17 @@ NUMPY_TYPES: Mapping[str, type[np.generic]] = {**NUMPY_DTYPES, "BF16": np.uint16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """Tensors of one request and, where known, of its answer."""
+    """Tensors of one request and, where known, of its answer.
+
+    Attributes:
+        entry: number of the model's entry that they open.
+        deadline_us: an answer after it is late; None: what holds for the model.
+    """
 
     inputs: Arrays
     expected: Arrays | None = None
+    entry: int = 0
+    deadline_us: int | None = None
 
 
 def random_requests(
@@ -44,6 +53,17 @@ def random_requests(
         Payload(inputs={spec.name: _random(spec, samples, rng) for spec in specs})
         for _ in range(RANDOM_REQUESTS)
     ]
+
+
+def turns_of(
+    requests: Sequence[Payload], shares: Sequence[float], rng: np.random.Generator
+) -> list[int]:
+    """`TURNS` requests by number: each is for an entry drawn by its share, whose requests take turns."""
+    own = [
+        cycle([i for i, one in enumerate(requests) if one.entry == n]) for n in range(len(shares))
+    ]
+    part = np.asarray(shares if sum(shares) else [1.0] * len(shares))
+    return [next(own[entry]) for entry in rng.choice(len(shares), size=TURNS, p=part / part.sum())]
 
 
 def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: int) -> list[Payload]:

@@ -20,6 +20,7 @@ from triton_backend.contract.units import US_PER_MS, us_to_ms, us_to_s
 RECORD = np.dtype(
     [
         ("model", np.int16),
+        ("entry", np.int16),  # number in its model
         ("outcome", np.uint8),
         ("intended_us", np.int64),
         ("sent_us", np.int64),
@@ -55,7 +56,8 @@ class LoadRun:
 
     Attributes:
         records: one row of `RECORD` per request sent; times in µs since the run's start.
-        deadline_us: per model, what `late` was judged by.
+        deadline_us: per model, what `late` was judged by where its entries have no budgets.
+        entries: names of a model's entries, where it has some.
         started_monotonic_us: the run's start on the host's monotonic clock.
         messages: text of errors and how often each came.
     """
@@ -67,6 +69,7 @@ class LoadRun:
     duration_us: int
     messages: Counter[str] = field(default_factory=Counter[str])
     checks: Mapping[str, Checks] = field(default_factory=dict[str, Checks])
+    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def save(self, path: Path) -> None:
         """Write records, model names and deadlines as a compressed `.npz`."""
@@ -90,12 +93,23 @@ class LoadRun:
                 | _check_summary(self.checks.get(name))
                 for number, name in enumerate(self.models)
             },
+            "entries": {
+                name: {
+                    entry: _model_summary(self._of_entry(self.models.index(name), number))
+                    for number, entry in enumerate(entries)
+                }
+                for name, entries in self.entries.items()
+            },
             "duration_s": us_to_s(self.duration_us),
             "offered_rps": len(self.records) / us_to_s(self.duration_us),
             "wall_seconds": us_to_s(wall_us),
             "send_lag_ms": _percentiles(lag_us) | {"max": us_to_ms(int(lag_us.max(initial=0)))},
             "messages": dict(self.messages.most_common(MESSAGES_KEPT)),
         }
+
+    def _of_entry(self, model: int, entry: int) -> NDArray[np.void]:
+        chosen = (self.records["model"] == model) & (self.records["entry"] == entry)
+        return self.records[chosen]
 
 
 def _model_summary(rows: NDArray[np.void]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Shared pools, unequal shares and entries behind a real Triton server, with changes of plan."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.loadgen.__main__ import main as loadgen
 
 pytestmark = pytest.mark.slow
 CLIENTS: dict[str, Any] = {"grpc": grpc_client, "http": http_client}
@@ -169,9 +171,22 @@ def test_two_models_share_a_pool_under_every_policy(
 
 
 def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
-    state: ServerState, splits: dict[str, SplitModel], artifacts: Path
+    state: ServerState,
+    splits: dict[str, SplitModel],
+    artifacts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     change_plan(state.folder, Plan.from_dict(example()))
+    (tmp_path / "plan.json").write_text(json.dumps(example()))
+    words = ["--json", f"--plan={tmp_path / 'plan.json'}", "--duration=1", "--deadline-ms=2000"]
+    assert loadgen([*words, f"--url={state.grpc_url}"]) == 0
+    loaded = json.loads(capsys.readouterr().out)
+    both = loaded["entries"]["a"]
+    assert both.keys() == {"whole", "tail"}
+    assert all(
+        row["served"] == row["offered"] > 0 for row in (*loaded["models"].values(), *both.values())
+    )
     whole = {"input": np.ones((1, 4096), np.uint8)}
     tail = {"cut_4": np.ones((2, 64), np.uint8)}
     for kind in CLIENTS:

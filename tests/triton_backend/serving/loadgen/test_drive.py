@@ -17,7 +17,7 @@ from triton_backend.serving.loadgen.client import Answer, Client
 from triton_backend.serving.loadgen.client_grpc import GrpcClient
 from triton_backend.serving.loadgen.client_http import MAX_CONNECTIONS, HttpClient
 from triton_backend.serving.loadgen.drive import Drive, ModelLoad, run_precisely
-from triton_backend.serving.loadgen.payload import Payload
+from triton_backend.serving.loadgen.payload import Payload, turns_of
 from triton_backend.serving.loadgen.record import LoadRun
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule
 
@@ -107,6 +107,23 @@ def test_answers_after_the_deadline_are_late(protocol: str) -> None:
     run = drive(protocol, deadline_us=1)
     assert totals(run) == {"late": len(run.records)}
     assert run.summary()["models"]["a"]["attainment"] == 0
+
+
+def test_entries_have_their_own_tensors_shares_and_deadlines() -> None:
+    x = np.ones((1, 4), np.float32)
+    requests = [
+        Payload(inputs={"x": x}, entry=0, expected={"y": 2 * x}),
+        Payload(inputs={"x": 3 * x}, entry=1, expected={"y": 6 * x}, deadline_us=1),
+    ]
+    turns = turns_of(requests, [3.0, 1.0], np.random.default_rng(0))
+    run = drive("grpc", requests=requests, entries=("whole", "tail"), turns=turns)
+    assert totals(run).keys() == {"served", "late"}
+    for model, entries in run.summary()["entries"].items():
+        offered = run.summary()["models"][model]["offered"]
+        assert sum(row["offered"] for row in entries.values()) == offered
+        assert entries["whole"]["attainment"] == 1
+        assert entries["tail"]["attainment"] == 0
+    assert np.mean(np.asarray(turns) == 0) == pytest.approx(0.75, abs=0.03)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
