@@ -8,6 +8,7 @@ from typing import Any
 
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import GpuPeak, steps, transition
+from triton_backend.runtimes.stage_tensors import complete_tensors
 
 
 def preview(in_force: Plan, plan: Plan, *, at_once: bool = False) -> list[dict[str, Any]]:
@@ -21,8 +22,8 @@ def preview(in_force: Plan, plan: Plan, *, at_once: bool = False) -> list[dict[s
         InputError: GPUs cannot hold old and new together, not even step by step.
     """
     found: list[dict[str, Any]] = []
-    before = in_force
-    for following in steps(in_force, plan, at_once=at_once):
+    before = complete_tensors(in_force)
+    for following in steps(before, complete_tensors(plan), at_once=at_once):
         change = transition(before, following)
         known = [gpu for gpu in change.gpus if gpu.memory_gib is not None]
         fullest = max(known, key=_filled, default=None)
