@@ -26,13 +26,13 @@ def add_plan(warehouse: Warehouse, plan: Plan, now: datetime) -> None:
 
 
 def read_plan(warehouse: Warehouse, plan_id: str) -> Plan:
-    """A plan by its id, or by the beginning of it where that is unique.
+    """A plan by its id, or by the beginning of it where that is unique; an id comes before longer ones.
 
     Raises:
         InputError: none or several fit.
     """
     rows = warehouse.query("plan_by_id", [plan_id])
-    if len(rows) != 1:
+    if len(rows) != 1 and not (rows and rows[0]["plan_id"] == plan_id):
         found = ", ".join(row["plan_id"] for row in rows) or "none"
         raise InputError(f"plan {plan_id!r}", f"{found} of that id in {warehouse.path}")
     return Plan.from_dict(json.loads(rows[0]["document"]))

@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -257,3 +258,12 @@ def test_a_plan_stored_as_format_1_is_read_as_one_of_today(store: Warehouse) -> 
     assert read.vgpus() == plan.vgpus()
     assert [pool.name for pool in read.pools] == ["gpu-0", "gpu-1"]
     assert read.models[0].slo_us == plan.models[0].slo_us
+
+
+def test_a_plan_by_its_whole_id_is_found_beside_one_whose_id_is_longer(store: Warehouse) -> None:
+    first, second = (two_stages(slo_us) for slo_us in (100_000, 90_000))
+    add_plan(store, replace(first, plan_id="by-hand"), NOW)
+    add_plan(store, replace(second, plan_id="by-hand-2"), NOW)
+    assert read_plan(store, "by-hand").models[0].slo_us == first.models[0].slo_us
+    with pytest.raises(InputError, match="by-hand, by-hand-2 of that id"):
+        read_plan(store, "by-ha")
