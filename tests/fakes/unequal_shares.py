@@ -32,6 +32,12 @@ def example() -> dict[str, Any]:
 
     `a` is split over two pools and has an entry at block 4; `b` and `c` share the pool of 80 %.
     """
+    entries: list[dict[str, Any]] = [
+        {"name": "whole", "block": 0, "rate_rps": 100},
+        {"name": "tail", "block": 4, "rate_rps": 100},
+    ]
+    budgets_ms = {"whole": 50, "tail": 20}
+    asked = [e | {"budget_ms": budgets_ms[e["name"]]} for e in entries]
     return {
         "format": 2,
         "plan_id": "by-hand",
@@ -49,7 +55,13 @@ def example() -> dict[str, Any]:
             },
             "nodes": [{"count": 1, "gpu_class": "A100", "gpus": 2, "nic_gbps": 10, "name": "n"}],
         },
-        "workload": {"models": [{"name": name, "slo_ms": 50} for name in ("a", "b", "c")]},
+        "workload": {
+            "models": [
+                {"name": "a", "slo_ms": 50, "entries": asked},
+                {"name": "b", "slo_ms": 50, "rate_rps": 100},
+                {"name": "c", "slo_ms": 50, "rate_rps": 100},
+            ]
+        },
         "gpus_used": {"A100": 2},
         "pools": [
             pool("p20", 20, 0, 0),
@@ -63,24 +75,28 @@ def example() -> dict[str, Any]:
                 "slo_us": 50_000,
                 "throughput_rps": 200.0,
                 "policy": "reservation",
-                "entries": [
-                    {"name": "whole", "block": 0, "budget_us": 50_000, "rate_rps": 100},
-                    {"name": "tail", "block": 4, "budget_us": 20_000, "rate_rps": 100},
-                ],
+                "entries": [e | {"budget_us": 1_000 * budgets_ms[e["name"]]} for e in entries],
                 "pipelines": [
-                    pipeline(stage("p20", 0, 4), stage("p40", 4, 10), entry="whole"),
+                    pipeline(
+                        stage("p20", 0, 4, transfer_us=1),
+                        stage("p40", 4, 10),
+                        entry="whole",
+                        latency_us=5_001,
+                    ),
                     pipeline(stage("p60", 4, 10), entry="tail"),
                 ],
             },
             {
                 "name": "b",
                 "slo_us": 50_000,
+                "throughput_rps": 100.0,
                 "policy": "deferred",
                 "pipelines": [pipeline(stage("p80", 0, 6, memory_bytes=memory(1 << 30, 1 << 29)))],
             },
             {
                 "name": "c",
                 "slo_us": 50_000,
+                "throughput_rps": 100.0,
                 "policy": "deferred",
                 "pipelines": [pipeline(stage("p80", 0, 3, memory_bytes=memory(1 << 30, 1 << 28)))],
             },

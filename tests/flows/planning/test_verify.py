@@ -7,6 +7,7 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -118,6 +119,10 @@ def test_latencies_and_bytes_are_compared_with_the_profiles() -> None:
     other = {"net": profile(fast_us=(1000, 1001, 1000), boundary_bytes=(1000, 2000))}
     found = verify_plan(planned(), other)
     assert any("profiled" in text for text in found)
+
+
+def test_a_plan_of_unequal_shares_written_by_hand_holds() -> None:
+    assert verify_plan(Plan.from_dict(example())) == []
 
 
 def test_blocks_left_out_are_found() -> None:
