@@ -1,7 +1,9 @@
 """Pools that several models share, unequal shares and entries, over real sockets, without Triton."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ from tests.triton_backend.serving.front.test_service_incoming import Incoming
 from tests.triton_backend.serving.shared_plans import apart, on_one_pool, sharing, with_tail
 from tests.triton_backend.serving.small_plans import BATCH, plan
 from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
+from triton_backend.contract.decisions import Dispatch, Hop
+from triton_backend.contract.events import StageDone
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import complete_tensors, request_tensors
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.worker.stage import open_runtimes
 
@@ -43,6 +48,23 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalSyst
     made = LocalSystem(tmp_path / "serve", served, ServeOptions(artifacts=tmp_path / "artifacts"))
     yield made
     made.stop()
+    runs = measured_runs(tmp_path / "serve")
+    assert runs
+    for own in runs.values():  # one at a time, as its worker reported
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(own)))
+
+
+def measured_runs(folder: Path) -> dict[int, list[tuple[int, int]]]:
+    """From when to when every vGPU ran, by the reports in the gateway's log."""
+    paths: dict[int, tuple[Hop, ...]] = {}
+    runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for path in sorted((folder / "events").glob("events-*.jsonl")):
+        for item in read_events(path.read_text().splitlines()):
+            if isinstance(item, Dispatch):
+                paths[item.batch_id] = item.hops
+            elif isinstance(item, StageDone):
+                runs[paths[item.batch_id][item.stage].vgpu].append((item.start_us, item.end_us))
+    return runs
 
 
 def ask_both(system: LocalSystem, count: int) -> list[tuple[str, Arrays, Callable[[], Answer]]]:
