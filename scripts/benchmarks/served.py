@@ -12,7 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +38,7 @@ from tests.fakes.plans import (
     hand_stage,
 )
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.decisions import Dispatch
+from triton_backend.contract.decisions import FIRST_TASK, Dispatch
 from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import s_to_us, us_to_s
@@ -52,6 +55,7 @@ SAMPLES_CHECKED = 16
 BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
 QUICK_US, QUICK_RPS = 5_000, 20.0
 MINUTE_S, AROUND_S = 60.0, 2.5
+PUBLISHED_S = 2.5
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -236,6 +240,16 @@ class Served:
         path.write_text(json.dumps(plan.to_dict()))
         return path
 
+    def metric(self, name: str) -> dict[str, float]:
+        """Values of a metric as published, which happens once a second, by their labels."""
+        time.sleep(PUBLISHED_S)
+        with urllib.request.urlopen(self.state.metrics_url) as answer:  # noqa: S310  # our own server
+            lines = answer.read().decode().splitlines()
+        found = (
+            line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} "))
+        )
+        return {labels.removeprefix(name): float(value) for labels, _, value in found}
+
     def processes(self) -> list[psutil.Process]:
         """Everything that runs in its process group."""
         group = int(self.state.data["process_group"])
@@ -267,6 +281,15 @@ class Served:
                 else:
                     now_us = getattr(item, "now_us", now_us)
         return changed, np.sort(np.asarray(dispatched, dtype=np.int64))
+
+    def tasks_run_again(self) -> int:
+        """How often a task of a job was dispatched once more, as the gateway's event files tell."""
+        seen: Counter[int] = Counter()
+        for path in sorted((self.folder / "events").glob("events-*.jsonl")):
+            for item in read_events(_whole_lines(path)):
+                if isinstance(item, Dispatch):
+                    seen.update(number for number in item.request_ids if number >= FIRST_TASK)
+        return sum(seen.values()) - len(seen)
 
     def segments(self) -> list[Path]:
         """Its shared memory."""

@@ -4,13 +4,16 @@ Two emulated models of two stages on pools of four vGPUs over two nodes each are
 Triton and loaded with requests whose right answers are known. A few seconds into each run one part
 is broken; a prober asks for the state ten times a second and tries a request of every model.
 
-    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--out FILE]
+    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--application] [--out FILE]
+
+With `--application` an application stands in the place of the two models: a detector, two modules that run none to
+four rows of it and one that joins them, on as many vGPUs. Its modules run on one host, so no other is cut off.
 
 Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
 (those that a killed process held are never answered by Triton, their clients give up after a
 second); seconds until repaired (every worker up, every model answers) and from then until attainment
 is back at 99 % and stays there; attainment of the whole run beside the simulator's, which loses the
-same vGPUs for as long. Of a fault that lasts, attainment without them beside the simulator's.
+same vGPUs for as long; tasks of jobs that ran again. Of a fault that lasts, attainment without them beside the simulator's.
 
 Full disk and full shared memory need a mount namespace of our own (`unshare`), two hosts a network
 namespace, the jumping clock a C compiler; where one is not there the row says so.
@@ -31,6 +34,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
+from scripts.benchmarks.applications.plans import faulty_application, requests_of
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.served import (
     SERVED,
@@ -45,6 +49,7 @@ from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, Fault
 from scripts.faults.places import Far, NotHereError, Shifted
 from scripts.faults.probe import Prober, wait_well
 from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -57,12 +62,13 @@ GOOD = 0.99
 GRACE_US = 100_000
 RECOVERY_TARGET_S = 5.0
 GIVE_UP_S = 1.0
+WRITTEN_S = 1.0  # the event files are written four times a second
 GAP_BEFORE_US, GAP_AFTER_US = 500_000, 5_000_000
 
 
 def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     """One run with one fault in it."""
-    checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in served.plan.models]
+    checks = [f"--check={name}={path}" for name, path in checked_files(served).items()]
     load = Load(
         served.state.grpc_url,
         served.write_plan(served.plan, "plan"),
@@ -71,6 +77,7 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
         f"--give-up-s={GIVE_UP_S}",
         *checks,
     )
+    before = served.tasks_run_again()
     prober = Prober(served)
     prober.start()
     time.sleep(FAULT_AT_S)
@@ -79,7 +86,9 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     gone_us = time.monotonic_ns() // 1000
     loaded = load.result()
     prober.end()
-    row = counted(loaded) | {"complaints": prober.complaints}
+    time.sleep(WRITTEN_S)
+    again = served.tasks_run_again() - before
+    row = counted(loaded) | {"complaints": prober.complaints, "tasks_run_again": again}
     if fault.longest_gap_s is not None:
         row |= {"gap_s": dispatch_gap_s(served, fault_us), "gap_target_s": fault.longest_gap_s}
     if fault.lasts:
@@ -93,6 +102,17 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
         | recovery(loaded, fault_us, repaired_us)
         | {"attainment": loaded.attainment, "simulated": simulated(served.plan, seconds, away)}
     )
+
+
+def checked_files(served: Served) -> dict[str, Path]:
+    """Requests with their answers, of every model and application."""
+    applications = {planned.name for planned in served.plan.applications}
+    return {
+        model.name: requests_of(served.folder, model.name).path
+        if model.name in applications
+        else samples_file(served.root, model)
+        for model in served_models(served.plan)
+    }
 
 
 def counted(loaded: Loaded) -> dict[str, Any]:
@@ -116,7 +136,6 @@ def counted(loaded: Loaded) -> dict[str, Any]:
 
 def dispatch_gap_s(served: Served, fault_us: int) -> float:
     """The longest time without a dispatch from just before a fault on, after a fault of the scheduler."""
-    time.sleep(1.0)  # the event files are written four times a second
     _, at = served.changes_and_dispatches()
     around = at[(at > fault_us - GAP_BEFORE_US) & (at <= fault_us + GAP_AFTER_US)]
     return float(np.diff(around).max(initial=0)) / 1e6
@@ -201,7 +220,7 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
 
 HEADINGS = (
     "wrong", "late", "dropped", "failed", ">100 ms", "longest", "repaired", ">=99 %", "attained",
-    "simulated",
+    "simulated", "again",
 )  # fmt: skip
 
 
@@ -220,7 +239,7 @@ def table_row(row: dict[str, Any]) -> str:
     whole = "" if row["whole_again"] else "  NOT WHOLE AGAIN"
     return (
         f"{row['fault']:<38}{counts}{row['waited_longest_ms']:>10.0f}{times}"
-        f"{row['attainment']:>10.3f}{row['simulated']:>10.3f}{whole}"
+        f"{row['attainment']:>10.3f}{row['simulated']:>10.3f}{row['tasks_run_again']:>10}{whole}"
     )
 
 
@@ -302,19 +321,21 @@ def main() -> int:
     add = parser.add_argument
     add("--only", nargs="+", help="names of faults")
     add("--seconds", type=float, default=12.0, help="of load per fault")
+    add("--application", action="store_true", help="an application in place of the models")
     add("--port", type=int, default=18_530, help="the first of those used")
     add("--verbose", action="store_true", help="the server's logs at the end")
     add("--inside", type=Path, help=argparse.SUPPRESS)
     add_destinations(parser)
     options = parser.parse_args()
-    plan = small_plan("faults")
+    plan = faulty_application() if options.application else small_plan("faults")
     if options.inside is not None:
         inside(options, plan)
         return 0
     watch = Stopwatch()
     print(f"{'fault':<38}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
     rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
-    rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    if not options.application:
+        rows += run_all(options, FAR, lambda: Far(plan, options.port))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
     if not options.only or any(fault.name in options.only for fault in FILLED):
         rows += in_namespace()

@@ -16,6 +16,7 @@ import psutil
 
 from scripts.benchmarks.served import SHARED_FOLDER, Served
 from scripts.faults.places import LINK, Shifted, run_as_root
+from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serving.gateway.state import WorkerAddress
 
@@ -107,7 +108,7 @@ def scheduler(served: Served) -> psutil.Process:
 
 def kill_gateway(served: Served) -> None:
     """SIGKILL to fronts and scheduler at once."""
-    fronts = [stub(served, model.name) for model in served.plan.models]
+    fronts = [stub(served, model.name) for model in served_models(served.plan)]
     for process in [scheduler(served), *fronts]:
         process.kill()
 

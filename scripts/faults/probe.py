@@ -9,6 +9,7 @@ import urllib.request
 from scripts.benchmarks.served import Served
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.runtimes.stage_tensors import served_models
 
 PROBE_SECONDS = 0.1
 
@@ -43,7 +44,7 @@ class Prober(threading.Thread):
             return str(error)[:80]
         if workers["up"] < workers["total"]:
             return f"{workers['up']} of {workers['total']} workers"
-        for model in self._served.plan.models:
+        for model in served_models(self._served.plan):
             if not is_served(self._served, model.name):
                 return f"no answer of {model.name}"
         return None
@@ -71,7 +72,7 @@ def wait_well(served: Served) -> bool:
             status = served.state.control("status")
             workers, standby = status["workers"], status["scheduler"]["standby"]
             whole = workers["up"] == workers["total"] and standby != "not ready"
-            if whole and all(is_served(served, m.name) for m in served.plan.models):
+            if whole and all(is_served(served, m.name) for m in served_models(served.plan)):
                 return True
         time.sleep(PROBE_SECONDS)
     return False
