@@ -6,8 +6,8 @@ is broken; a prober asks for the state ten times a second and tries a request of
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--application] [--out FILE]
 
-With `--application` an application stands in the place of the two models: a detector, two modules that run none to
-four rows of it and one that joins them, on as many vGPUs. Its modules run on one host, so no other is cut off.
+With `--application` a diamond of four modules stands in the place of the two models, on as many vGPUs. Its modules run
+on one host, so no other is cut off.
 
 Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
 (those that a killed process held are never answered by Triton, their clients give up after a

@@ -8,6 +8,8 @@ import urllib.request
 
 from scripts.benchmarks.served import Served
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.units import us_to_s
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.runtimes.stage_tensors import served_models
 
@@ -45,21 +47,23 @@ class Prober(threading.Thread):
         if workers["up"] < workers["total"]:
             return f"{workers['up']} of {workers['total']} workers"
         for model in served_models(self._served.plan):
-            if not is_served(self._served, model.name):
+            if not is_served(self._served, model):
                 return f"no answer of {model.name}"
         return None
 
 
-def is_served(served: Served, model: str) -> bool:
-    """Whether a model answers one request."""
+def is_served(served: Served, model: ModelPlan) -> bool:
+    """Whether a model or an application answers one request; a job alone may take all its time."""
     body = {
         "inputs": [{"name": "input", "shape": [1, 4096], "datatype": "UINT8", "data": [0] * 4096}]
     }
     request = urllib.request.Request(  # our own server
-        f"http://{served.state.http_url}/v2/models/{model}/infer", data=json.dumps(body).encode()
+        f"http://{served.state.http_url}/v2/models/{model.name}/infer",
+        data=json.dumps(body).encode(),
     )
     try:
-        with urllib.request.urlopen(request, timeout=1) as answer:  # noqa: S310  # as above
+        timeout_s = max(1.0, 1.2 * us_to_s(model.slo_us))
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # as above
             return bool(answer.read())
     except OSError:
         return False
@@ -72,7 +76,7 @@ def wait_well(served: Served) -> bool:
             status = served.state.control("status")
             workers, standby = status["workers"], status["scheduler"]["standby"]
             whole = workers["up"] == workers["total"] and standby != "not ready"
-            if whole and all(is_served(served, m.name) for m in served_models(served.plan)):
+            if whole and all(is_served(served, m) for m in served_models(served.plan)):
                 return True
         time.sleep(PROBE_SECONDS)
     return False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmarks.served import BLOCKS, SMALL_BATCH, quick_model, small_model, small_stage
+from scripts.benchmarks.served import BLOCKS, SMALL_BATCH, quick_model, small_stage
 from tests.fakes.applications import hand_application, hand_module
 from tests.fakes.plans import HandModel, hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.triton_backend.serving.served_applications import expected
@@ -137,34 +137,29 @@ def shape_plan(name: str, stretch: float = 1.0) -> Plan:
 
 
 def faulty_application() -> Plan:
-    """An application and a quick model on the vGPUs that `small_plan` has, for the same faults.
+    """A diamond and a quick model on the vGPUs that `small_plan` has, for the same faults.
 
     Its modules stand on four vGPUs each, of two nodes of one class and of the other in turn.
     """
     stage_us = 160_000
-    modules = (
-        hand_module("detect", "detect"),
-        hand_module("cars", "cars", "detect", rows=1.0, max_rows=4),
-        hand_module("people", "people", "detect", rows=1.0, max_rows=4),
-        hand_module("join", "join", "cars", "people"),
-    )
+    modules, outputs = SHAPES["diamond"]
     rate_rps = 0.5 * 4 * SMALL_BATCH * 1e6 / stage_us
     models = [
-        small_model(
+        hand_model(
             module.model,
-            2 * SLO_US // 3,
             hand_pipeline(
                 small_stage((0, BLOCKS), ("FAST", "SLOW")[number % 2], 2 * (number // 2), stage_us),
                 batch=SMALL_BATCH,
                 rate_rps=rate_rps,
             ),
+            slo_us=2 * SLO_US // 3,
+            policy="reservation-ahead",
         )
         for number, module in enumerate(modules)
     ]
     quick = quick_model("quick", SLO_US // 3, 4)
     nodes = [NodeGroup(count=2, gpu_class=name, gpus=5, nic_gbps=10.0) for name in ("FAST", "SLOW")]
     plan = hand_plan(*models, quick, nodes=nodes, plan_id="faults")
-    outputs = {"car": "cars.output", "all": "join.output"}
     planned = application("alpha", Shape(modules, outputs), rate_rps=rate_rps, slo_us=2 * SLO_US)
     demands = (ModelDemand(name="quick", slo_us=quick.model.slo_us),)
     workload = Workload(models=demands, applications=(planned.application,))
