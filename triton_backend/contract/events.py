@@ -85,6 +85,18 @@ class StageDone:
 
 
 @message
+class RideLeft:
+    """A joint run has begun: nobody boards it any more, though it should not have started yet.
+
+    Only needed before members are given up (`BatchLost`) that were not aboard: their requests would
+    board it again.
+    """
+
+    now_us: int
+    ride_id: int
+
+
+@message
 class RideDone:
     """A joint run (`decisions.Ride`) is over, which really lasted from `start_us` to `end_us`.
 
@@ -221,6 +233,7 @@ Event = (
     | Emitted
     | JobCancel
     | StageDone
+    | RideLeft
     | RideDone
     | TransferDone
     | WorkerLost

@@ -41,6 +41,7 @@ from triton_backend.contract.events import (
     PlanChanged,
     Resume,
     RideDone,
+    RideLeft,
     StageDone,
     Timer,
     TransferDone,
@@ -186,6 +187,7 @@ class Scheduler:
             Emitted: self._emitted,
             JobCancel: self._job_cancel,
             StageDone: self._stage_done,
+            RideLeft: self._ride_left,
             RideDone: self._ride_done,
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
@@ -358,6 +360,15 @@ class Scheduler:
         slot, dispatch = self._in_flight(event.batch_id)
         check_report(event, len(dispatch.hops))
         return self._take(STAGE_DONE, event.now_us, slot, event.stage, event.end_us)
+
+    def _ride_left(self, event: RideLeft) -> list[Decision]:
+        slot = self._rides.get(event.ride_id)
+        if slot is None:
+            raise InputError(f"ride {event.ride_id}", "is not in flight")
+        self._now_us = event.now_us
+        self._tables.counts[0]["now_us"] = event.now_us
+        self._tables.batches[slot]["pool"] = NONE  # a ride of no pool is boarded by nobody
+        return []
 
     def _ride_done(self, event: RideDone) -> list[Decision]:
         slot = self._rides.get(event.ride_id)

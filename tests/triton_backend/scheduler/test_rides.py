@@ -25,6 +25,7 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     RideDone,
+    RideLeft,
     StageDone,
     Timer,
     TransferDone,
@@ -212,6 +213,20 @@ def test_doors_shut_before_a_ride_leaves() -> None:
     assert ride.start_us == 7_000
     assert the_ride(told.arrive(5_999, AT_JUNCTION)).ride_id == ride.ride_id
     assert the_ride(told.arrive(6_000, AT_JUNCTION)).ride_id != ride.ride_id
+
+
+def test_nobody_boards_a_ride_that_has_left_before_its_time() -> None:
+    told = Told(two_tails())
+    ride = the_ride(told.arrive(0, AT_JUNCTION))
+    told.arrive(1, AT_JUNCTION)
+    assert told.tell(RideLeft(now_us=2, ride_id=ride.ride_id)) == []
+    decided = told.tell(BatchLost(now_us=3, batch_id=0))
+    again = {seat.batch_id for d in decided if isinstance(d, Ride) for seat in d.members}
+    others = [d for d in decided if isinstance(d, Ride) and d.ride_id != ride.ride_id]
+    assert len(others) == 1
+    assert 0 not in again
+    with pytest.raises(InputError, match="is not in flight"):
+        told.tell(RideLeft(now_us=4, ride_id=99))
 
 
 def test_times_of_rides_are_those_said_last_over_a_change_of_plan() -> None:

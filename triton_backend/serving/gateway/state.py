@@ -42,6 +42,7 @@ from triton_backend.contract.events import (
     PlanChanged,
     Resume,
     RideDone,
+    RideLeft,
     StageDone,
     Timer,
     TransferDone,
@@ -832,6 +833,8 @@ class Gateway:
                 self._rides_that_ran.remove(number)
                 continue
             times, aboard = ride.done
+            if any(seat.batch_id not in aboard for seat in ride.decision.members):
+                self._apply(RideLeft(now_us=self._last_us, ride_id=number))
             while left := [s for s in ride.decision.members if s.batch_id not in aboard]:
                 self.counters.batches_lost += 1
                 self._apply(BatchLost(now_us=self._last_us, batch_id=left[0].batch_id))
