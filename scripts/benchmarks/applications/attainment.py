@@ -95,7 +95,7 @@ def measured(
         **rows_of(loaded, requests),
         "bytes_in": passed["in"] - len(loaded.records) * requests.request_bytes,
         "bytes_out": passed["out"] - int(requests.answer_bytes[answered(loaded)].sum()),
-        "held": held(served),
+        "held": jobs_and_slots(served),
         "messages": loaded.summary["messages"],
     }
 
@@ -126,7 +126,7 @@ def front_bytes(served: Served) -> Counter[str]:
     return found
 
 
-def held(served: Served) -> int:
+def jobs_and_slots(served: Served) -> int:
     """Jobs in hand and slots of shelves taken, some time after the load."""
     names = ("poolpipe_jobs", "poolpipe_shelf_slots")
     return int(sum(sum(served.metric(name).values()) for name in names))

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from scripts.benchmarks.applications.attainment import held
+from scripts.benchmarks.applications.attainment import jobs_and_slots
 from scripts.benchmarks.applications.plans import SHAPES, application, guarded, plan_of, requests_of
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.benchmarks.overload import FLAT, OVERLOAD
@@ -62,7 +62,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
             failed += sum(row["failed"] for row in loaded.summary["models"].values())
             waited_ms.append(float(loaded.waited_past_deadline_us().max()) / 1000)
             print(step, goodput[step], loaded.summary["messages"], file=sys.stderr, flush=True)
-        left_over = held(served)
+        left_over = jobs_and_slots(served)
     return {
         "goodput_rps": goodput,
         "simulated_rps": {step: simulated_rps(expected, step) for step in goodput},
