@@ -95,7 +95,7 @@ def measured(
         **rows_of(loaded, requests),
         "bytes_in": passed["in"] - len(loaded.records) * requests.request_bytes,
         "bytes_out": passed["out"] - int(requests.answer_bytes[answered(loaded)].sum()),
-        "held": jobs_and_slots(served),
+        "in_hand": jobs_and_slots(served),
         "messages": loaded.summary["messages"],
     }
 
@@ -201,7 +201,7 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             most=0,
             note="below 0: answers without an optional branch",
         ),
-        Figure(name="jobs and slots of shelves held after a load", value=total["held"], most=0),
+        Figure(name="jobs and slots of shelves held after a load", value=total["in_hand"], most=0),
     ]
 
 

@@ -68,7 +68,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
         "simulated_rps": {step: simulated_rps(expected, step) for step in goodput},
         "wrong": wrong,
         "failed": failed,
-        "held": left_over,
+        "in_hand": left_over,
         "waited_longest_ms": max(waited_ms),
         "load_average": os.getloadavg()[0],
     }
@@ -118,7 +118,7 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
     note = f"machine load {row['load_average']:.1f}"
     return [
         *found,
-        Figure(name="jobs and slots of shelves held afterwards", value=row["held"], most=0),
+        Figure(name="jobs and slots of shelves held afterwards", value=row["in_hand"], most=0),
         Figure(name="wrong answers", value=row["wrong"], most=0, note=note),
         Figure(name="failed requests", value=row["failed"], most=0),
         Figure(name="waited past deadline, longest", value=row["waited_longest_ms"], unit="ms"),
