@@ -13,6 +13,7 @@ from triton_backend.contract.events import (
     LinkPaceChanged,
     PaceChanged,
     PlanChanged,
+    RideLeft,
 )
 from triton_backend.scheduler import kernel_api
 from triton_backend.scheduler.kernel_api import (
@@ -47,7 +48,8 @@ BY_SETTLING = {
     LinkPaceChanged,
     PlanChanged,
     Emitted,
-}  # Python changes arrays, then settles
+    RideLeft,
+}  # Python changes arrays, and settles where that may let something be sent
 
 
 class Kernels:
