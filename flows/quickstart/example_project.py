@@ -37,10 +37,14 @@ FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
 MAX_BATCH = 4
 BLOCKS = 10
 SLO_FACTOR = 5
+# The rows of a request come all at once and wait for each other, which a plan's rates do not know.
+APPLICATION_SLO_FACTOR = 10
 # Triton, eight workers and the load share two cores: their own jitter must not decide.
 SHORTEST_SLO_US = ms_to_us(200.0)
 NIC_GBPS = 10.0
 LOAD_FACTOR = 0.5
+# The first crops take several times as long as later ones, for which a worker is planned slower for seconds.
+APPLICATION_LOAD_FACTOR = 0.3
 # What a client written in Python, Triton and eight workers do without haste on two shared cores.
 # A tiny model is planned at thousands of requests/s, which says more about the client than the plan.
 MOST_RPS = 400.0
@@ -106,9 +110,9 @@ def example_application(splits: Sequence[SplitModel], *, rows: float, slo_us: in
 
 
 def application_slo_us(graph: Application, profiles: Mapping[str, ModelProfile]) -> int:
-    """5 times what the fast class takes for the longest path at batch 1."""
+    """10 times what the fast class takes for the longest path at batch 1."""
     times_us = {m.name: float(_fast_us(profiles[m.model])) for m in graph.modules}
-    return max(round(SLO_FACTOR * graph.longest(times_us)), SHORTEST_SLO_US)
+    return max(round(APPLICATION_SLO_FACTOR * graph.longest(times_us)), SHORTEST_SLO_US)
 
 
 def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[OfferedModel, ...]:
@@ -178,11 +182,12 @@ def _fast_us(profile: ModelProfile) -> int:
 
 
 def offered_share(plan: Plan, asked: float | None) -> float:
-    """Load factor to offer: as asked, else half the plan, or less where that is too much for here."""
+    """Load factor to offer: as asked, else half the plan or less, as much as goes well here."""
     if asked is not None:
         return asked
+    share = APPLICATION_LOAD_FACTOR if plan.applications else LOAD_FACTOR
     planned_rps = sum(model.throughput_rps for model in served_models(plan))
-    return min(LOAD_FACTOR, MOST_RPS / planned_rps) if planned_rps > 0 else LOAD_FACTOR
+    return min(share, MOST_RPS / planned_rps) if planned_rps > 0 else share
 
 
 def workload_of(models: tuple[OfferedModel, ...]) -> Workload:

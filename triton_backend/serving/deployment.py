@@ -91,6 +91,25 @@ class Deployment:
         return self.plan.vgpus()
 
     @cached_property
+    def longest_slos_us(self) -> tuple[int, ...]:
+        """By model: the longest SLO of requests that it may still work for, of applications too.
+
+        In an application a model's own `slo_us` is the part of the time that the plan gives it.
+        """
+        return tuple(
+            max(
+                model.slo_us,
+                *(
+                    planned.application.slo_us
+                    for planned in self.plan.applications
+                    if model.name in [module.model for module in planned.application.modules]
+                ),
+                0,
+            )
+            for model in self.plan.models
+        )
+
+    @cached_property
     def _rows(self) -> dict[StagePlace, StageRow]:
         return {row.place: row for row in self.plan.stage_rows()}
 

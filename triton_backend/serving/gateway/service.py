@@ -88,7 +88,7 @@ class SchedulerService:
         self._name = name
         if name != STANDBY_MODEL:
             self._warm_up(deployment)
-        longest_us = max(model.slo_us for model in deployment.plan.models)
+        longest_us = max(deployment.longest_slos_us)
         self._seat = Seat(settings.socket_folder, HELD_BACK_SLOS * longest_us)
         self._standby = Standby(deployment, name, clock, self._seat, self._warm_up)
         self._life: Life | None = None

@@ -1096,7 +1096,7 @@ class Gateway:
         for number, batch in list(self._batches.items()):
             deployment = batch.generation.deployment
             left.add(deployment.generation)
-            slo_us = deployment.plan.models[batch.dispatch.model].slo_us
+            slo_us = deployment.longest_slos_us[batch.dispatch.model]
             last_us = max(batch.dispatch.hops[batch.reported].end_us, batch.heard_us)
             late = now_us - last_us > max(slo_us, GUEST_PATIENCE_US)
             if late and batch.generation is not self._served:
@@ -1305,7 +1305,7 @@ class Gateway:
     def _send_ride(self, ride: RideInFlight, batches: Sequence[int]) -> None:
         """Tell the worker of a ride who runs together, and from when on."""
         deployment, start_us = ride.generation.deployment, ride.decision.start_us
-        patience_us = max(model.slo_us for model in deployment.plan.models)
+        patience_us = max(deployment.longest_slos_us)
         numbers = tuple(self._first_batch + batch for batch in batches)
         body = RideBody(start_us, max(start_us, self._last_us) + patience_us, numbers)
         number = self._first_batch + ride.decision.ride_id
@@ -1458,7 +1458,7 @@ class Gateway:
         for hop in hops:
             self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
         slots = batch.slots[batch.reported :]
-        slo_us = deployment.plan.models[dispatch.model].slo_us
+        slo_us = deployment.longest_slos_us[dispatch.model]
         batch.generation.slots.hold_back(
             [(hop.vgpu, slot) for hop, slot in zip(hops, slots, strict=True)],
             self._last_us + HELD_BACK_SLOS * slo_us,

@@ -234,7 +234,7 @@ class WorkerSupervisor:
         """
         for one in awaited:
             last_us = max(one.hop.end_us, one.heard_us, self._awake_us)
-            slo_us = self._deployment.plan.models[one.stage[0]].slo_us
+            slo_us = self._deployment.longest_slos_us[one.stage[0]]
             if now_us - last_us > max(self._patience_us(one.stage), slo_us):
                 yield GiveUpBatch(one.batch_id)
 
