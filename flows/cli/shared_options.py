@@ -31,6 +31,10 @@ BuildingCluster = Annotated[
         "--cluster", metavar="FILE", help="Whose runtimes build new stages; without it, none are."
     ),
 ]
+EndAfter = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
+]
 Advisory = Annotated[bool, typer.Option("--advisory", help="Everything but the changes.")]
 WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="workload.yaml.")]
 

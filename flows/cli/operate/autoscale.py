@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.console import show
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, WarehouseFile
+from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, EndAfter, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.clock import Stopwatch
@@ -32,10 +32,7 @@ def autoscale(
         int | None,
         typer.Option(metavar="N", min=1, help="The first N GPUs of the cluster; all without it."),
     ] = None,
-    periods: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
-    ] = None,
+    periods: EndAfter = None,
     advisory: Advisory = False,
     cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -1,14 +1,12 @@
 """`steer`: plans that follow clients of the running system as they move their cuts."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from flows.cli.console import show
 from flows.cli.operate.autoscale import RunningSystem
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, WarehouseFile
+from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, EndAfter, WarehouseFile
 
 if TYPE_CHECKING:
     from flows.operations.replanning.steering import Demand
@@ -17,10 +15,7 @@ if TYPE_CHECKING:
 @command("steer", "poolpipe steer", "poolpipe steer --advisory")
 def steer(
     *,
-    looks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
-    ] = None,
+    looks: EndAfter = None,
     advisory: Advisory = False,
     cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -1,7 +1,7 @@
 """Runs of the baselines small enough to be followed by hand."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,11 +53,11 @@ def one_pool(
     )
 
 
-def run(plan: Plan, policy: str, *instants_us: Sequence[int], **options: float) -> SimResult:
+def run(plan: Plan, policy: str, *instants_us: Sequence[int], **options: Any) -> SimResult:
     """A run with requests of every model at these instants."""
     arrivals = {f"m{n}": np.asarray(own, dtype=np.int64) for n, own in enumerate(instants_us)}
     stated = Instant(by_model=arrivals)
-    return simulate(plan, SimOptions(policy=policy, arrivals=stated, **options))  # type: ignore[arg-type]
+    return simulate(plan, SimOptions(policy=policy, arrivals=stated, **options))
 
 
 def uses(result: SimResult) -> list[Use]:
