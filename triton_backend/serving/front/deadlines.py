@@ -78,8 +78,8 @@ class DeadlineWatch:
         for request in self._pending.all():
             due_us = request.deadline_us + GRACE_US
             if now_us >= due_us:
+                self._pending.expire(request)  # first, or the scheduler's answer to it may be the faster
                 self._cancel(request.number)
-                self._pending.expire(request)
                 continue
             next_us = min(next_us, due_us)
             asked = request.batch_id is None and not request.cancel_sent
