@@ -19,7 +19,7 @@ Here: the ends of stages, transfers and rides, lost and returned vGPUs. Not here
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.jobs import end_tasks, queue_again
+from triton_backend.scheduler.jobs import end_tasks, queue_again, touch
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
 from triton_backend.scheduler.rides import (
     arrived,
@@ -202,9 +202,12 @@ def abort(tables: Tables, batch: int) -> None:
     request = tables.batches[batch]["first"]
     while request != NONE:
         following = tables.requests[request]["next"]
-        tables.requests[request]["retried"] = 1
-        if tables.requests[request]["job"] == NONE or queue_again(tables, request):
+        row = tables.requests[request]
+        row["retried"] = 1
+        if row["job"] == NONE or queue_again(tables, request):
             enqueue(tables, request)
+            if tables.topology.queues[row["queue"]]["late"] == 1:  # its candidates count it not
+                touch(tables, row["queue"])
         request = following
     add_decision(tables, ABORT, tables.batches[batch]["number"], batch, FAR, 0)
     free_batch(tables, batch)

@@ -9,6 +9,7 @@ import numpy as np
 
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import FAR, NONE, Record
+from triton_backend.scheduler.policies.late import WAITING
 from triton_backend.scheduler.tables import (
     CLOSED,
     DOWNLINK,
@@ -36,6 +37,7 @@ def check_invariants(tables: Tables) -> None:
         *_timelines(tables),
         *_index(tables),
         *_queues(tables),
+        *_candidates(tables),
         *_batches(tables),
         *_rides(tables),
         *_free_slots(tables),
@@ -126,6 +128,16 @@ def _queues(tables: Tables) -> Iterator[str]:
             yield f"queue of model {model} holds a request of another model or in a batch"
         if queue["last"] != (chain[-1] if chain else NONE):
             yield f"queue of model {model} ends at {queue['last']}"
+
+
+def _candidates(tables: Tables) -> Iterator[str]:
+    """Pools know which of their candidates wait, and until when each of these stays as it is."""
+    for pipeline, row in enumerate(tables.topology.pipelines):
+        candidate = tables.candidates[pipeline]
+        says = int(tables.waiting_keep_us[row["place"]])
+        true = int(candidate["keep_us"]) if candidate["state"] == WAITING else FAR
+        if says != true:
+            yield f"candidate of pipeline {pipeline} waits until {true}, its pool says {says}"
 
 
 def _batches(tables: Tables) -> Iterator[str]:
@@ -271,7 +283,7 @@ def _jobs(tables: Tables) -> Iterator[str]:
             f"{counts['jobs_dropped']} dropped, {live} in hand"
         )
     if counts["unsettled"] or tables.queues["touched"].any():
-        yield "a queue that jobs touched was left as it is"
+        yield "a queue that was touched was left as it is"
 
 
 def _parts(tables: Tables, slot: int, mine: list[int]) -> Iterator[str]:

@@ -295,7 +295,7 @@ def _take_out(tables: Tables, slot: int, place: int) -> None:
     """Take the queued tasks of a module (NONE: of all) out of their queues.
 
     A late queue's candidates may count on them: they are made too old to be sent, so that they are
-    formed anew.
+    formed anew, and wait no more for another pool's match to look at.
     """
     known = jobs_of(tables)
     topology = tables.topology
@@ -309,6 +309,7 @@ def _take_out(tables: Tables, slot: int, place: int) -> None:
             tables.queues[row["queue"]]["timer_us"] = FAR
             for pipeline in pipelines_of(topology, row["queue"]):
                 tables.candidates[pipeline]["keep_us"] = NONE
+                tables.waiting_keep_us[topology.pipelines[pipeline]["place"]] = FAR
             touch(tables, row["queue"])
             _leave_job(tables, request)
             tables.counts[0]["dropped"] += 1
@@ -349,6 +350,7 @@ def touch(tables: Tables, queue: int) -> None:
     if tables.queues[queue]["touched"] == 0:
         tables.queues[queue]["touched"] = 1
         tables.counts[0]["unsettled"] += 1
+        tables.counts[0]["touched_late"] += tables.topology.queues[queue]["late"]
 
 
 @inlined

@@ -58,6 +58,7 @@ from triton_backend.scheduler.policies.late import (
     settle_freed,
     settle_late,
     settle_queue,
+    settle_touched,
 )
 from triton_backend.scheduler.policies.registry import decide
 from triton_backend.scheduler.queues import drop, enqueue, free_batch, free_request, new_request
@@ -242,17 +243,19 @@ def settle_one(tables: Tables, queue: int) -> int:
 
 @kernel
 def settle_jobs(tables: Tables) -> int:
-    """Release modules that can run, and decide for queues that jobs touched, until there is neither."""
+    """Release modules that can run, and decide for queues that were touched, until there is neither."""
     counts = tables.counts[0]
     while counts["unsettled"] > 0:
-        if release(tables) == NEEDS_ROOM:
+        if counts["first_listed"] != NONE and release(tables) == NEEDS_ROOM:
             return NEEDS_ROOM
-        for queue in range(len(tables.queues)):
-            if tables.queues[queue]["touched"] == 1:
+        for queue in range(_early_queues(tables)):
+            if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 0:
                 tables.queues[queue]["touched"] = 0
                 counts["unsettled"] -= 1
                 if settle_one(tables, queue) == NEEDS_ROOM:
                     return NEEDS_ROOM
+        if counts["touched_late"] > 0 and settle_touched(tables) == NEEDS_ROOM:
+            return NEEDS_ROOM
     return SETTLED
 
 

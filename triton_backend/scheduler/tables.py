@@ -164,7 +164,7 @@ QUEUE = np.dtype(
             "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
             "gap",  # mean time between requests; 0 while it is not known
             "size",  # mean samples of a request
-            "touched",  # 1 where jobs put tasks into it, or took some out, since it was settled
+            "touched",  # 1 where it was given requests, or lost some, since it was settled
         )
     ]
 )
@@ -288,7 +288,8 @@ COUNTS = np.dtype(
             "probes",
             "served",
             "dropped",
-            "unsettled",  # parts in the list and queues touched
+            "unsettled",  # parts in the list and queues touched,
+            "touched_late",  # and of these queues those of late binding
             "first_listed",  # part that is to be looked at, numbered through all jobs
             "last_listed",
             "free_job",
@@ -345,6 +346,8 @@ class Tables(NamedTuple):
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
         candidates: [pipeline] the batch that its queue would send now, of late binding.
+        waiting_keep_us: [place of a candidate] its `keep_us` while it waits to open, else FAR: close
+            together, because every batch that is sent reads all of its pool.
         heaps: [2 x pipelines + pools] timers and ready candidates of late binding.
         paths: [batch slot, hop] vGPU.
         pending: [interval] work list of the propagation of delays.
@@ -364,6 +367,7 @@ class Tables(NamedTuple):
     offers: Records
     quotes: Records
     candidates: Records
+    waiting_keep_us: Integers
     heaps: Records
     paths: Integers
     pending: Integers
@@ -422,6 +426,7 @@ def new_tables(
         offers=np.zeros((pipelines, hops), dtype=OFFER),
         quotes=np.zeros(pipelines, dtype=QUOTE),
         candidates=np.zeros(pipelines, dtype=CANDIDATE),
+        waiting_keep_us=np.full(pipelines, FAR, dtype=np.int64),
         heaps=heaps,
         paths=np.zeros((0, hops), dtype=np.int64),
         pending=np.zeros(0, dtype=np.int64),

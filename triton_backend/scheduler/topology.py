@@ -135,7 +135,8 @@ PIPELINE = np.dtype(
             "first_stage",
             "stages",
             "pool",  # of its first stage
-            "place",  # of its candidate among those of that pool
+            "place",  # of its candidate: those of a pool stand side by side
+            "placed",  # pipeline whose candidate is in this place
             "part",  # of its queue's planned rate, in 1/`PARTS`
             "ranked",  # pipeline that is in this place among its queue's, by cost per sample
             "efficient",  # the batch with the least latency per sample in its first stage
@@ -167,7 +168,8 @@ POOL = np.dtype(
             "down_rate",  # fastest downlink
             "ahead_us",  # least time from a dispatch to the start of any of its stages, any batch
             "least_us",  # least latency of any of its stages
-            "first_candidate",  # pipelines that begin here have places from this one on
+            "first_candidate",  # candidates that begin here are in places from this one on
+            "end_candidate",
         )
     ]
 )
@@ -478,7 +480,8 @@ def _pipeline_rows(
         row["stages"] = len(known.pipeline.stages)
         row["pool"] = numbers[known.pipeline.stages[0].pool]
     rows["first_stage"] = np.cumsum(rows["stages"]) - rows["stages"]
-    rows["place"][np.argsort(rows["pool"], kind="stable")] = np.arange(len(rows))
+    rows["placed"] = np.argsort(rows["pool"], kind="stable")
+    rows["place"][rows["placed"]] = np.arange(len(rows))
     return rows
 
 
@@ -554,7 +557,8 @@ def _fill_pools(plan: Plan, topology: Topology) -> None:
     rows["end_block"] = np.cumsum(_blocks(counts))
     rows["first_block"] = rows["end_block"] - _blocks(counts)
     begin_here = np.bincount(topology.pipelines["pool"], minlength=len(rows))
-    rows["first_candidate"] = np.cumsum(begin_here) - begin_here
+    rows["end_candidate"] = np.cumsum(begin_here)
+    rows["first_candidate"] = rows["end_candidate"] - begin_here
     for row in rows:
         for name in ("up_rate", "down_rate"):
             row[name] = topology.vgpus[name][row["first_vgpu"] : row["end_vgpu"]].max()

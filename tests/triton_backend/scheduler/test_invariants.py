@@ -60,6 +60,10 @@ def vanished_request(tables: Tables) -> None:
     tables.counts[0]["requests"] += 1
 
 
+def wait_that_nobody_has(tables: Tables) -> None:
+    tables.waiting_keep_us[0] = 5
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -72,6 +76,7 @@ def vanished_request(tables: Tables) -> None:
         forgotten_batch,
         leaked_slot,
         vanished_request,
+        wait_that_nobody_has,
     ],
 )
 def test_damage_is_found(damage: Callable[[Tables], None]) -> None:

@@ -1,17 +1,19 @@
 """Jobs: DAGs of modules as tasks of queues, from arrival to done or dropped."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
 from tests.fakes.job_shell import JobShell, Rows, row_by_row
-from tests.fakes.plans import Own, make_plan
+from tests.fakes.plans import Own, hand_model, hand_pipeline, hand_plan, hand_stage, make_plan
 from tests.interpreters import printed_by
 from triton_backend.contract.applications import ApplicationPlan, Module
+from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import (
     FIRST_TASK,
     Decision,
@@ -34,7 +36,7 @@ from triton_backend.contract.events import (
     StageDone,
     WorkerLost,
 )
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
@@ -388,6 +390,67 @@ def test_every_job_is_done_in_time_or_dropped_whatever_it_is_made_of(
     assert app.scheduler.in_flight() == 0
     assert sum(app.scheduler.queue_lengths()) == 0
     assert app.scheduler.request_ids() == ()
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@example(  # three jobs, the first of which dies of x4 while x2 waits for the same pool
+    (
+        hand_module("x0", "m2", optional=True),
+        hand_module("x1", "m1"),
+        hand_module("x2", "m2", "x1", rows=2.0, max_rows=2, optional=True),
+        hand_module("x3", "m0", "x0", "x2", optional=True),
+        hand_module("x4", "m0", "x1", optional=True),
+    ),
+    [(0, 7, 0), (0, 9, 0), (0, 10, 0)],
+    "eager",
+    [],
+)
+@given(
+    dags(),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(4, 60), st.integers(0, 3)), max_size=14),
+    st.sampled_from(["deferred", "eager", "turns"]),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=8),
+)
+def test_who_leaves_at_an_instant_is_not_sent_with_who_goes_then(
+    modules: Sequence[Module],
+    arrivals: list[tuple[int, int, int]],
+    policy: str,
+    cancelled: list[tuple[int, int]],
+) -> None:
+    """Models share one pool, and all happens at whole ms: arrivals, cancels and ends coincide."""
+    plan = one_pool([(4_000, 5_000, 6_000, 7_000), (2_000, 2_000), (1_000, 3_000)], policy)
+    app = shell(*modules, rows=hashed, plan=plan)
+    waiting = deque(sorted((at * MS, job) for at, job in cancelled))
+    at_us = 0
+    for job, (gap, slack, plain) in enumerate(arrivals):
+        at_us += gap * MS
+        while waiting and waiting[0][0] <= at_us:
+            when, which = waiting.popleft()
+            app.run(when - 1)
+            if which in app.hand:
+                app.apply(JobCancel(now_us=max(when, app.now_us), job_id=which))
+        app.arrive(at_us, job, slack * MS)
+        if plain:
+            app.request(at_us, job, plain - 1, slack * MS)
+    app.run()
+    assert sorted(app.ends) == list(range(len(arrivals)))
+    assert app.late == []
+    assert app.scheduler.request_ids() == ()
+
+
+def one_pool(tables: Sequence[Sequence[int]], policy: str) -> Plan:
+    """A model per table of latencies by batch (µs), all of them on the same two vGPUs."""
+    place = PlacementRun(node=0, gpu=0, slot=0, gpus=2)
+    made = [
+        hand_model(
+            f"m{number}",
+            hand_pipeline(hand_stage((0, 1), "GPU", place, table), batch=len(table), rate_rps=9.0),
+            slo_us=100 * MS,
+            policy=policy,
+        )
+        for number, table in enumerate(tables)
+    ]
+    return hand_plan(*made, nodes=[NodeGroup(count=1, gpu_class="GPU", gpus=2, nic_gbps=10.0)])
 
 
 def test_reports_of_a_dropped_job_change_nothing() -> None:

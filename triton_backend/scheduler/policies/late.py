@@ -115,12 +115,36 @@ def settle_queue(tables: Tables, queue: int) -> int:
 
 
 @kernel
+def settle_touched(tables: Tables) -> int:
+    """Decide after several queues were touched at once.
+
+    All of them are gathered before any pool is matched: a pool sends the candidates of every queue,
+    and one formed before its queue changed would take other requests than it counted.
+    """
+    counts = tables.counts[0]
+    queue = 0
+    while counts["touched_late"] > 0:
+        if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 1:
+            tables.queues[queue]["touched"] = 0
+            counts["touched_late"] -= 1
+            counts["unsettled"] -= 1
+            if _gather(tables, queue) == NEEDS_ROOM:
+                return NEEDS_ROOM
+            for pipeline in pipelines_of(tables.topology, queue):
+                tables.heaps[tables.topology.pipelines[pipeline]["pool"]]["touched"] = 1
+        queue = (queue + 1) % len(tables.queues)
+    return _match_touched(tables)
+
+
+@kernel
 def settle_freed(tables: Tables) -> int:
-    """Decide after something ended off its plan: queues are as they were, vGPUs are not."""
+    """Decide after something ended off its plan: vGPUs are not as they were, and few queues are."""
     for pipeline in range(len(tables.candidates)):
         if tables.candidates[pipeline]["state"] == BLOCKED:
             _make_ready(tables, pipeline)
-    return _match_all(tables)
+    for pool in range(len(tables.topology.pools)):
+        tables.heaps[pool]["touched"] = 1
+    return settle_touched(tables)
 
 
 @kernel
@@ -153,10 +177,7 @@ def settle_due_late(tables: Tables) -> int:
                 return NEEDS_ROOM
         else:
             _make_ready(tables, item)
-    for pool in range(len(tables.topology.pools)):
-        if tables.heaps[pool]["touched"] == 1 and _match(tables, pool) == NEEDS_ROOM:
-            return NEEDS_ROOM
-    return SETTLED
+    return settle_touched(tables)
 
 
 @inlined
@@ -333,12 +354,14 @@ def _withdraw(tables: Tables, pipeline: int) -> None:
 @inlined
 def _become(tables: Tables, pipeline: int, state: int) -> None:
     """Change the state of a candidate; its pool has to be looked at, and counts those that wait."""
-    pool = tables.heaps[tables.topology.pipelines[pipeline]["pool"]]
-    before = tables.candidates[pipeline]["state"]
-    pool["waiting_count"] += int(state == WAITING) - int(before == WAITING)
+    row = tables.topology.pipelines[pipeline]
+    pool = tables.heaps[row["pool"]]
+    candidate = tables.candidates[pipeline]
+    pool["waiting_count"] += int(state == WAITING) - int(candidate["state"] == WAITING)
     if state in (WAITING, READY):
         pool["touched"] = 1
-    tables.candidates[pipeline]["state"] = state
+    tables.waiting_keep_us[row["place"]] = candidate["keep_us"] if state == WAITING else FAR
+    candidate["state"] = state
 
 
 @inlined
@@ -432,9 +455,9 @@ def _make_ready(tables: Tables, pipeline: int) -> None:
 
 
 @kernel
-def _match_all(tables: Tables) -> int:
+def _match_touched(tables: Tables) -> int:
     for pool in range(len(tables.topology.pools)):
-        if _match(tables, pool) == NEEDS_ROOM:
+        if tables.heaps[pool]["touched"] == 1 and _match(tables, pool) == NEEDS_ROOM:
             return NEEDS_ROOM
     return SETTLED
 
@@ -577,11 +600,11 @@ def _in_order(tables: Tables, pool: int) -> int:
     """
     heaps = tables.heaps
     count = 0
-    for pipeline in range(len(tables.candidates)):
-        if tables.candidates[pipeline]["state"] != WAITING:
+    row = tables.topology.pools[pool]
+    for candidate in range(row["first_candidate"], row["end_candidate"]):
+        if tables.waiting_keep_us[candidate] == FAR:
             continue
-        if tables.topology.pipelines[pipeline]["pool"] != pool:
-            continue
+        pipeline = tables.topology.pipelines[candidate]["placed"]
         opens = heaps[pipeline]["key"]
         place = count
         if count < MOST_CROWDED:
@@ -622,31 +645,25 @@ def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
     keep = tables.candidates[pipeline]["keep_us"]
     found = NONE
     first = again
-    for other in range(len(tables.candidates)):
-        if not _changes(tables, pool, other, first):
+    row = tables.topology.pools[pool]
+    for place in range(row["first_candidate"], row["end_candidate"]):
+        if tables.waiting_keep_us[place] >= first:
             continue
+        other = tables.topology.pipelines[place]["placed"]
         back = min(busy_until, now + _stage_us(tables, other))
         if back <= keep:
-            found, first = other, tables.candidates[other]["keep_us"]
+            found, first = other, tables.waiting_keep_us[place]
     return found if found != NONE and _changing(tables, pool, again) >= free else NONE
 
 
 @kernel
 def _changing(tables: Tables, pool: int, before_us: int) -> int:
     """Waiting candidates of a pool that change before an instant."""
+    row = tables.topology.pools[pool]
     count = 0
-    for pipeline in range(len(tables.candidates)):
-        count += int(_changes(tables, pool, pipeline, before_us))
+    for place in range(row["first_candidate"], row["end_candidate"]):
+        count += int(tables.waiting_keep_us[place] < before_us)
     return count
-
-
-@inlined
-def _changes(tables: Tables, pool: int, pipeline: int, before_us: int) -> bool:
-    """Whether a candidate waits for a pool and changes before an instant."""
-    candidate = tables.candidates[pipeline]
-    if candidate["state"] != WAITING or candidate["keep_us"] >= before_us:
-        return False
-    return tables.topology.pipelines[pipeline]["pool"] == pool
 
 
 @inlined
