@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
 from triton_backend.contract.units import transfer_us
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front import batches as front_batches
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.authentication import CHALLENGE_FRAME_BYTES
@@ -230,6 +233,39 @@ def test_the_same_plan_again_starts_no_worker(fresh: LocalSystem) -> None:
         assert all(answered(asked))
     assert fresh.status()["generation"] == 5
     assert fresh.status()["counters"]["workers_lost"] == 0
+
+
+def open_files() -> Counter[str]:
+    """What the descriptors of this process name, numbers left out.
+
+    A deleted segment that is still mapped is not counted: an idle thread keeps its last batch's tensors.
+    """
+    names: Counter[str] = Counter()
+    for place in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names[re.sub(r"[0-9]+", "#", str(place.readlink()))] += 1
+    return Counter({name: n for name, n in names.items() if not name.endswith("(deleted)")})
+
+
+def test_changes_of_plan_give_back_what_they_took(
+    fresh: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of workers that go on, too: no socket or segment of a plan that is over stays open."""
+    monkeypatch.setattr(front_batches, "DEAD_BY_NOW_US", 0)  # else fronts keep slots for 10 s
+    after: list[Counter[str]] = []
+    answers_of_first = f"{fresh.settings.segment_prefix}g1-f*"
+    for generation in range(2, 7):
+        following = replace(fresh.deployment.plan, plan_id=f"plan-{generation}")
+        deploy(fresh.settings.folder, following, generation=generation)
+        fresh.control("prepare", plan_id=following.plan_id, generation=generation)
+        wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+        fresh.control("swap", plan_id=following.plan_id)
+        assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(5)]))
+        if after:
+            wait_for(lambda: open_files() <= after[0])
+        else:
+            wait_for(lambda: not list(SHARED_FOLDER.glob(answers_of_first)))
+        after.append(open_files())
 
 
 def test_an_aborted_rollout_leaves_the_old_plan_serving(fresh: LocalSystem) -> None:

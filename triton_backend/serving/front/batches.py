@@ -253,6 +253,7 @@ class FrontBatches:
             over = now_us - generation.superseded_us > generation.hold_us
             if over and not generation.in_use and not generation.waiting:
                 generation.remove()
+                self._channels.forget(generation.deployment.generation)
                 del self._generations[tag]
 
     def close(self) -> None:

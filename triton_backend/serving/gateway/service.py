@@ -400,6 +400,8 @@ class SchedulerService:
         connection.name = str(peer)
         self._peers[peer] = connection
         names = self._names.setdefault(connection, [])
+        if isinstance(peer, WorkerAddress):
+            self._forget_former(names)
         if names and not (isinstance(names[0], WorkerAddress) and isinstance(peer, WorkerAddress)):
             raise FrameError("a second HELLO, of another peer")
         if peer not in names:
@@ -411,6 +413,16 @@ class SchedulerService:
             self.gateway.worker_up(peer, now_us)
         else:
             self.gateway.worker_busy(peer, now_us)
+
+    def _forget_former(self, names: list[Address]) -> None:
+        """Forget what a worker that goes on was called in generations that are over."""
+        served = self.gateway.deployment.generation
+        for name in list(names):
+            if isinstance(name, WorkerAddress):
+                former = name.generation < served and not self.gateway.knows(name.generation)
+                if former:
+                    names.remove(name)
+                    self._peers.pop(name, None)
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is lost."""

@@ -1104,6 +1104,7 @@ class Gateway:
         over = self._former.keys() - left
         for generation in over:
             del self._former[generation]
+            self._up.pop(generation, None)
         if over:  # what only they ran is given up
             vgpus = range(len(self.deployment.vgpus))
             self._adopt(self._rollout.prepared or self.deployment, vgpus)

@@ -39,6 +39,7 @@ from triton_backend.serving.server.metrics import (
     node_values,
     scheduler_values,
 )
+from triton_backend.serving.transport.event_loop import close_inherited_sockets
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import Arrays
 
@@ -63,6 +64,7 @@ class _Model(ABC):
             format=f"%(asctime)s %(levelname)s {args['model_name']}: %(message)s",
             level=logging.INFO,
         )
+        close_inherited_sockets()
         # Threads here work for microseconds at a time; five milliseconds are too long to wait.
         sys.setswitchinterval(SWITCH_SECONDS)
         ask_for_short_slices()

@@ -171,6 +171,14 @@ class Channels:
         )
         return channel
 
+    def forget(self, generation: int) -> None:
+        """A generation is over: end the channels to receivers that go on without it."""
+        for key, channel in list(self._open_channels.items()):
+            if key[0] == generation:
+                del self._open_channels[key]
+                self._loop.drop(channel.connection, CloseReason.OVER)
+                channel.close()
+
     def closed(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""
         for key, channel in list(self._open_channels.items()):

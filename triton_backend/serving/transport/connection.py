@@ -61,6 +61,7 @@ class CloseReason(StrEnum):
     INTERNAL_ERROR = "an error of ours"  # logged with its traceback
     REPLACED = "replaced by a newer connection of the same peer"
     NO_SEGMENT = "the peer has no shared memory"
+    OVER = "its plan is over"
 
 
 REFUSALS = frozenset({CloseReason.REFUSED, CloseReason.UNAUTHENTICATED})

@@ -17,6 +17,8 @@ import logging
 import os
 import select
 import socket
+import stat
+from pathlib import Path
 
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
@@ -58,6 +60,28 @@ def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return made, (host, int(port))
     raise InputError(f"address {address!r}", "is neither unix:PATH nor tcp:HOST:PORT")
+
+
+def close_inherited_sockets() -> int:
+    """Close the TCP sockets that this process has, none of which it has opened itself; how many.
+
+    Triton forks the process of a model with every connection that its clients have at that moment, and
+    with its listeners. A client would not see its connection end, and nobody else could have the ports,
+    until the model is unloaded too.
+    """
+    closed = 0
+    for place in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            fd = int(place.name)
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            found = socket.socket(fileno=fd)
+            if found.family in {socket.AF_INET, socket.AF_INET6}:
+                found.close()
+                closed += 1
+            else:
+                found.detach()
+    return closed
 
 
 class EventLoop:

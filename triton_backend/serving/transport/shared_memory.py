@@ -60,6 +60,12 @@ class Segment:
             self._others[id(layout)] = known
         return known[1]
 
+    def forget(self, layout: SlotLayout) -> None:
+        """No batch lies by this layout any more."""
+        known = self._others.pop(id(layout), None)
+        if known is not None:
+            known[1].forget_views()
+
     @classmethod
     def create(cls, name: str, layout: SlotLayout, slots: int) -> Self:
         """Make the segment, replacing a left-over of the same name.

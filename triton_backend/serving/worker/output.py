@@ -106,6 +106,7 @@ class OutputSender:
         served = self._served.pop(tag, None)
         if served is not None:
             self._shelves.forget(served[0].generation)
+            self._channels.forget(served[0].generation)
 
     def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
         """Where the results of a batch go.

@@ -134,7 +134,7 @@ class BatchQueue:
         """Accept no more batches of a generation."""
         self._served.pop(tag, None)
         for place in [place for place in self._inputs if place[0] == tag]:
-            del self._inputs[place]
+            self._segment.forget(self._inputs.pop(place).layout)
             self._patience_us.pop(place, None)
 
     def check(self, header: Header, batch: BatchBody) -> int:

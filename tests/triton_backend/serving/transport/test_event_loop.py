@@ -24,6 +24,7 @@ from triton_backend.serving.transport.event_loop import (
     MAX_UNPROVEN,
     PROOF_US,
     EventLoop,
+    close_inherited_sockets,
     make_socket,
 )
 from triton_backend.serving.transport.wire import (
@@ -36,6 +37,31 @@ from triton_backend.serving.transport.wire import (
 )
 
 KEY = b"the key"
+
+
+@pytest.mark.slow
+def test_a_forked_process_keeps_no_connection_of_its_parent_open() -> None:
+    """As one of a model that Triton forks while it serves: clients see the end, the port is free."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    client = socket.create_connection(("127.0.0.1", port))
+    server, _ = listener.accept()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:  # it has all five
+        ours.send(bytes([close_inherited_sockets()]))
+        ours.recv(1)
+        os._exit(0)
+    with client, ours, theirs:
+        closed = theirs.recv(1)[0]
+        server.close()
+        listener.close()
+        client.settimeout(5)
+        assert closed >= 3
+        assert client.recv(1) == b""
+        socket.create_server(("127.0.0.1", port)).close()
+        theirs.send(b"x")
+        os.waitpid(child, 0)
 
 
 class HandClock(SystemClock):
