@@ -15,8 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import jinja2
-
 import model_repo_templates
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
@@ -26,6 +24,7 @@ from triton_backend.runtimes.stage_tensors import (
     request_tensors,
     served_models,
 )
+from triton_backend.serve_folder.batches import BATCHES_NAME, batches_text
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
@@ -219,6 +218,7 @@ def render_generation(
     write_whole(place / "plan.json", json.dumps(plan.to_dict()) + "\n")
     write_whole(place / FRONT_PORTS_NAME, json.dumps(dict(names.ports)) + "\n")
     write_whole(place / WORKERS_NAME, json.dumps(names.workers.to_dict()) + "\n")
+    write_whole(place / BATCHES_NAME, batches_text(plan))
     for node in nodes:
         name = node_model(node, generation)
         _model(folder, "node", name, settings, generation=generation, node=node)
@@ -363,6 +363,8 @@ def _model(folder: Path, kind: str, name: str, settings: Path | None, **variable
 
 def render_template(template: str, **variables: Any) -> str:
     """A template of `model_repo_templates` as text; a variable that is not given is an error."""
+    import jinja2  # noqa: PLC0415  # here, because most processes only read what was rendered
+
     templates = Path(model_repo_templates.__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),

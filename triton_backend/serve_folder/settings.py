@@ -15,14 +15,13 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.policies.registry import policy_number
-from triton_backend.scheduler.topology import check_nic
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name
 
 SETTINGS_NAME = "settings.json"
 THIS_HOST = "127.0.0.1"
 MIN_GUARD_US = 3_000
+USUAL_NIC = "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class ServeOptions:
 
     artifacts: Path | None = None
     policy: str | None = None
-    nic: str = "shared"
+    nic: str = USUAL_NIC
     emulate_links: bool | None = None
     noise: float = 0.0
     seed: int = 0
@@ -68,9 +67,8 @@ class ServeOptions:
     standby: bool = True
 
     def __post_init__(self) -> None:
-        if self.policy is not None:
-            policy_number(self.policy)
-        check_nic(self.nic)
+        if self.policy is not None or self.nic != USUAL_NIC:
+            _check_choices(self.policy, self.nic)
         if not (0 <= self.guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(
                 "serve settings",
@@ -189,6 +187,16 @@ def plan_artifacts(plan: Plan) -> tuple[str, ...]:
     """Names of the artifacts that a plan's stages run, each once; none where all are emulated."""
     stages = (stage for m in plan.models for p in m.pipelines for stage in p.stages)
     return tuple(sorted({stage.artifact for stage in stages if stage.artifact is not None}))
+
+
+def _check_choices(policy: str | None, nic: str) -> None:
+    # Imported here: the scheduler's kernels take a second to load, and most systems choose neither.
+    from triton_backend.scheduler.policies.registry import policy_number  # noqa: PLC0415
+    from triton_backend.scheduler.topology import check_nic  # noqa: PLC0415
+
+    if policy is not None:
+        policy_number(policy)
+    check_nic(nic)
 
 
 def _chosen(options: ServeOptions) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.entries import Entry
@@ -31,8 +31,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import request_tensors, served_model, served_models
-from triton_backend.scheduler.policies.registry import largest_batches, queue_policies
-from triton_backend.scheduler.topology import QueuePolicy, RideTimes, seats_of
+from triton_backend.serve_folder.batches import ModelBatches, plan_batches, read_batches
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
     WorkerOrigin,
@@ -42,6 +41,9 @@ from triton_backend.serve_folder.repository import (
 )
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.layout import SlotLayout
+
+if TYPE_CHECKING:
+    from triton_backend.scheduler.topology import RideTimes
 
 MAX_SHELF_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
@@ -62,6 +64,7 @@ class Deployment:
     plan: Plan
     front_ports: Mapping[str, int] = field(default_factory=dict[str, int])
     workers: Workers | None = None
+    batches: Mapping[str, ModelBatches] | None = None
 
     @classmethod
     def read(cls, settings: ServeSettings, generation: int) -> Self:
@@ -77,7 +80,10 @@ class Deployment:
             raise InputError(str(path), f"not a plan: {error}") from error
         plan = check_complete(Plan.from_dict(data), str(path))
         ports = read_front_ports(settings.folder, generation)
-        return cls(settings, generation, plan, ports, read_workers(settings.folder, generation))
+        workers = read_workers(settings.folder, generation)
+        own = settings.policy is None  # else the plan's own policies are not asked
+        batches = read_batches(settings.folder, generation) if own else None
+        return cls(settings, generation, plan, ports, workers, batches)
 
     @cached_property
     def tag(self) -> int:
@@ -156,44 +162,46 @@ class Deployment:
         return self.model_of(row).stage_outputs(row.pipeline, row.stage)
 
     @cached_property
-    def _policies(self) -> list[QueuePolicy]:
-        return queue_policies(self.plan, self.settings.policy)
+    def _batches(self) -> Mapping[str, ModelBatches]:
+        return self.batches or plan_batches(self.plan, self.settings.policy)
+
+    def _batches_of(self, row: StageRow) -> ModelBatches:
+        return self._batches[self.model_of(row).name]
 
     def binds_late(self, model: int) -> bool:
         """Whether batches of a model stay open until they are sent."""
-        return self._policies[model].rules is not None
-
-    @cached_property
-    def _largest(self) -> dict[str, tuple[int, ...]]:
-        return largest_batches(self.plan, self.settings.policy)
+        return self._batches[self.plan.models[model].name].late
 
     def largest_of(self, row: StageRow) -> int:
         """Most samples of a batch at a stage."""
-        return self._largest[self.model_of(row).name][row.pipeline]
+        return self._batches_of(row).largest[row.pipeline]
 
     def seats_of(self, row: StageRow) -> int:
         """Most samples of a joint run of a stage; 0 where each batch runs alone."""
-        return seats_of(self.stage_of(row), self.pipeline_of(row), self._policies[row.model])
+        return self._batches_of(row).seats[row.pipeline][row.stage]
 
     def most_in_a_run(self, row: StageRow) -> int:
         """Most samples that a stage runs at once: of a batch, or of all in a ride."""
         return max(self.largest_of(row), self.seats_of(row))
 
     @cached_property
-    def ride_times(self) -> RideTimes:
+    def ride_times(self) -> "RideTimes":
         """What rides are allowed, which what is kept back of every request's time pays for.
 
         Timers of the scheduler ring before their instant by as much as `guard_us` is; half as long
         is left for a member that is late.
         """
+        # Imported here, because of all processes only the scheduler's has its kernels.
+        from triton_backend.scheduler.topology import RideTimes  # noqa: PLC0415
+
         guard_us = min(self.settings.guard_us(model.slo_us) for model in self.plan.models)
         return RideTimes(DOORS_US, guard_us + guard_us // 2)
 
     def largest_request(self, model: ModelPlan, entry: Entry | None = None) -> int:
         """Most samples of a request of a model, of one of its entries, or of an application."""
-        if model.name not in self._largest:
+        if model.name not in self._batches:
             return self._largest_job(model.name)
-        pairs = zip(model.pipelines, self._largest[model.name], strict=True)
+        pairs = zip(model.pipelines, self._batches[model.name].largest, strict=True)
         return max(
             (n for p, n in pairs if entry is None or p.entry in {None, entry.name}), default=1
         )
