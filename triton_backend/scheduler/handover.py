@@ -9,7 +9,7 @@ the new tables:
     link of a node that both plans use   -->  that link
     anything else a guest still uses     -->  one past the new plan's own, until the next change
 
-Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where the new plan has an application of the same name and the very same modules; others are
+Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where the new plan has an application of the same name and the same modules (other mean rows are no difference); others are
 dropped, and their tasks leave the old tables. So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
 not have end as guests too; where one comes back, because its batch was lost, it joins the queue of
 orphans (`topology.with_orphans`) and is dropped. A second change before the guests of the first have
@@ -327,9 +327,23 @@ def _leave_out_jobs(
 
 
 def _shape(planned: ApplicationPlan) -> object:
-    """What must be the same for a job to go on."""
-    modules = [replace(m, batch_building_rate_rps=None) for m in planned.application.modules]
-    return modules, planned.application.outputs
+    """What must be the same for a job to go on.
+
+    Not how many rows are foreseen, where requests have their own: but who runs as many as whom.
+    """
+    application = planned.application
+    modules = application.modules
+    as_many = [
+        [(m.rows_per_request, m.max_rows) == (o.rows_per_request, o.max_rows) for o in modules]
+        for m in modules
+    ]
+    kept = [
+        (replace(m, batch_building_rate_rps=None, rows_per_request=1.0), None)
+        if application.rows_vary(m)
+        else (replace(m, batch_building_rate_rps=None), m.rows_per_request)
+        for m in modules
+    ]
+    return kept, as_many, application.outputs
 
 
 def _with_jobs(old: Tables, new: Tables, modules: Integers) -> Tables:

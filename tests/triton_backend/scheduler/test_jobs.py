@@ -266,10 +266,18 @@ def changed(plan: Plan, *applications: ApplicationPlan) -> PlanChanged:
     return PlanChanged(now_us=5 * MS, plan=with_applications(plan, *applications))
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_job_never_sees_two_applications(*, same: bool) -> None:
+OTHERS = {
+    "the very same": (diamond(), True),
+    "fewer rows foreseen": (diamond(rows=1.5), True),
+    "always most rows": (diamond(rows=8.0), False),
+    "more rows": (diamond(max_rows=9), False),
+}
+
+
+@pytest.mark.parametrize("which", OTHERS)
+def test_a_job_never_sees_two_applications(which: str) -> None:
     app = shell(*diamond(), rows=giving(cars=5, people=2))
-    other = diamond() if same else diamond(max_rows=9)
+    other, same = OTHERS[which]
     first = hand_application("before", [hand_module("x", "m1")])
     for job in range(6):
         app.arrive(0, job, 200 * MS)
