@@ -15,7 +15,15 @@ import duckdb
 from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse, open_warehouse
 
-PRUNED = ("model_minutes", "vgpu_minutes", "drop_minutes", "neighbour_minutes", "series", "cells")
+PRUNED = (
+    "model_minutes",
+    "vgpu_minutes",
+    "drop_minutes",
+    "neighbour_minutes",
+    "module_minutes",
+    "series",
+    "cells",
+)
 _READ_ONLY = 0o444
 
 

@@ -15,7 +15,10 @@ from warehouse.db import Warehouse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMinute:
-    """One minute of one model under one plan; counts are requests, `samples` those in batches."""
+    """One minute of one model under one plan; counts are requests, `samples` those in batches.
+
+    Also of an application, by its name, whose jobs are its requests; batches are of its modules' models.
+    """
 
     instance: str
     model: str
@@ -90,6 +93,23 @@ class NeighbourMinute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMinute:
+    """Rows that a module ran for requests of one minute, under one plan.
+
+    Attributes:
+        samples: of the requests for which it was known how many rows it runs.
+    """
+
+    instance: str
+    application: str
+    module: str
+    minute: datetime
+    plan_id: str
+    samples: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFile:
     """What one file of the gateway says; `digest` is of its content.
 
@@ -103,6 +123,7 @@ class StatisticsFile:
     vgpus: Sequence[VGpuMinute] = ()
     drops: Sequence[DropMinute] = ()
     pairs: Sequence[NeighbourMinute] = ()
+    modules: Sequence[ModuleMinute] = ()
 
 
 def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) -> bool:
@@ -119,6 +140,7 @@ def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) ->
             ("vgpu_minutes", file.vgpus),
             ("drop_minutes", file.drops),
             ("neighbour_minutes", file.pairs),
+            ("module_minutes", file.modules),
         )
         for table, rows in tables:
             warehouse.insert(table, [asdict(row) for row in rows], replace=True)
@@ -145,6 +167,13 @@ def read_cursor(warehouse: Warehouse, source: str) -> str | None:
 def rates_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
     """Per minute and model: minute, model, offered_rps, served_rps."""
     return warehouse.query("rates_between", [since, until])
+
+
+def module_rows_between(
+    warehouse: Warehouse, since: datetime, until: datetime
+) -> list[dict[str, Any]]:
+    """Per module: application, module, samples of requests, rows that it ran for them."""
+    return warehouse.query("module_rows_between", [since, until])
 
 
 def attainment_between(

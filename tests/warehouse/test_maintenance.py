@@ -159,6 +159,7 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
         "vgpu_minutes": 0,
         "drop_minutes": 0,
         "neighbour_minutes": 0,
+        "module_minutes": 0,
         "series": 1,
         "cells": 1,
     }

@@ -2,7 +2,8 @@
 
 Every request counts in the minute it arrived in, under the plan in force then, whatever became of
 it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
-batch's stage counts in the minute it ended in.
+batch's stage counts in the minute it ended in. A job counts as a request of its application, and with it
+how many rows each of its modules ran.
 
 Here: which line counts where. Not here: the counts and their rows (`minute_stats`); files,
 positions in them, and the warehouse (`reader`).
@@ -40,6 +41,12 @@ KINDS = (
     "Drop",
     "Refused",
     "Abort",
+    "JobArrival",
+    "TaskReady",
+    "ModuleSkipped",
+    "JobDone",
+    "JobDropped",
+    "RefusedJob",
     "Plan",
 )
 
@@ -54,13 +61,14 @@ class Header(NamedTuple):
 
 
 class OpenRequest(NamedTuple):
-    """An arrival without an outcome; `minute` counts from 1970."""
+    """An arrival without an outcome; `minute` counts from 1970; of a job, `model` is its application."""
 
     arrival_us: int
     deadline_us: int
     model: str
     plan_id: str
     minute: int
+    samples: int = 1
 
 
 class DispatchedBatch(NamedTuple):
@@ -97,6 +105,7 @@ class EventAggregator:
     header: Header | None = None
     skipped: int = 0
     now_us: int = 0
+    ended_us: int = 0  # of the stage that ended last: a job ends with one of its own
     plan: Plan | None = None
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
@@ -130,6 +139,8 @@ class EventAggregator:
             self._refused(item, self.plan)
         elif kind == "Abort":
             self.batches.pop(item["batch_id"], None)
+        else:
+            self._job(kind, item, self.plan)
 
     def batch(
         self, request_ids: list[int], model: int, pipeline: int, vgpus: list[int], samples: int
@@ -166,16 +177,47 @@ class EventAggregator:
         self.neighbours.use(self.plan)
 
     def _arrival(self, item: Mapping[str, Any], plan: Plan) -> None:
+        self._open(item["request_id"], plan.models[item["model"]].name, item)
+
+    def _open(self, number: int, name: str, item: Mapping[str, Any]) -> None:
+        """A request of a model or an application arrived."""
         self.now_us = item["now_us"]
         request = OpenRequest(
             item["now_us"],
             item["deadline_us"],
-            plan.models[item["model"]].name,
+            name,
             self._header.plan_id,
             self._minute(item["now_us"]),
+            item["samples"],
         )
-        self.requests[item["request_id"]] = request
+        self.requests[number] = request
         self._model(request).offered += 1
+
+    def _job(self, kind: str, item: Mapping[str, Any], plan: Plan) -> None:
+        """A job, numbered as no other request is, or what becomes of it."""
+        if kind in {"JobArrival", "RefusedJob"}:
+            name = plan.applications[item["application"]].name
+            self._open(item.get("job_id", REFUSED), name, item)
+        if kind == "RefusedJob":
+            self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
+        elif kind == "JobDropped":
+            self._drop({**item, "request_id": item["job_id"]})
+        elif kind == "JobDone":
+            self._end([item["job_id"]], self.ended_us, failed=False)
+        elif kind == "TaskReady" and item["first_row"] == 0:
+            self._module_runs(item, item["of_rows"], plan)
+        elif kind == "ModuleSkipped" and item["reason"] is None:
+            self._module_runs(item, 0, plan)
+
+    def _module_runs(self, item: Mapping[str, Any], rows: int, plan: Plan) -> None:
+        """It is known how many rows a module runs for a job."""
+        job = self.requests.get(item["job_id"])
+        if job is None:
+            return
+        (graph,) = (a.application for a in plan.applications if a.name == job.model)
+        module = graph.modules[item["module"]].name
+        key = (job.plan_id, job.model, module, job.minute)
+        self.minutes.module(key, job.samples, rows)
 
     def _refused(self, item: Mapping[str, Any], plan: Plan) -> None:
         """Refused for overload, before the scheduler: offered and dropped at once."""
@@ -204,6 +246,7 @@ class EventAggregator:
         if batch is None:
             return
         self.now_us = item["now_us"]
+        self.ended_us = item["end_us"]
         minute = self._minute(item["end_us"])
         busy_us = item["end_us"] - item["start_us"]
         stage = item["stage"]

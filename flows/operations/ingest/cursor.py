@@ -55,6 +55,8 @@ def to_text(position: Position, aggregator: EventAggregator) -> str:
         ],
         "drops": list(aggregator.minutes.drops.items()),
         "pairs": list(aggregator.minutes.pairs.items()),
+        "modules": list(aggregator.minutes.modules.items()),
+        "ended_us": aggregator.ended_us,
         "runs": [run for runs in aggregator.neighbours.runs.values() for run in runs],
     }
     return json.dumps(document, separators=(",", ":"))
@@ -89,7 +91,9 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
             (gpu_class, tuple(side), tuple(beside), minute): tuple(counts)
             for (gpu_class, side, beside, minute), counts in document.get("pairs", ())
         },
+        modules={tuple(key): tuple(counts) for key, counts in document.get("modules", ())},
     )
+    aggregator.ended_us = document.get("ended_us", aggregator.now_us)
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])
     return position, aggregator
 

@@ -9,7 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from triton_backend.contract.plan import Plan
-from warehouse.observations import DropMinute, ModelMinute, NeighbourMinute, VGpuMinute
+from warehouse.observations import (
+    DropMinute,
+    ModelMinute,
+    ModuleMinute,
+    NeighbourMinute,
+    VGpuMinute,
+)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ModelKey = tuple[str, str, int]  # plan, model, minute
@@ -17,6 +23,7 @@ VGpuKey = tuple[str, int, str, int, int]  # plan, vGPU, model, stage, minute
 DropKey = tuple[str, int, str]  # model, minute, reason
 Side = tuple[str, int, int]  # model, samples, share
 PairKey = tuple[str, Side, Side, int]  # class, what ran, what ran beside it, minute
+ModuleKey = tuple[str, str, str, int]  # plan, application, module, minute
 
 
 class VGpuFacts(NamedTuple):
@@ -62,6 +69,7 @@ class Rows:
     vgpus: tuple[VGpuMinute, ...]
     drops: tuple[DropMinute, ...]
     pairs: tuple[NeighbourMinute, ...]
+    modules: tuple[ModuleMinute, ...]
 
 
 @dataclass(slots=True)
@@ -72,6 +80,9 @@ class MinuteStats:
     vgpus: dict[VGpuKey, VGpuCounts] = field(default_factory=dict[VGpuKey, VGpuCounts])
     drops: dict[DropKey, int] = field(default_factory=dict[DropKey, int])
     pairs: dict[PairKey, tuple[int, int]] = field(default_factory=dict[PairKey, tuple[int, int]])
+    modules: dict[ModuleKey, tuple[int, int]] = field(
+        default_factory=dict[ModuleKey, tuple[int, int]]
+    )
 
     def model(self, key: ModelKey) -> ModelCounts:
         """A model's counts, from zero where it has none."""
@@ -96,6 +107,11 @@ class MinuteStats:
         runs, total_us = self.pairs.get(key, (0, 0))
         self.pairs[key] = (runs + 1, total_us + busy_us)
 
+    def module(self, key: ModuleKey, samples: int, rows: int) -> None:
+        """One more request, of so many samples, for which a module runs so many rows."""
+        samples_before, rows_before = self.modules.get(key, (0, 0))
+        self.modules[key] = (samples_before + samples, rows_before + rows)
+
     def rows(self, instance: str) -> Rows:
         """Everything, as one life of a gateway stores it."""
         return Rows(
@@ -103,6 +119,7 @@ class MinuteStats:
             vgpus=tuple(vgpu_row(instance, k, self.vgpus[k]) for k in sorted(self.vgpus)),
             drops=tuple(drop_row(instance, k, self.drops[k]) for k in sorted(self.drops)),
             pairs=tuple(pair_row(instance, k, *self.pairs[k]) for k in sorted(self.pairs)),
+            modules=tuple(module_row(instance, k, *self.modules[k]) for k in sorted(self.modules)),
         )
 
     def forget_before(self, minute: int) -> None:
@@ -111,6 +128,7 @@ class MinuteStats:
         self.vgpus = {k: v for k, v in self.vgpus.items() if k[4] >= minute}
         self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute}
         self.pairs = {k: v for k, v in self.pairs.items() if k[3] >= minute}
+        self.modules = {k: v for k, v in self.modules.items() if k[3] >= minute}
 
 
 def model_row(instance: str, key: ModelKey, counts: ModelCounts) -> ModelMinute:
@@ -178,6 +196,20 @@ def pair_row(instance: str, key: PairKey, runs: int, busy_us: int) -> NeighbourM
         minute=instant_of(minute),
         runs=runs,
         busy_us=busy_us,
+    )
+
+
+def module_row(instance: str, key: ModuleKey, samples: int, rows: int) -> ModuleMinute:
+    """One module's rows of a minute."""
+    plan_id, application, module, minute = key
+    return ModuleMinute(
+        instance=instance,
+        application=application,
+        module=module,
+        minute=instant_of(minute),
+        plan_id=plan_id,
+        samples=samples,
+        rows=rows,
     )
 
 

@@ -136,6 +136,7 @@ class _Life:
             vgpus=rows.vgpus,
             drops=rows.drops,
             pairs=rows.pairs,
+            modules=rows.modules,
             cursor=(self._source, to_text(self._position, self._aggregator)),
         )
         with self._work.open() as warehouse:

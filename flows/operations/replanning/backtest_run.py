@@ -108,6 +108,8 @@ def run_backtest(
         InputError: the table cannot be used, an option names a model that the workload does not
             have, or the inputs do not fit together.
     """
+    if workload.applications:
+        raise InputError("workload, applications", "have no backtest; a plan of models has")
     names = [model.name for model in workload.models]
     for option, given in (("--map", asked.series), ("--peak", asked.peak_rps)):
         for unknown in sorted(set(given) - set(names)):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from flows.operations.replanning.decide import share_shift
+from flows.operations.replanning.replan import planned_rates
 from flows.planning.stored_plans import find_plan
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
@@ -112,8 +113,8 @@ def low_attainment(rows: Sequence[dict[str, Any]], limits: Limits) -> list[Condi
 
 
 def _shift(plan: Plan, rows: Sequence[dict[str, Any]]) -> float:
-    names = [model.name for model in plan.models]
-    measured = [sum(r["offered_rps"] for r in rows if r["model"] == name) for name in names]
+    planned = planned_rates(plan)
+    measured = [sum(r["offered_rps"] for r in rows if r["model"] == name) for name in planned]
     if 60 * sum(measured) < ENOUGH_REQUESTS:
         return 0.0
-    return share_shift([model.throughput_rps for model in plan.models], measured)
+    return share_shift(list(planned.values()), measured)

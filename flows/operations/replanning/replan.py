@@ -20,6 +20,7 @@ from flows.operations.replanning.decide import (
 )
 from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.operations.replanning.rates import RateHistory
+from flows.operations.replanning.rows import as_measured, measured_rows, with_rows
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
@@ -71,10 +72,16 @@ def options_of(in_force: Plan | None) -> PlanOptions:
     return PlanOptions.from_dict(in_force.planner, in_force.options)
 
 
+def planned_rates(plan: Plan) -> dict[str, float]:
+    """Requests/s that a plan has for clients of every model and of every application."""
+    models = {model.name: plan.own_rate_rps(model.name) for model in plan.models}
+    return models | {a.name: a.application.rate_rps or 0.0 for a in plan.applications}
+
+
 def measured_rates(
     work: Workspace, names: Sequence[str], since: datetime, until: datetime
 ) -> RateHistory:
-    """Per-minute rates of models from the warehouse; minutes without a request count as 0.
+    """Per-minute rates of models and applications from the warehouse; minutes without a request count as 0.
 
     Raises:
         InputError: nothing was measured in that time.
@@ -102,14 +109,17 @@ def replan(
 ) -> Replanned:
     """Forecast, plan, simulate old against new, decide. Nothing is rolled out.
 
+    Modules of applications are planned, and both plans simulated, with the rows that were measured.
+
     Raises:
         InputError: nothing was measured, or no plan can meet an SLO.
     """
-    if workload.applications:
-        raise InputError("workload, applications", "are not replanned from measured rates yet")
     until = now_utc()
-    names = [model.name for model in workload.models]
-    history = measured_rates(work, names, until - options.history, until)
+    since = until - options.history
+    names = [one.name for one in (*workload.models, *workload.applications)]
+    history = measured_rates(work, names, since, until)
+    rows = measured_rows(work, since, until)
+    workload = replace(workload, applications=with_rows(workload.applications, rows))
     horizon = int(options.horizon.total_seconds()) // MINUTE_S
     foreseen = forecast_rps(history, len(history.rps), horizon, options.forecast)
     rates = rates_to_plan(names, foreseen)
@@ -117,7 +127,7 @@ def replan(
     plan = _plan(work, cluster, with_rates(workload, rates), planning)
     arrivals = busiest_minutes(history, options.seed)
     new = judge(plan, arrivals, options.seed)
-    old = None if in_force is None else judge(in_force, arrivals, options.seed)
+    old = None if in_force is None else judge(as_measured(in_force, rows), arrivals, options.seed)
     shift = 0.0 if in_force is None else _shift(in_force, history)
     return Replanned(
         plan=plan,
@@ -149,12 +159,16 @@ def priced(cluster: Cluster) -> Cluster:
 
 
 def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:
-    """The workload with each model's forecast as its rate and its weight."""
+    """The workload with the forecast of each model and application as its rate and its weight."""
     return Workload(
         models=tuple(
             replace(model, rate_rps=rates[model.name], weight=rates[model.name])
             for model in workload.models
-        )
+        ),
+        applications=tuple(
+            replace(asked, rate_rps=rates[asked.name], weight=rates[asked.name])
+            for asked in workload.applications
+        ),
     )
 
 
@@ -173,21 +187,23 @@ def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
 
 
 def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> PlanWorth:
-    """A plan's attainment on given arrivals, simulated; a model it does not have attains 0."""
-    known = {m.name: arrivals[m.name] for m in plan.models if m.name in arrivals}
+    """A plan's attainment on given arrivals, simulated; a model or application it does not have attains 0."""
+    served = {one.name for one in (*plan.models, *plan.applications)}
+    known = {name: instants for name, instants in arrivals.items() if name in served}
     duration_s = BUSIEST_MINUTES * float(MINUTE_S)
     run = SimOptions(arrivals=Instant(by_model=known), duration_s=duration_s, seed=seed)
     result = simulate(plan, replace(run, keep_uses=False))
-    attainment = {model.name: model.attainment for model in result.models}
+    outcomes = {model.name: model.outcome for model in result.models}
+    outcomes |= {name: application.outcome for name, application in result.applications.items()}
     return PlanWorth(
         plan_id=plan.plan_id,
-        attainment={name: attainment.get(name, 0.0) for name in arrivals},
-        served_rps=sum(model.served for model in result.models) / duration_s,
+        attainment={n: outcomes[n].attainment if n in outcomes else 0.0 for n in arrivals},
+        served_rps=sum(outcome.served for outcome in outcomes.values()) / duration_s,
         gpus=sum(plan.gpus_used.values()),
     )
 
 
 def _shift(plan: Plan, history: RateHistory) -> float:
-    planned = {model.name: model.throughput_rps for model in plan.models}
+    planned = planned_rates(plan)
     measured = np.nanmean(history.rps, axis=0)
     return share_shift([planned.get(name, 0.0) for name in history.names], measured.tolist())

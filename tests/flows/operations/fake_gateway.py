@@ -11,6 +11,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
 from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.serving.gateway.admission import RefusedJob
 from triton_backend.serving.gateway.event_log import to_line
 
 SLO_US = 100_000
@@ -77,7 +78,7 @@ class Log:
         }
         self.lines.append(json.dumps(header))
 
-    def say(self, item: Event | Decision) -> None:
+    def say(self, item: Event | Decision | RefusedJob) -> None:
         self.lines.append(to_line(item))
 
     def arrive(self, at_us: int, model: int = 0) -> int:

@@ -11,6 +11,7 @@ import pytest
 from flows.operations.ingest import reader as module
 from flows.operations.ingest.reader import ingest
 from flows.workspace import Workspace
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.flows.operations.fake_gateway import (
     MINUTE_US,
     SLO_US,
@@ -21,8 +22,19 @@ from tests.flows.operations.fake_gateway import (
     the_plan,
     workspace_of,
 )
-from triton_backend.contract.decisions import Abort, DropReason, Ride, Seat
-from triton_backend.contract.events import RideDone
+from triton_backend.contract.decisions import (
+    FIRST_TASK,
+    Abort,
+    DropReason,
+    JobDone,
+    JobDropped,
+    ModuleSkipped,
+    Ride,
+    Seat,
+    TaskReady,
+)
+from triton_backend.contract.events import JobArrival, RideDone
+from triton_backend.serving.gateway.admission import RefusedJob
 from warehouse.plans import add_plan
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -337,3 +349,82 @@ def test_lines_of_a_plan_nobody_knows_are_counted_and_passed_over(tmp_path: Path
 def test_nothing_is_read_where_nothing_was_served(tmp_path: Path) -> None:
     work = workspace_of(tmp_path)
     assert ingest(work).bytes_read == 0
+
+
+def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path: Path) -> None:
+    plan = with_applications(
+        the_plan("apps"),
+        hand_application(
+            "app",
+            [
+                hand_module("first", "a"),
+                hand_module("second", "b", "first", rows=2.0, max_rows=4, optional=True),
+            ],
+        ),
+    )
+    work, log = workspace_of(tmp_path, plan), Log()
+    log.plan("apps", 1)
+
+    def arrive(job: int, at_us: int, samples: int = 1) -> None:
+        now_us = STARTED_US + at_us
+        deadline_us = now_us + SLO_US
+        log.say(
+            JobArrival(
+                now_us=now_us, job_id=job, application=0, deadline_us=deadline_us, samples=samples
+            )
+        )
+
+    def run(job: int, module: int, pieces: tuple[int, ...], at_us: int, took_us: int) -> None:
+        first = 0
+        for rows in pieces:
+            task = FIRST_TASK + len(log.lines)
+            ready = TaskReady(
+                request_id=task,
+                job_id=job,
+                module=module,
+                first_row=first,
+                rows=rows,
+                of_rows=sum(pieces),
+            )
+            log.say(ready)
+            first += rows
+            batch = log.dispatch((task,), (4,) if module else (0, 2), model=module)
+            for stage in range(1 if module else 2):
+                log.done(batch, stage, at_us, at_us + took_us)
+
+    arrive(7, SECOND_US)  # three rows in two pieces
+    run(7, 0, (1,), SECOND_US, 1_000)
+    run(7, 1, (2, 1), SECOND_US + 1_000, 8_000)
+    log.say(JobDone(job_id=7))
+    arrive(8, 2 * SECOND_US, samples=2)  # no rows
+    run(8, 0, (2,), 2 * SECOND_US, 1_000)
+    log.say(ModuleSkipped(job_id=8, module=1))
+    log.say(JobDone(job_id=8))
+    arrive(9, 3 * SECOND_US)  # late
+    run(9, 0, (1,), 3 * SECOND_US, SLO_US + 1)
+    log.say(ModuleSkipped(job_id=9, module=1, reason=DropReason.DEADLINE))
+    log.say(JobDone(job_id=9))
+    arrive(10, 4 * SECOND_US)
+    log.say(JobDropped(job_id=10, reason=DropReason.DEADLINE, deadline_us=0, module=0))
+    refused_us = STARTED_US + 5 * SECOND_US
+    log.say(RefusedJob(now_us=refused_us, application=0, deadline_us=refused_us, samples=1))
+    arrive(11, MINUTE_US)  # and nothing more is known of it
+    path = log.write(work, lines=slice(4))
+    ingest(work)
+    log.write(work)
+    ingest(work)
+    assert path.exists()
+    later = NOON + timedelta(minutes=1)
+    jobs = [row for row in table(work, "model_minutes", COUNTS) if row[1] == "app"]
+    assert jobs == [
+        (NOON, "app", 5, 2, 1, 2, 0, 0, 0, 9_000 + 1_000 + SLO_US + 1),
+        (later, "app", 1, 0, 0, 0, 0, 0, 0, 0),
+    ]
+    assert table(work, "module_minutes", "minute, application, module, samples, rows") == [
+        (NOON, "app", "first", 4, 4),
+        (NOON, "app", "second", 3, 3),
+    ]
+    assert table(work, "drop_minutes", "model, reason, dropped") == [
+        ("app", "deadline", 1),
+        ("app", "overload", 1),
+    ]

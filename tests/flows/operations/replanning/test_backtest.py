@@ -11,7 +11,7 @@ from flows.operations.replanning.replan import priced
 from flows.planning import PlanOptions
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.workload import ModelDemand, Workload
 
 HOUR_S = 3600
 
@@ -88,3 +88,12 @@ def test_without_prices_every_gpu_counts_the_same() -> None:
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column 'g'"):
         run(tmp_path, series={"a": "g"})
+
+
+def test_applications_are_refused(tmp_path: Path) -> None:
+    app = {"name": "app", "slo_ms": 50, "modules": [{"name": "one", "model": "a"}]}
+    asked = Workload.from_dict({"applications": [app]})
+    table = tmp_path / "none.csv"
+    options = BacktestOptions(table=table, interval_s=60, period_s=60, warm_up_s=60)
+    with pytest.raises(InputError, match="applications: have no backtest"):
+        run_backtest({}, cluster(), asked, options)

@@ -1,6 +1,7 @@
 """Measured minutes to a plan and a recommendation, with the real planner, simulator and warehouse."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,30 +9,34 @@ import pytest
 
 from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
-from flows.operations.replanning.replan import ReplanOptions, replan
+from flows.operations.replanning.replan import ReplanOptions, priced, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
+from tests.fakes.applications import hand_module
 from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
-from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
+from warehouse.observations import ModelMinute, ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 DEMAND = workload(ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9))
 CHEAPEST = ReplanOptions(planning=PlanOptions(objective="cost"))
 
 
-def measured(folder: Path, rate_rps: int, minutes: int = 5) -> Workspace:
-    """A warehouse with a profile and the last minutes of a model at a rate."""
+def measured(
+    folder: Path, rate_rps: int, minutes: int = 5, *, application: str | None = None
+) -> Workspace:
+    """A warehouse with a profile and the last minutes of its model, or an application, at a rate."""
     work = workspace_of(folder)
     now = now_utc().replace(second=0, microsecond=0)
     rows = [
         ModelMinute(
             instance="i",
-            model="net",
+            model=application or "net",
             minute=now - timedelta(minutes=ago),
             plan_id="any",
             offered=60 * rate_rps,
@@ -75,6 +80,59 @@ def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path
 def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
     found = replan(measured(tmp_path, 1_500), cluster(fast=1, slow=1), DEMAND, None, CHEAPEST)
     assert 0 < found.plan.model("net").throughput_rps < found.forecast_rps["net"]
+
+
+TRAFFIC = Application(
+    name="traffic",
+    slo_us=60_000,
+    rate_rps=10.0,
+    modules=(
+        hand_module("detect", "net"),
+        hand_module("cars", "sub", "detect", rows=0.5, max_rows=8),
+    ),
+)
+
+
+def measured_jobs(folder: Path, rate_rps: int, rows: float) -> Workspace:
+    """A warehouse with two profiles and minutes of an application of both, of so many rows a request."""
+    work = measured(folder, rate_rps, application="traffic")
+    now = now_utc().replace(second=0, microsecond=0)
+    modules = [
+        ModuleMinute(
+            instance="i",
+            application="traffic",
+            module=module,
+            minute=now - timedelta(minutes=ago),
+            plan_id="any",
+            samples=60 * rate_rps,
+            rows=round(60 * rate_rps * mean),
+        )
+        for ago in range(1, 6)
+        for module, mean in (("detect", 1.0), ("cars", rows))
+    ]
+    with work.open() as warehouse:
+        import_profile(warehouse, profile("sub"), "by hand", now)
+        add_statistics(warehouse, StatisticsFile(path="m", digest="1", modules=modules), now)
+    return work
+
+
+def test_an_application_is_planned_for_the_jobs_and_rows_that_were_measured(tmp_path: Path) -> None:
+    """Foreseen were 10 requests/s of half a row each; there are 100 of four rows."""
+    work = measured_jobs(tmp_path, 100, 4.0)
+    asked = Workload(applications=(TRAFFIC,))
+    whole = replace(CHEAPEST, planning=replace(CHEAPEST.planning, max_partitions=1))
+    first = plan_step(work, priced(cluster(4, 8)), asked, whole.planning).plan
+    found = replan(work, cluster(4, 8), asked, first, whole)
+    (planned,) = found.plan.applications
+    assert found.forecast_rps == {"traffic": pytest.approx(110.0)}
+    assert planned.application.rate_rps == pytest.approx(110.0)
+    assert planned.application.module("cars").rows_per_request == pytest.approx(4.0)
+    assert found.plan.model("sub").throughput_rps >= 4 * 110.0 * (1 - 1e-6)
+    assert found.old is not None
+    assert found.old.attainment["traffic"] < found.new.attainment["traffic"]
+    assert found.recommendation.roll_out, found.recommendation.reason
+    again = replan(work, cluster(4, 8), asked, found.plan, whole)
+    assert not again.recommendation.roll_out
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
@@ -134,10 +192,3 @@ def test_options_of_an_older_plan_are_read_as_far_as_they_still_are() -> None:
     assert PlanOptions.from_dict("pool", old) == PlanOptions(
         max_partitions=3, gap=1e-3, own={"overflow": True}
     )
-
-
-def test_applications_are_refused_before_anything_is_planned(tmp_path: Path) -> None:
-    app = {"name": "app", "slo_ms": 50, "modules": [{"name": "one", "model": "net"}]}
-    asked = Workload.from_dict({"applications": [app]})
-    with pytest.raises(InputError, match="applications: are not replanned"):
-        replan(measured(tmp_path, 50), cluster(), asked, None, ReplanOptions())

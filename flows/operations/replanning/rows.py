@@ -1,0 +1,82 @@
+"""Rows per request of modules, as measured: what a plan is made and simulated with in place of what was foreseen.
+
+Modules whose rows pair up, by the workload, go on to pair up: they have one mean, over all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from flows.workspace import Workspace
+from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.plan import Plan
+from warehouse.observations import module_rows_between
+
+ENOUGH_SAMPLES = 100
+# A module that runs `max_rows` on the mean would run as many for every request, whatever its givers say.
+BELOW_MOST = 1 - 1e-6
+
+Measured = Mapping[tuple[str, str], tuple[int, int]]
+"""By application and module: samples of requests, and rows that the module ran for them."""
+
+
+def measured_rows(work: Workspace, since: datetime, until: datetime) -> Measured:
+    """What the warehouse has of a time."""
+    with work.open(read_only=True) as warehouse:
+        found = module_rows_between(warehouse, since, until)
+    return {(row["application"], row["module"]): (row["samples"], row["rows"]) for row in found}
+
+
+def with_rows(applications: Sequence[Application], measured: Measured) -> tuple[Application, ...]:
+    """Applications with the mean rows that were measured, where they vary and enough was measured."""
+    return tuple(_with_rows(application, measured) for application in applications)
+
+
+def as_measured(plan: Plan, measured: Measured) -> Plan:
+    """A plan whose requests have the rows that were measured; what it runs on is as it was."""
+    graphs = with_rows([planned.application for planned in plan.applications], measured)
+    applications = tuple(
+        replace(planned, application=graph)
+        for planned, graph in zip(plan.applications, graphs, strict=True)
+    )
+    return replace(plan, applications=applications)
+
+
+def _with_rows(application: Application, measured: Measured) -> Application:
+    modules = {module.name: module for module in application.modules}
+    for group in _pairing(application):
+        counts = [measured.get((application.name, module.name), (0, 0)) for module in group]
+        samples, rows = map(sum, zip(*counts, strict=True))
+        if samples < ENOUGH_SAMPLES:
+            continue
+        for module in group:
+            most = (module.max_rows or 1) * BELOW_MOST
+            mean = min(max(rows, 1) / samples, most)
+            modules[module.name] = replace(module, rows_per_request=mean)
+    return replace(application, modules=tuple(modules.values()))
+
+
+def _pairing(application: Application) -> list[list[Module]]:
+    """Modules whose rows vary, those together that run the same rows of a request.
+
+    A module runs those of a giver that has as many; and givers of one module have as many as each other.
+    """
+    groups = {m.name: [m] for m in application.modules if application.rows_vary(m)}
+    for module in application.modules:
+        givers = [application.module(name) for name in module.givers]
+        same = [giver for giver in givers if _rows(giver) == _rows(module)]
+        _join(groups, [module, *same])
+        if len({_rows(giver) for giver in givers}) == 1:
+            _join(groups, givers)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _join(groups: dict[str, list[Module]], alike: Sequence[Module]) -> None:
+    """Make one of the groups of modules, of those that are in any."""
+    names = [module.name for module in alike if module.name in groups]
+    joint = list({m.name: m for name in names for m in groups[name]}.values())
+    groups |= {module.name: joint for module in joint}
+
+
+def _rows(module: Module) -> tuple[float, int | None]:
+    return module.rows_per_request, module.max_rows
