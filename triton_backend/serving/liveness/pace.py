@@ -186,10 +186,12 @@ class StagePaces:
     def _pace_of(self, stage: StagePlace, up: AbstractSet[int]) -> float | None:
         """How long a stage takes, in times of its profile; None where too few runs say so.
 
-        The lower middle of its workers: one of two that is slow says nothing about the pool.
+        The lower middle of its workers: one of two that is slow says nothing about the pool. Of each the middle of
+        its last runs, or of the newest where these were faster: at a few runs a second slow ones, the first of
+        a process say, would else be planned with for as long again as they lasted.
         """
         paces = [
-            median(ratios)
+            min(median(ratios), median(list(ratios)[-FEWEST_PROBES:]))
             for vgpu, ratios in self._ratios[stage].items()
             if vgpu in up and len(ratios) >= FEWEST_RUNS
         ]

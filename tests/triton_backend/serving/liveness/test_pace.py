@@ -104,6 +104,20 @@ def test_a_correction_ends_when_the_stage_keeps_to_its_profile_again() -> None:
     assert stages.changes(2, {0}) == [(STAGE, 100)]
 
 
+def test_slow_runs_are_forgotten_when_the_newest_were_as_planned() -> None:
+    stages = StagePaces({STAGE: PLANNED_US}, 0)
+    for _ in range(LAST_RUNS):
+        stages.ran(STAGE, 0, 3 * PLANNED_US, PLANNED_US, 0)
+    changes: list[list[tuple[tuple[int, int, int], int]]] = []
+    for now_us in range(4):
+        changes.append(stages.changes(now_us, {0}))
+        stages.ran(STAGE, 0, PLANNED_US, PLANNED_US, 0)
+    assert changes == [[(STAGE, 300)], [], [], [(STAGE, 100)]]
+    for _ in range(2):  # of five
+        stages.ran(STAGE, 0, 9 * PLANNED_US, PLANNED_US, 0)
+        assert stages.changes(4, {0}) == []
+
+
 def test_without_runs_a_correction_fades() -> None:
     """Else one that leaves no batch a chance would stay for good."""
     stages = StagePaces({STAGE: PLANNED_US}, 0)
