@@ -106,6 +106,13 @@ def scheduler(served: Served) -> psutil.Process:
     return stub(served, served.state.control("status")["scheduler"]["active"])
 
 
+def kill_standby(served: Served) -> None:
+    """SIGKILL to the process that would take over."""
+    active = served.state.control("status")["scheduler"]["active"]
+    (other,) = {CONTROL_MODEL, STANDBY_MODEL} - {active}
+    stub(served, other).kill()
+
+
 def kill_gateway(served: Served) -> None:
     """SIGKILL to fronts and scheduler at once."""
     fronts = [stub(served, model.name) for model in served_models(served.plan)]
@@ -214,6 +221,7 @@ PROCESSES = (
         loses="what is due until noticed (0.9 s)",
         longest_gap_s=1.5,
     ),
+    Fault(name="standby killed", inject=kill_standby, loses="nothing"),
     Fault(
         name="scheduler and standby killed",
         inject=kill_schedulers,
