@@ -363,6 +363,10 @@ class Deployment:
             for spec in outputs
         )
 
+    def computes(self, vgpu: int) -> bool:
+        """Whether a vGPU has a stage that is not emulated: its runs last longer where memory is new."""
+        return any(self.stage_of(row).artifact is not None for row in self.rows_of(vgpu))
+
     def shelf_models(self, vgpu: int) -> tuple[ModelPlan, ...]:
         """The models whose outputs a vGPU puts on its shelf."""
         last = (

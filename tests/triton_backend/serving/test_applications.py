@@ -20,6 +20,7 @@ from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wai
 from tests.triton_backend.serving.test_replay import replayed
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
 
@@ -70,7 +71,15 @@ def settled(system: LocalSystem) -> bool:
     return not gateway.jobs and not gateway.shelf_slots
 
 
+def shelf_bytes(deployment: Deployment) -> list[tuple[int, int]]:
+    """Of every shelf, the memory that it takes and could take."""
+    names = [deployment.shelf_segment(v.index) for v in deployment.vgpus]
+    files = [place.stat() for name in names if (place := SHARED_FOLDER / name).exists()]
+    return [(file.st_blocks * 512, file.st_size) for file in files]
+
+
 def test_every_job_gets_the_answer_to_its_own_rows(system: LocalSystem) -> None:
+    assert {taken for taken, _ in shelf_bytes(system.deployment)} == {0}
     asked: list[tuple[str, Arrays]] = []
     for i in range(60):
         name = NAMES[i % len(NAMES)]
@@ -93,6 +102,10 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
     plan = onnx_plan(root)
     system = LocalSystem(tmp_path / "serve", plan, ServeOptions(artifacts=root))
     try:
+        # What computes in truth writes its first results to memory that is there already.
+        shelves = shelf_bytes(system.deployment)
+        assert shelves
+        assert all(taken >= size for taken, size in shelves)
         rng = np.random.default_rng(4)
         rows = [rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32) for i in range(24)]
         rows.append(np.zeros((2, 3), np.float32))  # no crops at all

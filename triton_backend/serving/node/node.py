@@ -49,6 +49,13 @@ FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
 GONE = -1  # exit code of a process that was not ours
+# One heap for the threads of a worker, which take turns, and what is freed stays in it. Else the first runs of each,
+# and those after memory was given back, write pages that are new, at 2 to 13 µs each.
+HEAP = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+}
 _LOG = logging.getLogger(__name__)
 _ABOUT_FILES = {
     function.__name__: function
@@ -297,7 +304,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._gpus.environment(worker.vgpu)},
+                env={**HEAP, **os.environ, **self._gpus.environment(worker.vgpu)},
             )
         worker.started_us = now_us
 

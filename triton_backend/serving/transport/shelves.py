@@ -52,6 +52,15 @@ class Shelves:
             name, layout = deployment.shelf_segment(vgpu), _layout(deployment, vgpu)
             self._segments[deployment.generation, vgpu] = Segment.kept(name, layout, slots)
 
+    def take_pages(self, deployment: Deployment, vgpu: int) -> None:
+        """Take the memory of a shelf made here before it is used; from any thread.
+
+        Slots are held until they are read, so that many are in use, and new ones for a while.
+        """
+        made = self._segments.get((deployment.generation, vgpu))
+        if made is not None:
+            made.take_pages(made.slots)
+
     def of_model(self, deployment: Deployment, vgpu: int, model: str) -> Segment:
         """The slots of a vGPU's shelf, laid out for the outputs of a model.
 

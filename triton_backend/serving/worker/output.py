@@ -101,6 +101,10 @@ class OutputSender:
         self._shelves.add(deployment)
         self._shelves.make(deployment, vgpu)
 
+    def take_pages(self, deployment: Deployment, vgpu: int) -> None:
+        """Take the memory of this vGPU's shelf before it is used; from any thread."""
+        self._shelves.take_pages(deployment, vgpu)
+
     def forget(self, tag: int) -> None:
         """Nothing will come of a generation any more."""
         served = self._served.pop(tag, None)

@@ -99,6 +99,8 @@ class StageWorker:
         time = GatewayTime(clock)
         self._stages = LoadedStages(loaded, health, time)
         self._pinned_slots = MIN_SLOTS * deployment.slot_sets
+        if deployment.computes(vgpu):
+            self._segment.take_pages(self._pinned_slots)
         pin(self._stages.loaded, self._segment, self._pinned_slots)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
@@ -170,6 +172,12 @@ class StageWorker:
         for part in (self._stages, self._queue, self._outputs, self._scheduler):
             part.serve(deployment, vgpu)
         self._served.append((deployment, vgpu))
+        if deployment.computes(vgpu):
+            shelf = deployment, vgpu
+            taking = threading.Thread(target=self._outputs.take_pages, args=shelf, daemon=True)
+            taking.start()
+            if len(self._served) == 1:  # else batches run meanwhile
+                taking.join()
 
     def listen(self) -> None:
         """Accept batches from now on."""

@@ -29,7 +29,10 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.mark.slow
-def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: Deployment) -> None:
+def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
     node = Node(deployment, "SLOW", SystemClock())
     node.start()
 
@@ -46,6 +49,9 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(deployment: De
     wait_for(lambda: pids()[0] not in {None, first[0]})
     assert pids()[1] == first[1]
     assert node.status()["workers"][0]["last_end"] == "exit code -9"
+    environment = Path(f"/proc/{first[1]}/environ").read_bytes().split(b"\0")
+    assert b"MALLOC_ARENA_MAX=1" in environment
+    assert b"MALLOC_TRIM_THRESHOLD_=1000" in environment  # the operator's own
     values = node_values(node.status())
     assert set(values.values()) == {1}
     left = pids()

@@ -1,3 +1,4 @@
+import platform
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tests.triton_backend.serving.small_plans import tensor
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.serving.layout import SlotLayout
+from triton_backend.serving.transport import shared_memory
 from triton_backend.serving.transport.emulated_links import MOVES, EmulatedLinks
 from triton_backend.serving.transport.shared_memory import (
     SHARED_FOLDER,
@@ -120,3 +122,46 @@ def test_segments_are_found_by_their_prefix() -> None:
     Segment.create(f"{PREFIX}5", LAYOUT, 1)
     assert remove_segments(PREFIX) == 1
     assert not list(SHARED_FOLDER.glob(f"{PREFIX}*"))
+
+
+PAGE = 4096
+PAGED = SlotLayout(specs=(tensor("a", PAGE, dtype="UINT8"),), batch=2)
+
+
+def pages_taken(name: str) -> int:
+    return (SHARED_FOLDER / name).stat().st_blocks * 512 // PAGE
+
+
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14),
+    reason="pages cannot be taken ahead before Linux 5.14",
+)
+def test_pages_of_the_first_slots_are_taken_and_what_lies_there_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"{PREFIX}pages"
+    segment = Segment.create(name, PAGED, 6)
+    assert pages_taken(name) == 0
+    segment.views(0, 2)["a"][:] = 7
+    segment.take_pages(0)
+    assert pages_taken(name) == 2
+    segment.take_pages(2)
+    assert pages_taken(name) == 4
+    assert np.all(segment.views(0, 2)["a"] == 7)
+    monkeypatch.setattr(shared_memory, "MOST_TAKEN_BYTES", 6 * PAGE)
+    segment.take_pages(6)
+    assert pages_taken(name) == 6
+    monkeypatch.undo()
+    segment.take_pages(60)  # of all there are
+    assert pages_taken(name) == 12
+
+
+def test_pages_are_taken_when_written_where_the_kernel_takes_none_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segment = Segment.create(f"{PREFIX}old", PAGED, 2)
+    monkeypatch.setattr(shared_memory, "_MADV_POPULATE_WRITE", 1 << 20)
+    segment.take_pages(2)
+    assert pages_taken(f"{PREFIX}old") == 0
+    segment.views(1, 2)["a"][:] = 7
+    assert pages_taken(f"{PREFIX}old") == 2
