@@ -1,7 +1,7 @@
 """Figures of the Graft paper from tables of others, beside what it states.
 
-    .venv/bin/python scripts/paper/graft.py --data DIR [--only reduction,scale,throughput] [--draws 50] [--gpus 4]
-        [--out FILE] [--warehouse FILE]
+    .venv/bin/python scripts/paper/graft.py --data DIR [--only reduction,scale,throughput,rides,closed-loop]
+        [--draws 50] [--gpus 4] [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
 `--data` is a folder with `graft/` (the paper's numbers, 5G traces, latencies by share, latencies on clients) and
 `ppipe/boundary_bytes.csv`. Shares below 25 % and clients' latencies by block are derived, not measured.
@@ -9,6 +9,8 @@
 A draw is a fleet of clients, each at a second of a trace drawn at random: it cuts its model where head, upload and
 server take least (Neurosurgeon), if half of the time left is enough for the tail; else another second is drawn. The
 server's part counts as the tail alone on 30 % of a V100. `static` fleets cut for the mean of their trace.
+
+`rides` and `closed-loop` simulate clients (`graft_clients.py`).
 """
 
 import argparse
@@ -48,6 +50,7 @@ FLEETS = {
 }
 NO_LINK = 1e-3  # Mbit/s
 TRIES = 2_000
+FRAMES_S = 20.0  # of every fleet in rides
 _LOOSE = 3.0  # percent: gap of thousands of entries, where the paper merges to a threshold of 0.01
 # entries, draws, seconds of the exact plan, seconds of graft, gap in percent
 SCALES: tuple[tuple[int, int, float | None, float | None, float | None], ...] = (
@@ -351,11 +354,16 @@ def published(data: Path) -> dict[tuple[str, str], float]:
 
 def main() -> int:
     """Run what is asked for."""
+    # It draws fleets as this file does.
+    from scripts.paper.graft_clients import Loop, closed_loop, rides  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--only", default="reduction,scale,throughput", metavar="LIST")
     parser.add_argument("--draws", type=int, default=50, metavar="N")
     parser.add_argument("--gpus", type=int, default=4, metavar="N", help="of the throughput")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of the loop")
+    parser.add_argument("--models", default=",".join(MODELS), metavar="LIST", help="in the loop")
     add_destinations(parser)
     asked = parser.parse_args()
     figures: list[Figure] = []
@@ -365,15 +373,20 @@ def main() -> int:
             "reduction": lambda: reductions(asked.data, asked.draws),
             "scale": lambda: scale(asked.data),
             "throughput": lambda: throughput(asked.data, max(1, asked.draws // 10), asked.gpus),
+            "rides": lambda: rides(asked.data, max(1, asked.draws // 10), FRAMES_S),
+            "closed-loop": lambda: closed_loop(
+                asked.data, Loop(seconds=asked.seconds), asked.models.split(",")
+            ),
         }[part]()
         show(made)
         figures += made
         raw |= more
     store(asked, "graft", figures, raw)
     for where, row in raw.items():
-        print(
-            f"{where}: cuts {row['cuts']}, budgets {row['budgets_ms']} ms, percents {row['percents']}"
-        )
+        if "cuts" in row:
+            print(
+                f"{where}: cuts {row['cuts']}, budgets {row['budgets_ms']} ms, percents {row['percents']}"
+            )
     return exit_code(figures)
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 
 SAMPLES = 5
+SHIFT = 1.5  # times faster or slower than the mean: another link than before
 LEAST_BYTES = 64 * 1024  # smaller uploads say more of the round trip than of the bandwidth
 SILENCE_US = 5_000_000
 TICK_US = 500_000  # between two looks whether a probe is due
@@ -12,6 +13,8 @@ PROBE_US = 1_000_000  # after which a probe is given up
 class Bandwidth:
     """The harmonic mean of the last five uploads of at least 64 KB: bytes sent over time taken, equal weights.
 
+    An upload that was more than half as fast again as their mean, or slower by as much, begins it anew: mobile links
+    change by steps.
     After five seconds without one a probe is due, and with it the mean begins anew: what was measured
     before says nothing of now.
     """
@@ -33,7 +36,11 @@ class Bandwidth:
             return
         if self.probe_due(now_us - took_us):
             self._rates.clear()
-        self._rates.append(8 * (size if sent is None else sent) / took_us)
+        rate = 8 * (size if sent is None else sent) / took_us
+        before = self.mbit_per_s
+        if before is not None and not before / SHIFT <= rate <= SHIFT * before:
+            self._rates.clear()
+        self._rates.append(rate)
         self._measured_us = now_us
 
     def probe_due(self, now_us: int) -> bool:

@@ -8,6 +8,8 @@ With head H(p), bytes(p), bandwidth, round trip and expected tail S(p), a reques
 
 and leaves the server budget(p) = slo - H(p) - upload(p) - rtt. A cut is feasible where that is at least
 twice its least tail: the longest wait of a batch is as long as its run. M is feasible where H(M) <= slo.
+Where nothing is feasible as far as is known, the cut is named as a trial that would be with the least bandwidth: who
+has an idle link and would only give the request up may send it all the same, and learns what the link does.
 (Graft, section 2.2, leaves the rule open; Neurosurgeon's, Kang et al. 2017, has neither queueing nor
 hysteresis.)
 """
@@ -47,7 +49,7 @@ class Link:
     mbit_per_s: float | None
     rtt_us: int = 0
 
-    def upload_us(self, size: int) -> int | None:
+    def upload_us(self, size: float) -> int | None:
         """How long so many bytes take; None: not known, or for ever."""
         return ceil(8 * size / self.mbit_per_s) if self.mbit_per_s else None
 
@@ -69,12 +71,14 @@ class Decision:
         budget_us: what is left for the server; as if the upload took no time, where that is not known.
         feasible: False: the SLO cannot be met, and the device runs it all.
         better: decisions in a row, this one included, in which another cut would have saved enough.
+        trial: the cut to be tried where nothing is feasible; None where no bandwidth would do.
     """
 
     block: int
     budget_us: int
     feasible: bool
     better: int = 0
+    trial: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,8 @@ def decide(
 
     The feasible cut of least T, or, where `power` is given, of least energy cpu_w x H + radio_w x upload
     among those with T <= slo. Ties: the earlier block. The last cut stays while it is feasible, until
-    another one saves more than 10 % in two decisions in a row. With no bandwidth, or an unknown one: the
-    device where it meets the SLO, else the cut of fewest bytes. Nothing feasible: the device.
+    another one saves more than 10 % in two decisions in a row. Nothing feasible, which nothing but the device
+    is without bandwidth or with an unknown one: the device, and a trial.
 
     Args:
         cuts: those that are open, in any order.
@@ -110,21 +114,16 @@ def decide(
     """
     local = device.head_us <= slo_us
     if not link.mbit_per_s:
-        if cuts and not local:
-            fewest = min(cuts, key=lambda cut: (cut.upload_bytes, cut.block))
-            left_us = max(slo_us - fewest.head_us - link.rtt_us, 0)
-            return Decision(block=fewest.block, budget_us=left_us, feasible=True)
-        return Decision(block=device.block, budget_us=0, feasible=local)
-    options = [
-        found
-        for cut in sorted(cuts, key=lambda cut: cut.block)
-        if (found := _option(cut, link, slo_us, power)) is not None
-    ]
+        trial = None if local else _trial(cuts, link, slo_us)
+        return Decision(block=device.block, budget_us=0, feasible=local, trial=trial)
+    ordered = sorted(cuts, key=lambda cut: cut.block)
+    options = [found for cut in ordered if (found := _option(cut, link, slo_us, power)) is not None]
     if local:
         cost = device.head_us if power is None else power.cpu_w * device.head_us
         options.append(_Option(block=device.block, cost=cost, budget_us=0))
     if not options:
-        return Decision(block=device.block, budget_us=0, feasible=False)
+        trial = _trial(cuts, link, slo_us)
+        return Decision(block=device.block, budget_us=0, feasible=False, trial=trial)
     best = min(options, key=lambda option: option.cost)  # the first of equal ones
     kept = next((o for o in options if last is not None and o.block == last.block), None)
     if last is None or kept is None:
@@ -150,3 +149,13 @@ def _option(cut: Cut, link: Link, slo_us: int, power: Power | None) -> _Option |
     else:
         return None
     return _Option(block=cut.block, cost=cost, budget_us=budget_us)
+
+
+def _trial(cuts: Sequence[Cut], link: Link, slo_us: int) -> int | None:
+    """The cut that the least bandwidth makes feasible; ties: the earlier block."""
+    needed = [
+        (cut.upload_bytes / uploading_us, cut.block)
+        for cut in cuts
+        if (uploading_us := slo_us - cut.head_us - link.rtt_us - QUEUEING * cut.least_tail_us) > 0
+    ]
+    return min(needed)[1] if needed else None

@@ -8,6 +8,7 @@ is bits per microsecond.
 import csv
 import gzip
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,6 +16,9 @@ from math import inf, isfinite
 from pathlib import Path
 
 from .errors import ClientError
+
+LOOKS = 10  # at an upload while it lasts
+HOPE = 0.8  # of its bytes that must be on the way to be sent in time
 
 COLUMNS = ("time_s", "mbit_per_s")
 
@@ -76,26 +80,66 @@ class Trace:
 
 
 class EmulatedLink:
-    """One uplink; uploads are handed over in order of time."""
+    """One uplink; uploads are handed over in order of time.
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+    Args:
+        trace: its rates.
+        patient: what goes too slowly is not given up before its time is over.
+    """
+
+    def __init__(self, trace: Trace, *, patient: bool = False) -> None:
+        self._trace, self._patient = trace, patient
         self._free_us = 0
+        self._handed: deque[tuple[Upload, int]] = deque()
+
+    def waiting_bytes(self, now_us: int) -> float:
+        """Of all that was handed over by now, what has neither left nor been given up."""
+        while self._handed and self._handed[0][0].end_us <= now_us:
+            self._handed.popleft()
+        waiting = float(sum(size for _, size in self._handed))
+        if self._handed and (start_us := self._handed[0][0].start_us) < now_us:
+            waiting -= (self._trace.bits(now_us) - self._trace.bits(start_us)) / 8
+        return waiting
+
+    def foreseen_us(self, now_us: int, size: int) -> float:
+        """When so many bytes would have left, handed over then; only who measures with hindsight may ask.
+
+        inf where they never would.
+        """
+        start_us = max(now_us, self._free_us)
+        return self._trace.passed_us(self._trace.bits(start_us) + 8 * size)
 
     def upload(self, now_us: int, size: int, give_up_us: int) -> Upload:
-        """Send so many bytes after all that were handed over before, or until an instant."""
+        """Send so many bytes after all that were handed over before, or until an instant.
+
+        At every tenth of the time that there is, an upload of which less than 80 % would be sent by then, as it went
+        so far, is given up, so that it does not keep those behind it.
+        """
         start_us = max(now_us, self._free_us)
-        if start_us >= give_up_us:
+        if start_us >= give_up_us:  # the link is not free by then, and what goes before goes on
             return Upload(start_us=give_up_us, end_us=give_up_us, sent=0)
         before = self._trace.bits(start_us)
         end = self._trace.passed_us(before + 8 * size)
-        if end > give_up_us:
-            self._free_us = give_up_us
-            sent = (self._trace.bits(give_up_us) - before) / 8
+        given_up_us = self._given_up_us(start_us, size, give_up_us)
+        if end > given_up_us:
+            self._free_us = given_up_us
+            sent = (self._trace.bits(given_up_us) - before) / 8
         else:
             self._free_us = round(end)
             sent = size
-        return Upload(start_us=start_us, end_us=self._free_us, sent=sent)
+        found = Upload(start_us=start_us, end_us=self._free_us, sent=sent)
+        self._handed.append((found, size))
+        return found
+
+    def _given_up_us(self, start_us: int, size: int, give_up_us: int) -> int:
+        """When an upload that is not done by then is given up."""
+        before = self._trace.bits(start_us)
+        for look in range(1, 1 if self._patient else LOOKS):
+            at_us = start_us + (give_up_us - start_us) * look // LOOKS
+            sent = (self._trace.bits(at_us) - before) / 8
+            if at_us > start_us and sent * LOOKS < HOPE * size * look:
+                return at_us
+        return give_up_us
 
 
 def read_trace(path: Path) -> Trace:

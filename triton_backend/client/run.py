@@ -2,8 +2,10 @@
 
 1. The device takes requests in turn; one whose deadline has passed by then is not begun.
 2. `decide` names the cut, from past uploads, past answers, what waits for the link and what is left of the
-   SLO; the head runs. Where nothing answers it in time, it is given up.
-3. What crosses goes over the link, one request after the other (an emulated link waits by its trace).
+   SLO; the head runs. Where nothing answers it in time as far as is known, it is given up, or sent as a trial where
+   nothing else waits for device or link.
+3. What crosses goes over the link, one request after the other (an emulated link waits by its trace). An
+   upload that goes too slowly is given up, and its request decided again with what is left of its time.
 4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the whole model.
 
 Instants and times are µs since the run began. Late is what is answered after its deadline, or never.
@@ -52,6 +54,7 @@ class Record:
     due_us: int
     cut: int | None = None
     feasible: bool = True
+    tried: bool = False
     mbit_per_s: float | None = None
     upload_bytes: int = 0
     head_us: int | None = None
@@ -66,6 +69,10 @@ class Record:
 
 class LateError(Exception):
     """No time is left for the server."""
+
+
+class SlowError(Exception):
+    """An upload went too slowly and was given up."""
 
 
 class Client:
@@ -95,7 +102,7 @@ class Client:
         self._resting_us: dict[int, int] = {}
         self._rtt_us = 0
         self._sending = 0
-        self._waiting_bytes = 0  # of requests that have not left an emulated link
+        self._waiting = 0  # requests that wait for the device
         self._last: Decision | None = None
         self._begun = 0.0
         self.why_closed = ""
@@ -127,8 +134,18 @@ class Client:
 
     async def _request(self, number: int, due_us: int) -> Record:
         record = Record(request=number, due_us=due_us)
-        deadline_us = due_us + self._options.slo_us
+        again = True
+        while again:
+            again = await self._attempt(record)
+        self._report(record)
+        return record
+
+    async def _attempt(self, record: Record) -> bool:
+        """Decide, run the head, send; whether that is to be done again, since the upload went too slowly."""
+        deadline_us = record.due_us + self._options.slo_us
+        self._waiting += 1
         async with self._busy:
+            self._waiting -= 1
             begun_us = self._now_us()
             left_us = deadline_us - begun_us
             head, crossing = (
@@ -143,6 +160,8 @@ class Client:
         elif head is not None:
             try:
                 self._answered(record, "server", await self._send(record, head, crossing))
+            except SlowError:
+                return self._now_us() < deadline_us
             except LateError:
                 pass
             except RefusedError as error:
@@ -150,14 +169,15 @@ class Client:
                 rest_us = LOOK_US if error.closed else REST_US
                 self._resting_us[head.block] = self._now_us() + rest_us
                 await self._fall_back(record, deadline_us)
-        self._report(record)
-        return record
+        return False
 
     def _choose(self, record: Record, left_us: int) -> Head | None:
         """Where the request is cut; None: nothing answers it in time, and the device stays free for the next."""
         now_us = self._now_us()
         known = Link(mbit_per_s=self._bandwidth.mbit_per_s)
-        waits_us = known.upload_us(self._waiting_bytes) or 0
+        waits_us = 0
+        if self._link is not None:
+            waits_us = known.upload_us(self._link.waiting_bytes(now_us)) or 0
         link = Link(mbit_per_s=known.mbit_per_s, rtt_us=self._rtt_us + waits_us)
         cuts = [
             self._as_it_stands(head, link, left_us)
@@ -172,9 +192,18 @@ class Client:
             last=self._last,
             power=self._options.power,
         )
-        record.cut, record.feasible = self._last.block, self._last.feasible
         record.mbit_per_s = link.mbit_per_s
-        return self._heads.cuts[self._last.block] if self._last.feasible else None
+        if record.cut is None:
+            record.cut, record.feasible = self._last.block, self._last.feasible
+        if self._last.feasible:
+            record.cut = self._last.block
+            return self._heads.cuts[self._last.block]
+        if self._last.trial is None or self._link is None or self._waiting:
+            return None
+        if self._link.waiting_bytes(now_us):
+            return None
+        record.cut, record.tried = self._last.trial, True
+        return self._heads.cuts[self._last.trial]
 
     def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:
         """A cut with what is expected of the server there."""
@@ -201,6 +230,7 @@ class Client:
 
         Raises:
             LateError: no time is left for it.
+            SlowError: the upload was given up.
             RefusedError: it refuses.
         """
         deadline_us = record.due_us + self._options.slo_us
@@ -215,15 +245,14 @@ class Client:
                 record.upload_us = uploading_us = link.upload_us(size) or 0
             else:
                 handed_us, uploading_us = self._now_us(), 0
-                self._waiting_bytes += size
-                upload = self._link.upload(handed_us, size, deadline_us)
+                give_up_us = deadline_us - self._rtt_us - (head.tail_us or 0)
+                upload = self._link.upload(handed_us, size, max(give_up_us, handed_us))
                 await self._sleep_until(upload.end_us)
-                self._waiting_bytes -= size
                 took_us = upload.end_us - upload.start_us
                 self._bandwidth.note(upload.end_us, size, took_us, upload.sent)
                 record.upload_us = upload.end_us - handed_us
                 if upload.sent < size:
-                    raise LateError
+                    raise SlowError
             begun_us = self._now_us()
             on_the_way_us = self._rtt_us + uploading_us
             budget_us = deadline_us - begun_us - on_the_way_us
@@ -257,7 +286,9 @@ class Client:
         looked_us = 0
         while True:
             await asyncio.sleep(TICK_US / 1e6)
-            if not self._sending and self._bandwidth.probe_due(self._now_us()):
+            # Nothing is tried over a link whose uploads cannot be measured.
+            lost = self._link is None and self._last is not None and not self._last.feasible
+            if not self._sending and (lost or self._bandwidth.probe_due(self._now_us())):
                 await self._probe()
             if self._now_us() - looked_us >= LOOK_US:
                 looked_us = self._now_us()
@@ -303,6 +334,7 @@ def summary(heads: Heads, records: list[Record]) -> dict[str, Any]:
         "unanswered": len(records) - len(answered_ms),
         "refused": sum(r.refused is not None for r in records),
         "infeasible": sum(not r.feasible for r in records),
+        "tried": sum(r.tried for r in records),
         "on_device": sum(r.on == "device" for r in records),
         "cuts": {str(cut): count for cut, count in sorted(Counter(used).items())},
         "changes": sum(a != b for a, b in pairwise(used)),

@@ -12,7 +12,7 @@ Here: when, and for what. Not here: how plans are made and brought into force, a
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -287,6 +287,13 @@ class SteeredRun:
             "attainment_feasible": sum(t.feasible_served for t in client_counts) / feasible
             if feasible
             else 1.0,
+            "possible": (possible := sum(t.possible for t in client_counts)),
+            "attainment_possible": sum(t.possible_served for t in client_counts) / possible
+            if possible
+            else 1.0,
+            "tried": sum(t.tried for t in client_counts),
+            "tried_served": sum(t.tried_served for t in client_counts),
+            "missed": dict(sum((t.missed for t in client_counts), Counter[str]())),
             "reached": reached,
             "attainment_reached": sum(t.reached_served for t in client_counts) / reached
             if reached
@@ -342,13 +349,17 @@ def steer_simulated(
     steering: Steering | None,
     times: SteerTimes,
     report: Callable[[str], None],
+    *,
+    foresight: bool = False,
 ) -> tuple[ClosedLoop, int, tuple[str, ...]]:
     """Clients against a plan, and plans that follow them; the loop, changes, and why some were not made.
+
+    With `foresight` clients decide by what their links will do.
 
     Raises:
         InputError: clients and plan do not fit.
     """
-    loop = ClosedLoop(plan, clients, options)
+    loop = ClosedLoop(plan, clients, options, foresight=foresight)
     changes, unsteered = 0, dict[str, None]()
     second = 0
     while second < options.duration_s:
@@ -402,6 +413,21 @@ def at_mean_rates(clients: Sequence[ClientSpec], plan: Plan, duration_s: float) 
 def yardstick(
     work: Workspace, plan: Plan, clients: Sequence[ClientSpec], duration_s: float
 ) -> Plan | None:
+    """`static-plus` of the warehouse's profiles; see `static_plus`.
+
+    Raises:
+        InfeasibleError: its own rule cannot serve them.
+    """
+    profiles, _ = load_profiles(work, plan.cluster, plan.workload)
+    return static_plus(profiles, plan, clients, duration_s)
+
+
+def static_plus(
+    profiles: Mapping[str, ModelProfile],
+    plan: Plan,
+    clients: Sequence[ClientSpec],
+    duration_s: float,
+) -> Plan | None:
     """`static-plus` for clients that cut where the mean of their link says, at their own rates and budgets.
 
     Raises:
@@ -426,7 +452,6 @@ def yardstick(
         if model.name in by_model
     )
     workload = Workload(models=models)
-    profiles, _ = load_profiles(work, plan.cluster, workload)
     options = options_of(plan)
     own = {
         name: value for name, value in options.own.items() if name in ("max_instances", "billing")

@@ -55,12 +55,23 @@ def test_a_cut_needs_twice_its_least_tail(slo_us: int, *, feasible: bool) -> Non
 
 
 @pytest.mark.parametrize("mbit_per_s", [None, 0.0])
-def test_without_bandwidth_it_is_the_device_or_the_fewest_bytes(mbit_per_s: float | None) -> None:
+def test_without_bandwidth_it_is_the_device_or_a_trial(mbit_per_s: float | None) -> None:
     link = Link(mbit_per_s=mbit_per_s, rtt_us=1_000)
-    assert decide(CUTS, DEVICE, link, 90_000).block == 4
-    chosen = decide(CUTS, DEVICE, link, 89_999)
-    assert chosen == Decision(block=3, budget_us=18_999, feasible=True)
+    assert decide(CUTS, DEVICE, link, 90_000) == Decision(block=4, budget_us=0, feasible=True)
+    trial = decide(CUTS, DEVICE, link, 89_999)
+    assert trial == Decision(block=4, budget_us=0, feasible=False, trial=3)
     assert decide([], DEVICE, link, 89_999) == Decision(block=4, budget_us=0, feasible=False)
+
+
+def test_what_is_not_feasible_is_tried_where_the_least_bandwidth_would_do() -> None:
+    """60, 20 and 5 KB in 79, 39 and 9 ms; with tails of 4 ms, the last one in 1 ms."""
+    slow = Link(mbit_per_s=0.1, rtt_us=1_000)
+    assert decide(CUTS, DEVICE, slow, 80_000).trial == 2
+    longer = [cut(c.block, c.upload_bytes, c.head_us, least_us=4_000) for c in CUTS]
+    assert decide(longer, DEVICE, slow, 80_000).trial == 2
+    assert decide(longer[2:], DEVICE, slow, 79_001).trial == 3
+    assert decide(longer[2:], DEVICE, slow, 79_000).trial is None  # no bandwidth would do
+    assert decide(CUTS, DEVICE, LINK, 89_000).trial is None
 
 
 def test_the_last_cut_stays_until_ten_percent_are_saved_twice_in_a_row() -> None:

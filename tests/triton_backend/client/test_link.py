@@ -45,9 +45,32 @@ def test_uploads_leave_one_after_the_other() -> None:
 
 def test_what_is_given_up_frees_the_link_then() -> None:
     link = EmulatedLink(Trace([(5.0, 8.0), (5.001, 0.0)]))  # 1,000 bytes, and no more
-    assert link.upload(0, 4_000, 3_000) == Upload(start_us=0, end_us=3_000, sent=1_000)
+    assert link.upload(0, 2_000, 3_000) == Upload(start_us=0, end_us=2_100, sent=1_000)
     assert link.upload(10, 4_000, 2_000) == Upload(start_us=2_000, end_us=2_000, sent=0)
-    assert link.upload(10, 4_000, 5_000) == Upload(start_us=3_000, end_us=5_000, sent=0)
+    assert link.upload(10, 4_000, 5_100) == Upload(start_us=2_100, end_us=2_400, sent=0)
+
+
+def test_what_goes_too_slowly_is_given_up_at_a_tenth_of_its_time() -> None:
+    """A byte per µs: 12,500 bytes in 10 ms are 80 %, and hoped for; one more is not."""
+    steady = Trace([(0.0, 8.0)])
+    hoped = EmulatedLink(steady).upload(0, 12_500, 10_000)
+    assert hoped == Upload(start_us=0, end_us=10_000, sent=10_000)
+    hopeless = EmulatedLink(steady).upload(0, 12_501, 10_000)
+    assert hopeless == Upload(start_us=0, end_us=1_000, sent=1_000)
+    patient = EmulatedLink(steady, patient=True).upload(0, 12_501, 10_000)
+    assert patient == hoped
+    recovers = Trace([(0.0, 0.0), (0.002, 80.0)])  # nobody knows that at the first look
+    assert EmulatedLink(recovers).upload(0, 1_000, 10_000).sent == 0
+
+
+def test_what_waits_is_what_has_neither_left_nor_been_given_up() -> None:
+    link = EmulatedLink(Trace([(0.0, 8.0), (0.001, 0.0)]))
+    assert link.waiting_bytes(0) == 0
+    link.upload(0, 500, 10_000)
+    link.upload(100, 2_000, 10_000)
+    assert link.foreseen_us(100, 1) == float("inf")
+    waiting = [link.waiting_bytes(at) for at in (100, 400, 500, 700, 1_500, 4_300)]
+    assert waiting == [2_400, 2_100, 2_000, 1_800, 1_500, 0]
 
 
 def test_a_trace_is_read_from_csv_plain_or_packed(tmp_path: Path) -> None:

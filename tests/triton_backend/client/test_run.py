@@ -96,7 +96,9 @@ def test_what_cannot_leave_in_time_is_late_and_found_out(heads: Heads) -> None:
     broken = Trace([(0.0, 100.0), (0.006, 0.0)])  # the probe gets through, and nothing after it
     records = ran(heads, FakeServer(heads), link=broken, slo_us=200_000)
     assert {r.outcome for r in records} == {"late"}
-    assert records[0].cut == 0
+    assert (records[0].cut, records[0].feasible) == (0, True)
+    assert not any(r.feasible for r in records[1:])
     totals = summary(heads, records)
     assert (totals["offered"], totals["served"], totals["late"]) == (5, 0, 5)
     assert totals["unanswered"] == 5
+    assert totals["tried"] > 0

@@ -5,11 +5,16 @@
 
 A request whose deadline has passed when its turn comes is not begun. What a client knows of its link are its own past
 uploads, of the server its own past answers and what it saw open when it last looked.
+
+Beside that it is counted with hindsight, at every decision: whether an open cut would have been in time by the trace
+to come and what waits for the link, and why such a request was missed. No client knows of it, unless it is to
+decide with that foresight: the ceiling of what any client reaches.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from triton_backend.client.bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
@@ -22,6 +27,18 @@ from triton_backend.contract.units import US_PER_S
 ANNOUNCED_US = 2_000_000  # a client announces the least budget and the rate of this long,
 MOST_FPS = 10_000.0
 ANNOUNCED_PERIODS = 3  # or of so many requests, where that is longer
+
+
+class Missed(StrEnum):
+    """Why a request was not served in time."""
+
+    NOT_TRIED = "judged infeasible"
+    SLOW_LINK = "upload slower than expected"
+    CLOSED = "cut closed"
+    SHADOW = "refused by the shadow pool"
+    ABOVE = "refused by its own pool, above the planned rate"
+    WITHIN = "refused by its own pool, within the planned rate"
+    LATE = "answered late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +96,10 @@ class _Request:
     due_us: int
     deadline_us: int
     feasible: bool = True
+    trial: bool = False
+    again: bool = False
+    possible: bool = False
+    missed: Missed | None = None
     reached: bool = False
     block: int = 0
     begun_us: int = 0  # at the server
@@ -92,8 +113,11 @@ class ClientCounts:
 
     Attributes:
         feasible: those whose decision found a cut (or the device) that meets the SLO; `feasible_served` of them.
+        possible: those for which, with hindsight, a cut (or the device) would have met the SLO; `possible_served` of
+            them, and why the others were missed.
         reached: those that reached the server with twice the least time of their tail left.
         not_begun: their deadline passed before the device was free: nothing was decided.
+        tried: those sent though nothing was known to be feasible, as the link was idle; `tried_served` of them.
         device: served by the device alone.
     """
 
@@ -102,9 +126,14 @@ class ClientCounts:
     late: int = 0
     feasible: int = 0
     feasible_served: int = 0
+    possible: int = 0
+    possible_served: int = 0
+    missed: Counter[Missed] = field(default_factory=Counter[Missed])
     reached: int = 0
     reached_served: int = 0
     not_begun: int = 0
+    tried: int = 0
+    tried_served: int = 0
     device: int = 0
     refused: int = 0
     changes: int = 0
@@ -123,6 +152,7 @@ class VirtualClient:
         later: calls a function at an instant: `later(at_us, function, argument)`.
         send: hands a request to the server.
         open_cuts: block and least time of the tail (µs) of every cut that the server serves now.
+        foresight: decide with hindsight.
     """
 
     def __init__(
@@ -135,12 +165,14 @@ class VirtualClient:
         later: Callable[[int, Callable[[int, Any], None], Any], None],
         send: Callable[[Sent], None],
         open_cuts: Callable[[str], Mapping[int, int]],
+        foresight: bool = False,
     ) -> None:
         self.spec = spec
         self.counts = ClientCounts()
         self._number, self._first_us, self._end_us = number, first_us, end_us
         self._later, self._send, self._look_at = later, send, open_cuts
-        self._link = EmulatedLink(spec.trace)
+        self._foresight = foresight
+        self._link = EmulatedLink(spec.trace, patient=foresight)
         self._bandwidth = Bandwidth()
         self._spare = SpareTime()
         self._open: Mapping[int, int] = {}
@@ -148,7 +180,6 @@ class VirtualClient:
         self._turns: deque[tuple[_Request, bool]] = deque()  # and whether the whole model runs
         self._busy = False
         self._sending = 0
-        self._waiting_bytes = 0
         self._requests: dict[int, _Request] = {}
         self._count = 0
         self._last: Decision | None = None
@@ -184,21 +215,56 @@ class VirtualClient:
         while self._turns and not self._busy:
             request, whole = self._turns.popleft()
             if now_us >= request.deadline_us:
-                self.counts.late += 1
                 self.counts.not_begun += not whole
+                self._missed(request, Missed.LATE)
                 continue
             block = len(self.spec.upload_bytes) if whole else self._choose(request, now_us)
-            if not request.feasible:
-                self.counts.late += 1
+            if block is None:
+                self._missed(request, Missed.NOT_TRIED)
                 continue
             self._busy = True
             request.block = block
             self._later(now_us + self.spec.heads_us[block], self._head_done, request)
 
-    def _choose(self, request: _Request, now_us: int) -> int:
-        spec, left_us = self.spec, request.deadline_us - now_us
+    def _choose(self, request: _Request, now_us: int) -> int | None:
+        """Where a request is cut; None: nothing answers it in time as far as is known, and it is not tried."""
+        found = self._decided(request.deadline_us - now_us, now_us)
+        if request.again:
+            return self._tried(request, found, now_us)
+        foreseen = self._foreseen(now_us, request.deadline_us - now_us)
+        found = foreseen if self._foresight else found
+        request.feasible, request.possible = found.feasible, foreseen.feasible
+        self.counts.possible += foreseen.feasible
+        self.counts.feasible += found.feasible
+        self.counts.cuts[found.block] += found.feasible
+        if self._last is None or found.block != self._last.block:
+            self.counts.changes += self._last is not None
+            self._budgets.clear()
+        self._last = found
+        if found.feasible and found.block < len(self.spec.upload_bytes):
+            self._budgets.append((now_us, found.budget_us))
+        return self._tried(request, found, now_us)
+
+    def _tried(self, request: _Request, found: Decision, now_us: int) -> int | None:
+        """Where a request is cut that was not known to be feasible, or whose upload went too slowly."""
+        if found.feasible:
+            return self._begun_at(request, found)
+        if found.trial is None or self._link.waiting_bytes(now_us) or self._turns:
+            return None
+        self.counts.tried += not request.trial
+        request.trial = True
+        return self._begun_at(request, replace(found, block=found.trial))
+
+    def _begun_at(self, request: _Request, found: Decision) -> int:
+        open_cuts = self._look_at(self.spec.model) if self._foresight else self._open
+        request.least_us = open_cuts.get(found.block, 0)
+        return found.block
+
+    def _decided(self, left_us: int, now_us: int) -> Decision:
+        """By what the client knows."""
+        spec = self.spec
         seen = Link(mbit_per_s=self._bandwidth.mbit_per_s)
-        waits_us = seen.upload_us(self._waiting_bytes) or 0
+        waits_us = seen.upload_us(self._link.waiting_bytes(now_us)) or 0
         link = Link(mbit_per_s=seen.mbit_per_s, rtt_us=spec.rtt_us + waits_us)
         known = [
             Cut(
@@ -213,18 +279,30 @@ class VirtualClient:
         cuts = [standing(cut, link, left_us, self._spare, now_us) for cut in known]
         blocks = len(spec.upload_bytes)
         device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
-        found = decide(cuts, device, link, left_us, last=self._last)
-        if self._last is None or found.block != self._last.block:
-            self.counts.changes += self._last is not None
-            self._budgets.clear()
-        self._last = found
-        if found.block < blocks and found.feasible:
-            request.least_us = self._open[found.block]
-            self._budgets.append((now_us, found.budget_us))
-        self.counts.cuts[found.block] += found.feasible
-        self.counts.feasible += found.feasible
-        request.feasible = found.feasible
-        return found.block
+        return decide(cuts, device, link, left_us, last=self._last)
+
+    def _foreseen(self, now_us: int, left_us: int) -> Decision:
+        """The cut of least latency by what the link will do, among those open now."""
+        spec, blocks = self.spec, len(self.spec.upload_bytes)
+        found: list[tuple[float, Decision]] = []
+        for block, least_us in self._look_at(spec.model).items():
+            head_us = spec.heads_us[block]
+            end_us = self._link.foreseen_us(now_us + head_us, spec.upload_bytes[block])
+            budget_us = now_us + left_us - end_us - spec.rtt_us
+            if budget_us >= QUEUEING * least_us:
+                decision = Decision(block=block, budget_us=int(budget_us), feasible=True)
+                found.append((end_us + least_us, decision))
+        if spec.heads_us[blocks] <= left_us:
+            whole = Decision(block=blocks, budget_us=0, feasible=True)
+            found.append((now_us + spec.heads_us[blocks], whole))
+        none = Decision(block=blocks, budget_us=0, feasible=False)
+        return min(found, key=lambda one: one[0], default=(0.0, none))[1]
+
+    def _missed(self, request: _Request, why: Missed) -> None:
+        """A request that is late; the first reason is kept."""
+        self.counts.late += 1
+        if request.possible:
+            self.counts.missed[request.missed or why] += 1
 
     def _head_done(self, now_us: int, request: _Request) -> None:
         self._busy = False
@@ -232,23 +310,29 @@ class VirtualClient:
             self._answered(request, now_us, device=True)
         else:
             size = self.spec.upload_bytes[request.block]
-            upload = self._link.upload(now_us, size, request.deadline_us)
+            give_up_us = request.deadline_us - self.spec.rtt_us - request.least_us
+            upload = self._link.upload(now_us, size, max(give_up_us, now_us))
             self._sending += 1
-            self._waiting_bytes += size
             self._later(upload.end_us, self._uploaded, (request, upload, size))
         self._next(now_us)
 
     def _uploaded(self, now_us: int, ended: tuple[_Request, Upload, int]) -> None:
         request, upload, size = ended
         self._sending -= 1
-        self._waiting_bytes -= size
         self._bandwidth.note(now_us, size, upload.end_us - upload.start_us, upload.sent)
         budget_us = request.deadline_us - now_us - self.spec.rtt_us
+        if upload.sent < size and now_us < request.deadline_us:
+            request.again, request.missed = True, Missed.SLOW_LINK
+            self._turns.append((request, False))
+            self._next(now_us)
+            return
         if upload.sent < size or budget_us < 1:
-            self.counts.late += 1
+            self._missed(request, Missed.SLOW_LINK)
             return
         request.begun_us, request.budget_us = now_us, budget_us
         request.reached = budget_us >= QUEUEING * request.least_us
+        if not request.reached:
+            request.missed = Missed.SLOW_LINK
         self.counts.reached += request.reached
         self._requests[request.number] = request
         self._send(
@@ -269,19 +353,23 @@ class VirtualClient:
         self._spare.note(now_us, tail_us, request.least_us, request.budget_us)
         self._answered(request, at_us, device=False)
 
-    def refused(self, now_us: int, number: int, *, closed: bool) -> None:
+    def refused(self, now_us: int, number: int, why: Missed) -> None:
         """The server refuses: the device runs the whole model, and the cut rests."""
         request = self._requests.pop(number)
         self.counts.refused += 1
-        self._resting_us[request.block] = now_us + (LOOK_US if closed else REST_US)
+        request.missed = request.missed or why
+        self._resting_us[request.block] = now_us + (LOOK_US if why is Missed.CLOSED else REST_US)
         self._turns.append((request, True))
         self._next(now_us)
 
     def _answered(self, request: _Request, at_us: int, *, device: bool) -> None:
         served = at_us <= request.deadline_us
+        if not served:
+            self._missed(request, Missed.LATE)
         self.counts.served += served
-        self.counts.late += not served
+        self.counts.possible_served += served and request.possible
         self.counts.device += served and device
+        self.counts.tried_served += served and request.trial
         self.counts.reached_served += served and request.reached
         self.counts.feasible_served += served and request.feasible
         self.counts.total_us.append(at_us - request.due_us)

@@ -7,7 +7,9 @@ and answers are known at most one tick late.
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +21,19 @@ from triton_backend.contract.shares import percent_of
 from triton_backend.contract.transition import transition
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.simulator.clients.client import ClientCounts, ClientSpec, Sent, VirtualClient
+from triton_backend.simulator.clients.client import (
+    ClientCounts,
+    ClientSpec,
+    Missed,
+    Sent,
+    VirtualClient,
+)
 from triton_backend.simulator.run import Stepwise
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import DROPPED, OPEN, REQUEST_RECORD
 
 CLOSED_TICK_US = 10_000
+_COUNTED = 20  # requests over which the rate of a queue is measured
 
 
 class Announced(NamedTuple):
@@ -37,6 +46,24 @@ class Announced(NamedTuple):
     rate_rps: float
 
 
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """A queue of the plan in force: its planned rate, whether it has pools of its own, who came lately."""
+
+    rate_rps: float
+    own: bool
+    arrivals_us: deque[int] = field(default_factory=lambda: deque(maxlen=_COUNTED))
+
+    def why(self) -> Missed:
+        """Why a request of it was refused."""
+        if not self.own:
+            return Missed.SHADOW
+        if len(self.arrivals_us) < _COUNTED:
+            return Missed.WITHIN
+        lasted_s = (self.arrivals_us[-1] - self.arrivals_us[0]) / US_PER_S
+        return Missed.ABOVE if self.rate_rps * lasted_s < _COUNTED - 1 else Missed.WITHIN
+
+
 class ClosedLoop:
     """Clients against a plan, which may be changed on the way.
 
@@ -44,12 +71,20 @@ class ClosedLoop:
         plan: what serves at first.
         clients: who asks.
         options: of the scheduler; nothing but the clients offers load.
+        foresight: clients decide with hindsight.
 
     Raises:
         InputError: a client's model is not in the plan, or has another number of blocks.
     """
 
-    def __init__(self, plan: Plan, clients: Sequence[ClientSpec], options: SimOptions) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        clients: Sequence[ClientSpec],
+        options: SimOptions,
+        *,
+        foresight: bool = False,
+    ) -> None:
         for spec in clients:
             blocks = plan.model(spec.model).blocks
             if len(spec.upload_bytes) != blocks:
@@ -61,7 +96,7 @@ class ClosedLoop:
         self._events: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._sequence = 0
         self._coming: list[tuple[int, int, Sent]] = []
-        self._asked: dict[int, Sent] = {}
+        self._asked: dict[int, tuple[Sent, _Line]] = {}
         self._next: tuple[int, Plan] | None = None
         self._held: list[tuple[int, float]] = []  # percents of GPUs from an instant on
         self._read_plan()
@@ -75,6 +110,7 @@ class ClosedLoop:
                 later=self._later,
                 send=self._send,
                 open_cuts=self._open_cuts,
+                foresight=foresight,
             )
             for number, spec in enumerate(clients)
         ]
@@ -148,13 +184,17 @@ class ClosedLoop:
             at_us, _, sent = heapq.heappop(self._coming)
             cuts = self._queues.get((sent.model, sent.block))
             if cuts is None:
-                self._later(max(at_us, until_us), self._refused, (sent, True))
+                self._later(max(at_us, until_us), self._refused, (sent, Missed.CLOSED))
             else:
-                rows.append((sent, at_us, *cuts[covering(self._budgets(cuts), sent.budget_us)]))
+                model, queue = cuts[covering(self._budgets(cuts), sent.budget_us)]
+                rows.append((sent, at_us, model, queue))
+                self._lines[queue].arrivals_us.append(at_us)
         if rows:
             first = len(self._server.requests)
             self._server.offer(_records(rows))
-            self._asked |= {first + k: row[0] for k, row in enumerate(rows)}
+            self._asked |= {
+                first + k: (sent, self._lines[queue]) for k, (sent, _, _, queue) in enumerate(rows)
+            }
         self._server.advance(until_us)
         self._now_us = until_us
         self._hear()
@@ -166,12 +206,12 @@ class ClosedLoop:
         numbers = np.fromiter(self._asked, dtype=np.int64, count=len(self._asked))
         rows = self._server.requests[numbers]
         for k in np.flatnonzero(rows["outcome"] != OPEN).tolist():
-            sent = self._asked.pop(int(numbers[k]))
+            sent, line = self._asked.pop(int(numbers[k]))
             rtt_us = self.clients[sent.client].spec.rtt_us
             at_us = int(rows["finish_us"][k]) + rtt_us - rtt_us // 2
             heard_us = max(at_us, self._now_us)
             if rows["outcome"][k] == DROPPED:
-                self._later(heard_us, self._refused, (sent, False))
+                self._later(heard_us, self._refused, (sent, line.why()))
             else:
                 self._later(heard_us, self._answered, (sent, at_us))
 
@@ -179,9 +219,9 @@ class ClosedLoop:
         sent, at_us = said
         self.clients[sent.client].answered(now_us, at_us, sent.number)
 
-    def _refused(self, now_us: int, said: tuple[Sent, bool]) -> None:
-        sent, closed = said
-        self.clients[sent.client].refused(now_us, sent.number, closed=closed)
+    def _refused(self, now_us: int, said: tuple[Sent, Missed]) -> None:
+        sent, why = said
+        self.clients[sent.client].refused(now_us, sent.number, why)
 
     def _later(self, at_us: int, function: Callable[[int, Any], None], argument: Any) -> None:
         heapq.heappush(self._events, (at_us, self._sequence, function, argument))
@@ -207,12 +247,19 @@ class ClosedLoop:
         self._queues: dict[tuple[str, int], list[tuple[int, int]]] = {}  # model and queue
         self._budget_us: dict[int, int] = {}
         self._tails: dict[str, dict[int, int]] = {}
+        self._lines: list[_Line] = []
+        anywhere = {pool.name for pool in self.plan.pools if pool.starts_anywhere}
         queue = 0
         for number, model in enumerate(self.plan.models):
             self._tails[model.name] = least_tails_us(self.plan, model.name)
             for entry in model.queues:
                 self._queues.setdefault((model.name, entry.block), []).append((number, queue))
                 self._budget_us[queue] = entry.budget_us
+                own = any(
+                    p.entry == entry.name and any(s.pool not in anywhere for s in p.stages)
+                    for p in model.pipelines
+                )
+                self._lines.append(_Line(rate_rps=entry.rate_rps, own=own))
                 queue += 1
 
     def _budgets(self, cuts: Sequence[tuple[int, int]]) -> dict[int, int]:
@@ -223,10 +270,17 @@ class ClosedLoop:
 
 
 def least_tails_us(plan: Plan, name: str) -> dict[int, int]:
-    """Of every open cut of a model, by block: the least time of a batch of one, moves included."""
+    """Of every open cut of a model, by block: the least time of a batch of one, moves included.
+
+    With a shadow pool it is that pool's. Clients use what time there is: where they knew of a faster pool, they
+    would leave the server less, for which another plan needs faster ones still.
+    """
     model = plan.model(name)
+    anywhere = {pool.name for pool in plan.pools if pool.starts_anywhere}
     found: dict[int, int] = {}
     for pipeline in model.pipelines:
+        if anywhere and any(stage.pool not in anywhere for stage in pipeline.stages):
+            continue
         moves = sum(stage.transfer_us for stage in pipeline.stages)
         alone = moves + sum(stage.latency_us_by_batch[0] for stage in pipeline.stages)
         block = pipeline.first_block

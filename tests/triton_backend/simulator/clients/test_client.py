@@ -9,7 +9,7 @@ import pytest
 
 from triton_backend.client.link import Trace
 from triton_backend.contract.errors import InputError
-from triton_backend.simulator.clients.client import ClientSpec, Sent, VirtualClient
+from triton_backend.simulator.clients.client import ClientSpec, Missed, Sent, VirtualClient
 
 MS = 1_000
 
@@ -32,14 +32,19 @@ class World:
     """Events in order, and a server that does as it is asked."""
 
     def __init__(
-        self, one: ClientSpec, server: Callable[["World", int, Sent], None], cuts: Mapping[int, int]
+        self,
+        one: ClientSpec,
+        server: Callable[["World", int, Sent], None],
+        cuts: Mapping[int, int],
+        *,
+        foresight: bool = False,
     ) -> None:
         self.events: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self.sent: list[tuple[int, Sent]] = []
         self._numbers, self._server, self.now_us = count(), server, 0
         self.client = VirtualClient(
             0, one, 1_500 * MS, 2_500 * MS, later=self.later, send=self._take,
-            open_cuts=lambda _: cuts,
+            open_cuts=lambda _: cuts, foresight=foresight,
         )  # fmt: skip
         while self.events:
             self.now_us, _, function, argument = heapq.heappop(self.events)
@@ -62,7 +67,7 @@ def answers(world: World, now_us: int, sent: Sent) -> None:
 
 def refuses(world: World, now_us: int, sent: Sent) -> None:
     world.later(
-        now_us, lambda now, number: world.client.refused(now, number, closed=False), sent.number
+        now_us, lambda now, number: world.client.refused(now, number, Missed.WITHIN), sent.number
     )
 
 
@@ -89,6 +94,37 @@ def test_decisions_know_past_uploads_only() -> None:
     assert before.feasible == before.cuts[0]
     assert before.feasible_served == 5
     assert before.offered == before.served + before.late == 10
+
+
+def test_nothing_is_feasible_any_more_but_trials_find_a_link_that_comes_back() -> None:
+    """From 1.8 s on nothing leaves, from 2.2 s on all does; a probe would have been due at 6.7 s."""
+    gap = Trace([(0.0, 80.0), (1.8, 0.0), (2.2, 80.0)])
+    counts = World(spec(gap), answers, {0: 30 * MS}).client.counts
+    assert (counts.possible, counts.possible_served, counts.served) == (6, 6, 6)
+    assert (counts.tried, counts.tried_served) == (5, 1)
+
+
+def test_what_goes_too_slowly_is_decided_again() -> None:
+    """At 8 Mbit/s the input takes as long as the SLO, what crosses the second cut 10 ms."""
+    falling = Trace([(0.0, 80.0), (1.9, 8.0)])
+    world = World(spec(falling), answers, {0: 30 * MS, 1: 25 * MS})
+    counts = world.client.counts
+    assert (counts.possible, counts.possible_served) == (10, 10)
+    assert [sent.block for _, sent in world.sent] == [0] * 4 + [1] * 6
+    assert counts.cuts == {0: 5, 1: 5}
+    assert not counts.missed
+
+
+def test_with_foresight_the_cut_is_that_of_the_link_to_come() -> None:
+    falling = Trace([(0.0, 80.0), (1.9, 8.0)])
+    one = World(spec(falling), answers, {0: 30 * MS, 1: 25 * MS}, foresight=True)
+    assert one.client.counts.cuts == {0: 4, 1: 6}
+
+
+def test_why_a_possible_request_was_missed_is_counted() -> None:
+    counts = World(spec(), refuses, {0: 30 * MS}).client.counts
+    assert counts.missed == {Missed.WITHIN: 1, Missed.NOT_TRIED: 8}  # the cut rests
+    assert (counts.possible, counts.possible_served) == (9, 0)  # one waited for the device
 
 
 def test_a_refused_request_runs_on_the_device_and_its_cut_rests() -> None:

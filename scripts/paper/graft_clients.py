@@ -1,0 +1,304 @@
+"""What clients of the Graft paper get: fleets in rides, and clients that move their cuts, simulated.
+
+`rides`: fleets of 20 clients as `graft.py` draws them, planned by `graft` and exactly, at planned rates (each client
+at equal gaps, phases drawn) and as Poisson at 0.9 of them; how full rides are.
+
+`closed-loop`: 20 clients that follow the 5G traces, each with its own second to begin at, while plans follow them.
+What is counted as feasible, at the instant of each decision:
+
+* *possible*: with hindsight. By the trace as it goes on, with what waits for the link already and every cut that is
+  open on the server, some cut leaves the server twice its least tail (or the device meets the SLO).
+* *decided*: as the client believes, from past uploads.
+* the *oracle* decides with that hindsight, by least latency, for one request at a time; what the server refuses it is
+  the server's doing. Its share of all offered requests is the ceiling for a client of this rule.
+
+Traces shorter than the run are left out. What a plan holds counts from the start of its workers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.operations.replanning.steering import (
+    SteeredRun,
+    Steering,
+    SteerTimes,
+    at_mean_rates,
+    entries_of,
+    planner_of,
+    static_plus,
+    steer_simulated,
+    with_entries,
+)
+from flows.planning import PlanOptions, make_plan
+from flows.planning.registry import Inputs
+from scripts.benchmarks.figures import Figure
+from scripts.paper.graft import (
+    FLEETS,
+    FRAMES,
+    INPUT_BYTES,
+    MODELS,
+    SLO,
+    fleet,
+    inputs_of,
+    models,
+    traces,
+)
+from triton_backend.client.link import Trace
+from triton_backend.contract.arrivals import StatedRequests
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_S
+from triton_backend.contract.workload import LEAST_RPS, ModelDemand
+from triton_backend.simulator.clients.client import ClientSpec, Missed
+from triton_backend.simulator.offered import POISSON, Arrivals, Stated
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+PLANNED, LOADED, AT_LOAD = 0.995, 0.99, 0.9
+ATTAINED, OVER_STATIC = 0.99, 0.9
+NAMED, FULL, ENTRIES = "VGG", 1.5, 2.0  # rides of a named case
+GPUS = 400
+
+
+# Rides
+
+
+def rides(data: Path, draws: int, seconds: float) -> tuple[list[Figure], dict[str, Any]]:
+    """Attainment of fleets at planned rates and as Poisson at 0.9 of them, and how full their rides are."""
+    figures: list[Figure] = []
+    for planner in ("graft", "pool"):
+        for name in MODELS:
+            random = np.random.default_rng(0)
+            found: dict[str, list[SimResult]] = {"planned rates": [], "Poisson at 0.9": []}
+            for draw in range(draws):
+                entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
+                plan = planned(inputs_of(data, name, entries), planner)
+                frames = Stated(requests=_frames(entries, seconds, random))
+                loads: tuple[tuple[Arrivals, float], ...] = (frames, 1.0), (POISSON, AT_LOAD)
+                for results, (arrivals, load) in zip(found.values(), loads, strict=True):
+                    how = SimOptions(
+                        arrivals=arrivals,
+                        load_factor=load,
+                        duration_s=seconds,
+                        seed=draw,
+                        keep_uses=False,
+                    )
+                    results.append(simulate(plan, how))
+            for (load, results), least in zip(found.items(), (PLANNED, LOADED), strict=True):
+                figures += _of_rides(f"{name}, {planner}, {load}", results, least)
+    return figures, {}
+
+
+def planned(inputs: Inputs, planner: str, **own: Any) -> Plan:
+    """A plan with half of every budget kept for waiting."""
+    options = PlanOptions(planner=planner, objective="share", slo_margin=0.5, own=own)
+    return make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
+
+
+def _frames(
+    entries: Sequence[Entry], seconds: float, random: np.random.Generator
+) -> StatedRequests:
+    """Every entry at equal gaps from a phase of its own."""
+    times = [
+        np.arange(
+            random.uniform(0, US_PER_S / e.rate_rps), seconds * US_PER_S, US_PER_S / e.rate_rps
+        )
+        for e in entries
+    ]
+    count = sum(map(len, times))
+    return StatedRequests(
+        arrival_us=np.concatenate(times).astype(np.int64),
+        deadline_us=np.full(count, -1),
+        samples=np.ones(count, dtype=np.int64),
+        models=("",) * count,
+        entries=tuple(e.name for e, own in zip(entries, times, strict=True) for _ in own),
+    )
+
+
+def _of_rides(where: str, results: Sequence[SimResult], least: float) -> list[Figure]:
+    offered = sum(r.models[0].offered for r in results)
+    served = sum(r.models[0].served for r in results)
+    late = sum(r.models[0].outcome.late for r in results)
+    fills = [
+        fill
+        for result in results
+        for entry in result.entries[result.models[0].name].values()
+        if (fill := entry.ride_fill) is not None
+    ]
+    seats = sum(fill.rides for fill in fills)
+    samples = sum(fill.rides * fill.samples for fill in fills) / seats if seats else None
+    joined = sum(fill.rides * fill.entries for fill in fills) / seats if seats else None
+    named = where.startswith(NAMED) and "graft" in where and "planned" in where
+    return [
+        Figure(
+            name=f"{where}: attainment", value=100 * served / offered, unit="%", least=100 * least
+        ),
+        Figure(name=f"{where}: accepted and late", value=late, most=0),
+        Figure(name=f"{where}: samples in a ride", value=samples, least=FULL if named else None),
+        Figure(name=f"{where}: entries in a ride", value=joined, least=ENTRIES if named else None),
+    ]
+
+
+# The closed loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How a closed loop is run.
+
+    Attributes:
+        planner: of the plans that follow.
+        shadow: rate of the shadow pool over that of all clients.
+        devices: of the clients.
+        seconds: how long, with which seed.
+        plan_s: what planning takes in simulated time; None: as it took.
+    """
+
+    planner: str = "graft"
+    shadow: float = 0.2
+    devices: tuple[str, ...] = FLEETS["homogeneous"][1]
+    seconds: float = 600.0
+    seed: int = 0
+    plan_s: float | None = None
+
+
+def clients_of(data: Path, name: str, how: Loop) -> list[ClientSpec]:
+    """Clients one after the other through the traces, each from a second drawn at random."""
+    model = models(data)[name]
+    random = np.random.default_rng(how.seed)
+    runs = [run for run in traces(data).values() if len(run) > how.seconds]
+    found: list[ClientSpec] = []
+    for number, device in enumerate(how.devices):
+        run = runs[number % len(runs)]
+        begin = int(random.integers(len(run) - int(how.seconds)))
+        rates = run[begin : begin + int(how.seconds) + 1]
+        own = model.device_us[device]
+        found.append(
+            ClientSpec(
+                name=f"c{number}",
+                model=name,
+                fps=FRAMES.get(name, 30.0),
+                slo_us=int(SLO * sum(own)),
+                heads_us=tuple(int(sum(own[:block])) for block in range(model.blocks + 1)),
+                upload_bytes=(INPUT_BYTES, *model.profile.boundary_bytes),
+                trace=Trace([(float(at), float(rate)) for at, rate in enumerate(rates)]),
+            )
+        )
+    return found
+
+
+def first_plan(
+    inputs: Inputs, clients: Sequence[ClientSpec], how: Loop
+) -> tuple[Plan, PlanOptions]:
+    """Planned for where every client would cut at its link's mean rate; and how the next ones are planned."""
+    total_rps = sum(spec.fps for spec in clients)
+    options = PlanOptions(
+        planner=how.planner,
+        objective="share",
+        slo_margin=0.5,
+        own={"shadow_rps": how.shadow * total_rps},
+    )
+    idle = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
+    entries = entries_of(at_mean_rates(clients, idle, how.seconds))
+    wanted = with_entries(inputs.workload, entries)
+    return make_plan(inputs.profiles, inputs.cluster, wanted, options), options
+
+
+@cache
+def looped(data: Path, name: str, how: Loop, *, foresight: bool = False) -> dict[str, Any]:
+    """A run, as `simulate --clients --steer --json` has it."""
+    clients = clients_of(data, name, how)
+    last = models(data)[name].blocks - 1
+    idle = Entry(name="idle", block=last, budget_us=clients[0].slo_us, rate_rps=LEAST_RPS)
+    inputs = inputs_of(data, name, (idle,), GPUS)
+    demand = ModelDemand(name=name, slo_us=clients[0].slo_us, entries=(idle,))
+    inputs = replace(inputs, workload=replace(inputs.workload, models=(demand,)))
+    plan, options = first_plan(inputs, clients, how)
+    steering = Steering(planner=planner_of(inputs.profiles, inputs.cluster, options), in_force=plan)
+    simulated = SimOptions(duration_s=how.seconds, seed=how.seed)
+    loop, changes, unsteered = steer_simulated(
+        plan,
+        clients,
+        simulated,
+        steering,
+        SteerTimes(plan_s=how.plan_s),
+        lambda _: None,
+        foresight=foresight,
+    )
+    run = SteeredRun(
+        loop=loop,
+        yardstick=static_plus(inputs.profiles, plan, clients, how.seconds),
+        steering=steering,
+        changes=changes,
+        unsteered=unsteered,
+    )
+    return run.to_dict()
+
+
+def closed_loop(data: Path, how: Loop, names: Sequence[str]) -> tuple[list[Figure], dict[str, Any]]:
+    """Every model: what is attained of what was possible, why not, what is held."""
+    figures: list[Figure] = []
+    raw: dict[str, Any] = {}
+    ratios: list[float] = []
+    for name in names:
+        found, oracle = looped(data, name, how), looped(data, name, how, foresight=True)
+        raw[f"closed loop, {name}"] = {"clients": found, "oracle": oracle}
+        figures += _of_loop(f"{name}, closed loop", found, oracle)
+        if found["over_static_plus"] is not None:
+            ratios.append(found["over_static_plus"])
+    mean = float(np.mean(ratios)) if ratios else None
+    figures.append(
+        Figure(name="closed loop: mean shares over static-plus", value=mean, most=OVER_STATIC)
+    )
+    return figures, raw
+
+
+def _of_loop(where: str, found: Mapping[str, Any], oracle: Mapping[str, Any]) -> list[Figure]:
+    offered, possible = found["offered"], found["possible"]
+    figures = [
+        Figure(
+            name=f"{where}: served of what was possible",
+            value=100 * found["attainment_possible"],
+            unit="%",
+            least=100 * ATTAINED,
+            note=f"{possible} of {offered} were; the oracle {100 * oracle['attainment_possible']:.2f} %",
+        ),
+        Figure(
+            name=f"{where}: served of what clients decided to be feasible",
+            value=100 * found["attainment_feasible"],
+            unit="%",
+            least=100 * ATTAINED,
+            note=f"{found['feasible']} of {offered}",
+        ),
+        Figure(
+            name=f"{where}: served of all offered",
+            value=100 * found["attainment"],
+            unit="%",
+            note=f"the oracle {100 * oracle['attainment']:.2f} %",
+        ),
+    ]
+    figures += [
+        Figure(
+            name=f"{where}: {why}",
+            value=100 * found["missed"].get(why, 0) / max(possible, 1),
+            unit="%",
+            note=f"of what was possible; the oracle {100 * oracle['missed'].get(why, 0) / max(oracle['possible'], 1):.2f} %",
+        )
+        for why in Missed
+    ]
+    figures += [
+        Figure(name=f"{where}: accepted and late", value=found["accepted_and_late"], most=0),
+        Figure(
+            name=f"{where}: shares over static-plus",
+            value=found["over_static_plus"],
+            note=f"{found['mean_percent']:.0f} % of a GPU in the mean; {found['changes']} changes",
+        ),
+        Figure(name=f"{where}: planning p99", value=found["plan_ms"]["p99"], unit="ms", most=500.0),
+    ]
+    return figures
