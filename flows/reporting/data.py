@@ -7,6 +7,7 @@ load generator and the simulator give. Not here: drawing; where runs are stored.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -39,6 +40,7 @@ class ModelOutcome:
     latencies_ms: NDArray[np.float64] | None = None
     checked: int = 0
     wrong: int = 0
+    entries: Mapping[str, "ModelOutcome"] = field(default_factory=dict[str, "ModelOutcome"])
 
     @property
     def attainment(self) -> float | None:
@@ -47,9 +49,12 @@ class ModelOutcome:
 
     @classmethod
     def from_summary(
-        cls, row: Mapping[str, Any], latencies_ms: NDArray[np.float64] | None = None
+        cls,
+        row: Mapping[str, Any],
+        latencies_ms: NDArray[np.float64] | None = None,
+        entries: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> Self:
-        """From one model's entry of `load --json` or `simulate --json`."""
+        """From what `load --json` or `simulate --json` says of a model, and of its entries."""
         latency = row.get("latency_ms") or {}
         checked = row.get("checked") or {}
         return cls(
@@ -63,6 +68,7 @@ class ModelOutcome:
             latencies_ms=latencies_ms,
             checked=checked.get("responses", 0),
             wrong=checked.get("wrong", 0),
+            entries={name: cls.from_summary(entry) for name, entry in entries.items()},
         )
 
 
@@ -105,6 +111,11 @@ class Outcomes:
     note: str = ""
     uses: Uses | None = None
 
+    def of(self, name: str, entry: str | None = None) -> ModelOutcome | None:
+        """Of a model or an application, or of one entry of a model; None where it is not known."""
+        found = self.models.get(name)
+        return found.entries.get(entry) if found is not None and entry is not None else found
+
     @property
     def attainment(self) -> float | None:
         """Over all models."""
@@ -118,12 +129,13 @@ class Outcomes:
     ) -> Self:
         """From the object of `load --json` and the file of `load --records`."""
         latencies = latencies_of_load(records) if records else {}
+        entries = summary.get("entries", {})
         arrivals, load_url = summary.get("arrivals", ""), summary.get("protocol", "")
         return cls(
             label="measured",
             duration_s=summary["duration_s"],
             models={
-                name: ModelOutcome.from_summary(row, latencies.get(name))
+                name: ModelOutcome.from_summary(row, latencies.get(name), entries.get(name, {}))
                 for name, row in summary["models"].items()
             },
             note=", ".join(part for part in (arrivals, load_url) if part),
@@ -140,11 +152,12 @@ class Outcomes:
     ) -> Self:
         """From the object of `simulate --json`, with latencies per model where kept."""
         latencies = latencies_ms or {}
+        entries = summary.get("entries", {})
         return cls(
             label="simulated",
             duration_s=summary["duration_s"],
             models={
-                name: ModelOutcome.from_summary(row, latencies.get(name))
+                name: ModelOutcome.from_summary(row, latencies.get(name), entries.get(name, {}))
                 for name, row in (summary["models"] | summary.get("applications", {})).items()
             },
             note=f"policy {summary['policy']}" if "policy" in summary else "",

@@ -68,12 +68,16 @@ class ModuleRow:
 
 
 class Served(NamedTuple):
-    """What clients see as a model: a model of the plan, or an application; numbered for its colour."""
+    """What clients see as a model: a model of the plan, or an application; numbered for its colour.
+
+    `entries`: name, budget (ms) and planned rate of each that the model lists.
+    """
 
     number: int
     name: str
     slo_ms: float
     rate_rps: float
+    entries: tuple[tuple[str, float, float], ...] = ()
 
 
 def write_report(data: ReportData, path: Path) -> Path:
@@ -161,8 +165,18 @@ HELPERS: dict[str, Any] = {
 
 
 def _served(plan: Plan) -> list[Served]:
+    listed = {
+        model.name: tuple((e.name, us_to_ms(e.budget_us), e.rate_rps) for e in model.entries)
+        for model in plan.models
+    }
     return [
-        Served(number, model.name, us_to_ms(model.slo_us), model.throughput_rps)
+        Served(
+            number,
+            model.name,
+            us_to_ms(model.slo_us),
+            model.throughput_rps,
+            listed.get(model.name, ()),
+        )
         for number, model in enumerate(served_models(plan))
     ]
 
@@ -212,7 +226,9 @@ def _tiles(data: ReportData) -> list[Tile]:
     tiles.append(
         Tile(label=f"GPUs used: {used}", value=f"{sum(plan.gpus_used.values())} of {total}")
     )
-    tiles.append(Tile(label=f"to plan with {plan.solver}", value=words.seconds(plan.solve_seconds)))
+    if plan.solve_seconds:  # else it was written by hand
+        solver = f" with {plan.solver}" if plan.solver not in {"", "none"} else ""
+        tiles.append(Tile(label=f"to plan{solver}", value=words.seconds(plan.solve_seconds)))
     return tiles
 
 
@@ -263,13 +279,13 @@ def _objective(plan: Plan) -> str:
 def _latencies(served: Sequence[Served], runs: list[Outcomes]) -> list[tuple[str, Markup]]:
     """A picture for every model and application of which at least one run kept latencies."""
     pictures: list[tuple[str, Markup]] = []
-    for number, (_, name, slo_ms, _) in enumerate(served):
+    for one in served:
         known = [
             (run.label, outcome.latencies_ms)
             for run in runs
-            if (outcome := run.models.get(name)) and outcome.latencies_ms is not None
+            if (outcome := run.models.get(one.name)) and outcome.latencies_ms is not None
         ]
         if known:
-            picture = latency_svg(number, slo_ms, known)
-            pictures.append((name, Markup(picture)))  # noqa: S704 - see above
+            picture = latency_svg(one.number, one.slo_ms, known)
+            pictures.append((one.name, Markup(picture)))  # noqa: S704 - see above
     return pictures

@@ -35,8 +35,8 @@ def promise(planned_rps: float) -> str:
 
 
 def milliseconds(value_ms: float | None) -> str:
-    """A duration given in milliseconds."""
-    return f"{number(value_ms)}{NARROW}ms"
+    """A duration given in milliseconds; a dash where there is none."""
+    return "–" if value_ms is None else f"{number(value_ms)}{NARROW}ms"
 
 
 def seconds(value_s: float) -> str:

@@ -135,15 +135,17 @@ class RideFill(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryResult:
-    """What became of requests of an entry, and of the rides that they sat in."""
+    """What became of requests of an entry, and of the rides that they sat in; times of answered requests."""
 
     outcome: Outcome
+    latency_ms: Quantiles
     ride_fill: RideFill | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form."""
         fill = self.ride_fill._asdict() if self.ride_fill else None
-        return self.outcome.to_dict() | {"ride_fill": fill}
+        latency = self.latency_ms._asdict()
+        return self.outcome.to_dict() | {"latency_ms": latency, "ride_fill": fill}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,13 +440,19 @@ def entry_results(
     plan: Plan, requests: Records, queues: Integers
 ) -> dict[str, dict[str, EntryResult]]:
     """Figures per entry of every model that lists entries; `queues` as in `World`."""
+
+    def result(queue: int) -> EntryResult:
+        rows = requests[requests["queue"] == queue]
+        answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
+        return EntryResult(
+            outcome=Outcome.of(rows),
+            latency_ms=Quantiles.of(answered["finish_us"] - answered["arrival_us"]),
+            ride_fill=RideFill.of(queues[queue]),
+        )
+
     return {
         model.name: {
-            entry.name: EntryResult(
-                outcome=Outcome.of(requests[requests["queue"] == queue]),
-                ride_fill=RideFill.of(queues[queue]),
-            )
-            for entry, queue in zip(model.entries, own, strict=True)
+            entry.name: result(queue) for entry, queue in zip(model.entries, own, strict=True)
         }
         for model, own in zip(plan.models, plan.queues(), strict=True)
         if model.entries

@@ -153,15 +153,21 @@ def _plain(stated: dict[str, Any]) -> dict[str, Any]:
 def _print(found: dict[str, Any]) -> None:
     from flows.reporting import words
 
-    rows = [
-        (
-            name,
+    def row_of(row: dict[str, Any]) -> tuple[object, ...]:
+        return (
             *(row[count] for count in ("offered", "served", "late", "dropped", "failed")),
             words.percent(row["attainment"], 2),
             words.milliseconds(row["latency_ms"]["p50"]),
             words.milliseconds(row["latency_ms"]["p99"]),
         )
-        for name, row in found["models"].items()
+
+    head = ("offered", "served", "late", "dropped", "failed", "attainment", "p50", "p99")
+    rows = [(name, *row_of(row)) for name, row in found["models"].items()]
+    show(table(("model", *head), rows))
+    rows = [
+        (name, entry, *row_of(row))
+        for name, entries in found.get("entries", {}).items()
+        for entry, row in entries.items()
     ]
-    head = ("model", "offered", "served", "late", "dropped", "failed", "attainment", "p50", "p99")
-    show(table(head, rows))
+    if rows:
+        show(table(("model", "entry", *head), rows, texts=2))

@@ -327,6 +327,7 @@ def _print(result: "SimResult") -> None:
     ]
     head = ("model", "offered", "served", "late", "dropped", "attainment", "p50", "p99", "batch")
     show(table(head, rows))
+    _print_entries(result)
     _print_applications(result)
     busy = ", ".join(
         f"{words.percent(share)} of {name}" for name, share in result.utilisation.items()
@@ -335,6 +336,32 @@ def _print(result: "SimResult") -> None:
     if result.goodput:
         rows = [(name, found["load_factor"], found["rps"]) for name, found in _found(result)]
         show(table(("goodput", "load factor", "requests/s"), rows))
+
+
+def _print_entries(result: "SimResult") -> None:
+    from flows.reporting import words
+
+    rows = [
+        (
+            model,
+            name,
+            found.outcome.offered,
+            found.outcome.served,
+            found.outcome.late,
+            found.outcome.dropped,
+            words.percent(found.outcome.attainment, 2),
+            words.milliseconds(found.latency_ms.p50),
+            words.milliseconds(found.latency_ms.p99),
+            f"{fill.samples:.2f}" if fill else "–",
+            f"{fill.entries:.2f}" if fill else "–",
+        )
+        for model, entries in result.entries.items()
+        for name, found in entries.items()
+        for fill in [found.ride_fill]
+    ]
+    head = ("model", "entry", "offered", "served", "late", "dropped", "attainment", "p50", "p99")
+    if rows:
+        show(table((*head, "samples/ride", "entries/ride"), rows, texts=2))
 
 
 def _print_applications(result: "SimResult") -> None:

@@ -12,6 +12,7 @@ import pytest
 from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
 from flows.reporting.html import render_report, write_report
 from flows.reporting.timeline import MOST_BARS, timeline_data
+from tests.fakes.plans import two_tails
 from tests.flows.reporting.example import (
     LONG_NAME,
     example_plan,
@@ -20,6 +21,8 @@ from tests.flows.reporting.example import (
     shared_plan,
 )
 from triton_backend.contract.errors import InputError
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 VOID = {"meta", "link", "br", "rect", "line", "polyline", "polygon", "circle"}
 
@@ -135,6 +138,20 @@ def test_a_shared_pool_is_named_once_with_the_time_of_each_model() -> None:
     words = " ".join(" ".join(read(page).words).replace("\N{NO-BREAK SPACE}", " ").split())
     assert "large 2 × 80 % big 1.6 a 75 %, b 25 % 30.0 % (a 15.0 %, b 15.0 %)" in words
     assert "small 2 × 20 % big 0.4 b 30.0 %" in words
+
+
+def test_entries_stand_below_their_model_measured_beside_simulated() -> None:
+    plan = two_tails()
+    first, second = (entry.name for entry in plan.models[0].entries)
+    simulated = simulate(plan, SimOptions(duration_s=2)).to_dict()
+    load = {"offered": 40, "served": 30, "late": 4, "dropped": 6, "failed": 0}
+    counts = {"net": load | {"offered": 50, "served": 40}}
+    measured = {"duration_s": 2, "models": counts, "entries": {"net": {second: load}}}
+    runs = Outcomes.from_load(measured), Outcomes.from_simulation(simulated)
+    page = render_report(ReportData(title="t", plan=plan, measured=runs[0], simulated=runs[1]))
+    words = " ".join(" ".join(read(page).words).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert f"{first} 100 ms 10 rps – 100.00 %" in words
+    assert f"{second} 100 ms 10 rps 40 20 rps 30 4 6 0 75.00 % – – 100.00 %" in words
 
 
 def test_a_long_run_shows_its_first_part_and_says_so() -> None:

@@ -78,7 +78,9 @@ class DeadlineWatch:
         for request in self._pending.all():
             due_us = request.deadline_us + GRACE_US
             if now_us >= due_us:
-                self._pending.expire(request)  # first, or the scheduler's answer to it may be the faster
+                self._pending.expire(
+                    request
+                )  # first, or the scheduler's answer to it may be the faster
                 self._cancel(request.number)
                 continue
             next_us = min(next_us, due_us)
