@@ -39,6 +39,7 @@ from triton_backend.serving.node.remote_files import (
     put_generation,
     remove_models,
 )
+from triton_backend.serving.transport.sched_tuning import lower_priority
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 from triton_backend.serving.transport.shelves import remove_shelves
 from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
@@ -109,6 +110,10 @@ class Node:
         self._gpus = NodeGpus(deployment, name)
         self._workers = [self._worker(vgpu) for vgpu in deployment.vgpus_on(name)]
         self._former = self._former_stub()
+        # The plan before goes on while these load; one that is started anew is missed, and hurries.
+        self._beside_others = (
+            deployment.workers is not None and deployment.workers.former is not None
+        )
         self._stopping = threading.Event()
         # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
@@ -307,6 +312,8 @@ class Node:
                 env={**HEAP, **os.environ, **self._gpus.environment(worker.vgpu)},
             )
         worker.started_us = now_us
+        if self._beside_others and not worker.restarts:
+            lower_priority(worker.process.pid)
 
     def _log_file(self, vgpu: int) -> IO[bytes]:
         folder = self._deployment.settings.folder / "logs"

@@ -5,6 +5,8 @@ Short slices: on busy cores the kernel lets a process that asks for them run soo
 Everything here works for microseconds at a time, so short slices cost nothing, and a wake-up need
 not wait for the whole slice of whoever has the core. Linux 6.12 and later (`sched_setattr`, the
 slice is `sched_runtime`); others refuse or ignore it, and all is as before.
+Low priority: a process that loads its stages beside others that serve gives way to them, until it asks
+for short slices itself.
 Exact timers: a sleeping thread is woken up to 50 µs late, so that the kernel may join wake-ups;
 one that asks for none of this is woken 20 to 30 µs after the instant.
 """
@@ -12,12 +14,18 @@ one that asks for none of this is woken 20 to 30 µs after the instant.
 import ctypes
 import os
 import platform
+import threading
+from functools import cache
 from pathlib import Path
 
 SLICE_NS = 100_000
+LONG_SLICE_NS = 100_000_000
+# A ninth of what one that serves gets where both want to run; with less a busy machine would never load.
+LOWER_BY = 10
+LOWEST = 19
 _PR_SET_TIMERSLACK = 29
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}
-_SCHED_OTHER = 0
+_SCHED_OTHER, _SCHED_BATCH = 0, 3
 
 
 class _Attributes(ctypes.Structure):
@@ -33,26 +41,73 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def ask_for_short_slices() -> bool:
+def ask_for_short_slices(like: int = 0) -> bool:
     """Ask for this process: its threads, and those it starts from now on.
+
+    Args:
+        like: the process whose priority this one takes; 0 keeps its own.
 
     Returns:
         whether the kernel took it.
     """
-    number = _SYSCALLS.get(platform.machine())
-    if number is None or os.sched_getscheduler(0) != _SCHED_OTHER:
+    try:
+        usual = os.sched_getscheduler(like) == _SCHED_OTHER
+        nice = os.getpriority(os.PRIO_PROCESS, like)
+    except OSError:  # that is gone
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    asked = _Attributes(
-        size=ctypes.sizeof(_Attributes),
-        policy=_SCHED_OTHER,
-        nice=os.getpriority(os.PRIO_PROCESS, 0),
-        runtime_ns=SLICE_NS,
-    )
-    refused = 0
-    for thread in Path("/proc/self/task").iterdir():
-        refused += libc.syscall(number, int(thread.name), ctypes.byref(asked), 0) != 0
+    if not usual:
+        return False
+    threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
+    refused = [thread for thread in threads if not _set(thread, _SCHED_OTHER, nice, SLICE_NS)]
     return not refused
+
+
+def lower_priority(process: int) -> bool:
+    """Have a process that was just started give way to this one, until it asks for short slices.
+
+    Without the right to come back from a lower priority it keeps its share of the processor, but does not
+    keep others waiting that wake up.
+
+    Returns:
+        whether the kernel took it.
+    """
+    if os.sched_getscheduler(0) != _SCHED_OTHER:
+        return False
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    if _may_come_back():
+        nice = min(nice + LOWER_BY, LOWEST)
+    return _set(process, _SCHED_BATCH, nice, LONG_SLICE_NS)
+
+
+@cache
+def _may_come_back() -> bool:
+    """Whether a thread may take back its priority: tried by one that ends then."""
+    found: list[bool] = []
+
+    def lower_and_raise() -> None:
+        own = threading.get_native_id()
+        nice = os.getpriority(os.PRIO_PROCESS, own)
+        try:
+            os.setpriority(os.PRIO_PROCESS, own, LOWEST)
+            os.setpriority(os.PRIO_PROCESS, own, nice)
+        except OSError:
+            return
+        found.append(True)
+
+    thread = threading.Thread(target=lower_and_raise, name="priority")
+    thread.start()
+    thread.join()
+    return bool(found)
+
+
+def _set(thread: int, policy: int, nice: int, slice_ns: int) -> bool:
+    number = _SYSCALLS.get(platform.machine())
+    if number is None:
+        return False
+    asked = _Attributes(
+        size=ctypes.sizeof(_Attributes), policy=policy, nice=nice, runtime_ns=slice_ns
+    )
+    return ctypes.CDLL(None).syscall(number, thread, ctypes.byref(asked), 0) == 0
 
 
 def ask_for_exact_timers() -> None:

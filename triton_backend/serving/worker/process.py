@@ -307,7 +307,6 @@ def main(arguments: list[str]) -> None:
         format=f"%(asctime)s %(levelname)s worker {vgpu}: %(message)s", level=logging.INFO
     )
     end_with_parent(int(parent))
-    ask_for_short_slices()
     ask_for_exact_timers()
     try:
         deployment = Deployment.read(ServeSettings.read(Path(settings_path)), int(generation))
@@ -336,6 +335,7 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
     worker = StageWorker(deployment, vgpu, loaded, health, clock, belongs_to)
     for generation in later_generations(deployment):
         worker.adopt(generation)
+    ask_for_short_slices(like=parent)  # its node may have had it load at a lower priority
     worker.listen()
     stop = threading.Event()
     threading.Thread(target=health.keep_beating, args=(clock, stop), daemon=True).start()
