@@ -51,6 +51,7 @@ from triton_backend.serving.server.command import (
     server_command,
     server_environment,
 )
+from triton_backend.serving.transport.sched_tuning import ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import remove_segments
 
 WATCH_SECONDS = 0.2
@@ -325,6 +326,7 @@ class Keeper:
         logs = settings.folder / "logs"
         logs.mkdir(exist_ok=True)
         command = server_command(settings, self._endpoints, self._server_root)
+        ask_for_short_slices()  # the server inherits them: every request passes its threads twice
         with (logs / "triton.log").open("ab") as log, large_stack():
             child = subprocess.Popen(
                 command,
