@@ -162,14 +162,19 @@ class Stepwise:
         """Another plan takes over, with work in flight."""
         change = PlanChange(at_s=at_us / US_PER_S, plan=plan)
         # A change goes by the queues of the first plan; here requests have the numbers of the plan in force.
-        self._number_queues(self._run.plans[0])
+        self._number_queues(_queues(self._run.plans[0]))
         self._run = _change_plan(self._run, self._options, change)
-        self._number_queues(plan)
+        # Those of before may still sit in rides, which count by their number.
+        self._number_queues(max(map(_queues, self._run.plans)))
         check_invariants(self._run.world.tables)
 
-    def _number_queues(self, plan: Plan) -> None:
-        queues = _own_queues(sum(len(model.queues) for model in plan.models))
+    def _number_queues(self, count: int) -> None:
+        queues = _own_queues(count)
         self._run = self._run._replace(world=self._run.world._replace(queues=queues))
+
+
+def _queues(plan: Plan) -> int:
+    return sum(len(model.queues) for model in plan.models)
 
 
 def _own_queues(count: int) -> Integers:

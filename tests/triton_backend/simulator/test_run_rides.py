@@ -15,9 +15,9 @@ from triton_backend.contract.plan import Plan
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Deterministic
 from triton_backend.simulator.results import SimResult
-from triton_backend.simulator.run import simulate
+from triton_backend.simulator.run import Stepwise, simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
-from triton_backend.simulator.world import DROPPED, LATE, SERVED
+from triton_backend.simulator.world import DROPPED, LATE, REQUEST_RECORD, SERVED
 
 
 def late(result: SimResult) -> int:
@@ -56,6 +56,28 @@ def test_nothing_is_lost_where_runs_vary_and_workers_die(
         duration_s=1, load_factor=load, latency_noise_cv=0.2, failures=failures, seed=vgpu
     )
     late(simulate(plan, options))  # invariants are checked at the end
+
+
+def test_rides_of_queues_that_another_plan_has_not_are_counted_where_there_is_room() -> None:
+    """A request of the first plan's third queue sits in a ride that leaves under a plan of one queue."""
+    problem = case(0, 7, blocks=4, rates=(30,))
+    options = PlanOptions(planner="graft", objective="share")
+    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    (model,) = problem.workload.models
+    few = replace(problem.workload, models=(replace(model, entries=model.entries[:1]),))
+    fewer = make_plan(problem.profiles, problem.cluster, few, options)
+    stepwise = Stepwise(plan, SimOptions(duration_s=1))
+    rows = np.zeros(len(model.entries), dtype=REQUEST_RECORD)
+    rows["queue"] = np.arange(len(rows))
+    rows["samples"] = 1
+    rows["application"] = rows["dispatch_us"] = rows["batch_id"] = -1
+    rows["deadline_us"] = [e.budget_us for e in plan.models[0].entries]
+    stepwise.offer(rows)
+    stepwise.advance(1)
+    stepwise.change(fewer, 1)
+    assert len(stepwise._run.world.queues) > stepwise.requests["queue"].max()
+    stepwise.advance(1_000_000)
+    assert np.isin(stepwise.requests["outcome"], [SERVED, DROPPED]).all()
 
 
 @pytest.mark.parametrize("planner", ["pool", "graft"])
