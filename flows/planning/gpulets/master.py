@@ -11,7 +11,13 @@ A GPU that carries more of a model than is asked for helps no more than one that
 the best z, a_cm may be cut to T w_m. This makes the relaxation much tighter where GPUs are few. Where the cut
 relaxation reaches less than T, no plan reaches more than that, so T may fall to it: again and again.
 
-Patterns come by column generation: prices of demand go to `Patterns.best`, which answers exactly. Any prices l >= 0
+Whether a plan reaches a given T is closer still: either one GPU carries all of T w_m, or two carry some of it at least.
+
+    halves_m     1 <= sum_c h_cm n_c,    h = 1 where a_cm >= T w_m, 1/2 where a_cm > 0, else 0
+
+The highest T that the relaxation with these rows leaves open is found by bisection.
+
+Patterns come by column generation: prices go to `Patterns.best`, which answers exactly. Any prices l >= 0
 prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
 
     sum_m l_m w_m = 1:  z <= sum_k N_k V_k(l)        cost >= l w - sum_k N_k max(0, V_k(l) - price_k)
@@ -19,7 +25,9 @@ prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
 whatever patterns have been generated. A dive (relax, fix what is whole or else the largest, relax what is left) gives a
 plan, an integer program over all patterns met a better one. Then patterns whose use costs less than what is still
 open are enumerated (no other can be part of a better plan), those that another replaces are dropped, and an
-integer program over the rest settles it, or says what is left.
+integer program over the rest settles it, or says what is left. Few GPUs are settled target by target (`_targets`), because
+near the best plan few patterns cost little enough; and what is branched on first is how many GPUs carry a
+model, some of it or all, and two models together: whole numbers that say more than those of single patterns.
 
 Here: bounds and counts. Not here: what a pattern is (`patterns`), what a plan looks like (`plan`).
 """
@@ -29,7 +37,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flows.planning.gpulets.patterns import Parts, Pattern, Patterns
+from flows.planning.gpulets.pairs import FULL
+from flows.planning.gpulets.patterns import Parts, Pattern, Patterns, Worth
 from flows.planning.gpulets.tables import Floats, Ints, Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.program import Program, ProgramBuilder
@@ -40,7 +49,12 @@ ROUNDS = 300  # of column generation
 DIVES = 6  # at different targets
 DIVE_ROUNDS = 4  # of column generation after every step of a dive
 FALLS = 40  # of the bound on throughput
-MOST_PATTERNS = 2_000  # in the last integer program
+MOST_PATTERNS = 6_000  # that the last integer program is made of
+FEW = 16  # GPUs that are settled target by target
+TARGETS = 12  # that are tried then
+STEP = 0.004  # relative, from a bound to the next target
+GUESSES = 25  # at where the relaxation closes
+NEAR = 0.001  # relative, of such a guess
 NODES = (200, 1_000)  # of the first integer programs and of the last
 _CLOSE = 1e-9  # of a bound
 _FALL = 1e-4  # relative, of a bound that is worth going on for
@@ -109,12 +123,12 @@ class Master:
         self.columns: dict[Key, Pattern] = {}
         self._gpus = tables.gpus
 
-    def most(self, prices: Floats, caps: Floats) -> tuple[Floats, list[Pattern]]:
+    def most(self, worth: Worth) -> tuple[Floats, list[Pattern]]:
         """[class] the most that a pattern is worth at prices, and the best ones."""
         values = np.zeros(len(self.tables.classes))
         found: list[Pattern] = []
         for own in self.patterns:
-            for value, pattern in own.best(prices, caps):
+            for value, pattern in own.best(worth):
                 values[own.number] = max(values[own.number], value)
                 found.append(pattern)
         return values, found
@@ -124,8 +138,8 @@ class Master:
         self.columns = {}
         models = len(goal.demand)
         for number in range(models):
-            self._take(self.most(np.eye(models)[number], np.full(models, np.inf))[1])
-        bound, duals, rest = self._bound(goal, watch)
+            self._take(self.most(Worth.of(np.eye(models)[number], np.full(models, np.inf)))[1])
+        bound, worth, rest = self._bound(goal, watch)
         trace = Trace(solver=goal.solver)
         best: Chosen = []
         score = -np.inf
@@ -136,18 +150,16 @@ class Master:
                 best, score = found, self.score(found, goal)
             return score
 
-        out_of_reach = goal.prices is None and bound < goal.enough < np.inf
-        if not out_of_reach and bound > -np.inf:
-            self._dives(goal, rest, bound, improve, watch)
-            if not _settled(score, bound, goal):
-                improve(self._recombined(goal, rest, watch))
-            if not _settled(score, bound, goal):
-                columns = _undominated(list(self.columns.values()), rest.caps)
-                improve(self._whole(columns, (goal, rest), best, 0, watch)[0])
-            if not _settled(score, bound, goal) and np.isfinite(score):
-                columns, left_out = self._screened(goal, rest, duals, bound, score)
+        few = goal.prices is None and self._few()
+        if not (goal.prices is None and bound < goal.enough < np.inf) and bound > -np.inf:
+            if few:
+                bound = self._targets(goal, bound, improve, trace, watch)
+            if goal.prices is not None or bound > 0:
+                self._by_columns(goal, (rest, bound), improve, watch)
+            if not few and not _settled(score, bound, goal) and np.isfinite(score):
+                columns, left_out = self._screened(goal, rest, worth, bound, score)
                 trace.configurations["screened"] = len(columns)
-                found, proven = self._whole(columns, (goal, rest), best, 1, watch)
+                found, proven = self._whole(columns, (goal, rest), score, 1, watch)
                 improve(found)
                 if left_out > score:
                     trace.notes.append("more patterns than the last program takes")
@@ -157,6 +169,26 @@ class Master:
         bound = max(bound, score)
         chosen = [(c, n) for c, n in best if n and c.rates_rps.any()]
         return Answer(chosen=chosen, score=score, bound=bound, trace=trace)
+
+    def _by_columns(
+        self,
+        goal: Goal,
+        known: tuple[Rest, float],
+        improve: Callable[[Chosen], float],
+        watch: Watch,
+    ) -> None:
+        """Plans of the patterns that the relaxation meets: dives, parts recombined, an integer program."""
+        rest, bound = known
+        if not _settled(improve([]), bound, goal):
+            self._dives(goal, rest, bound, improve, watch)
+        if goal.prices is None and self._few():
+            return  # `_targets` has asked better programs
+        if not _settled(improve([]), bound, goal):
+            improve(self._recombined(goal, rest, watch))
+        score = improve([])
+        if not _settled(score, bound, goal):
+            columns = _undominated(list(self.columns.values()), rest.caps)
+            improve(self._whole(columns, (goal, rest), score, 0, watch)[0])
 
     def score(self, chosen: Sequence[tuple[Pattern, int]], goal: Goal) -> float:
         """Throughput, or the negated price where demand is met; -inf where it is not."""
@@ -175,7 +207,10 @@ class Master:
             self.columns.setdefault(pattern.key, pattern)
         return len(self.columns) - before
 
-    def _bound(self, goal: Goal, watch: Watch) -> tuple[float, Floats, Rest]:
+    def _few(self) -> bool:
+        return int(self._gpus.sum()) <= FEW
+
+    def _bound(self, goal: Goal, watch: Watch) -> tuple[float, Worth, Rest]:
         """The score that no plan exceeds, the prices that prove it, and the caps it holds with."""
         caps = np.full(len(goal.demand), np.inf)
         if goal.prices is not None:
@@ -183,28 +218,28 @@ class Master:
         elif goal.enough < np.inf:
             caps = goal.enough * goal.demand
         rest = Rest(served=np.zeros(len(goal.demand)), gpus=self._gpus, caps=caps)
-        bound, duals, _ = self._relaxed(goal, rest, ROUNDS, watch)
+        bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
         if goal.prices is not None:
             if (goal.prices == 1).all():
                 bound = -float(np.ceil(-bound - 1e-6))
-            return bound, duals, rest
-        if goal.enough < np.inf:
-            return bound, duals, rest
+            return bound, worth, rest
+        if goal.enough < np.inf or self._few():
+            return bound, worth, replace(rest, caps=np.minimum(caps, bound * goal.demand))
         for _ in range(FALLS):
             rest = replace(rest, caps=bound * goal.demand)
             lower, prices, _ = self._relaxed(goal, rest, ROUNDS, watch)
             fell = bound - lower
             if lower < bound:
-                bound, duals = lower, prices
+                bound, worth = lower, prices
             if fell <= _FALL * bound or watch.over():
                 break
-        return bound, duals, rest
+        return bound, worth, rest
 
     def _relaxed(
         self, goal: Goal, rest: Rest, rounds: int, watch: Watch
-    ) -> tuple[float, Floats, Floats]:
-        """The least bound, the prices of demand that gave it, counts of the columns known now."""
-        bound, duals = np.inf, np.zeros(len(goal.demand))
+    ) -> tuple[float, Worth, Floats]:
+        """The least bound, the prices that gave it, counts of the columns known now."""
+        bound, worth = np.inf, Worth.of(np.zeros(len(goal.demand)), rest.caps)
         counts = np.zeros(0)
         for _ in range(rounds):
             columns = list(self.columns.values())
@@ -213,15 +248,15 @@ class Master:
             if solved is None:
                 break
             counts = solved[0][: len(columns)]
-            prices = np.maximum(0.0, solved[1][: len(goal.demand)]) / goal.demand
-            values, found = self.most(prices, rest.caps)
+            prices = _prices(goal, rest, solved[1])
+            values, found = self.most(prices)
             limit = _dual_bound(goal, rest, prices, values)
             if limit < bound:
-                bound, duals = limit, prices
+                bound, worth = limit, prices
             value = float(program.cost @ solved[0])
             if not self._take(found) or bound - value <= _CLOSE * abs(bound) or watch.over():
                 break
-        return bound, duals, counts
+        return bound, worth, counts
 
     def _dives(
         self,
@@ -380,7 +415,8 @@ class Master:
         if not missing.any():
             return None
         prices = np.where(missing, 1.0 / np.where(missing, rest.caps, 1.0), 0.0)
-        found = [p for p in self.most(prices, rest.caps)[1] if rest.gpus[p.gpu_class]]
+        worth = Worth.of(prices, rest.caps)
+        found = [p for p in self.most(worth)[1] if rest.gpus[p.gpu_class]]
         self._take(found)
 
         def met(pattern: Pattern) -> float:
@@ -388,21 +424,131 @@ class Master:
 
         return max(found, key=met, default=None)
 
+    def _targets(
+        self,
+        goal: Goal,
+        bound: float,
+        improve: Callable[[Chosen], float],
+        trace: Trace,
+        watch: Watch,
+    ) -> float:
+        """Few GPUs: plans and proofs at targets between the best plan and the bound; the bound left."""
+        bound = self._narrowed(goal, bound, watch)
+        if bound <= 0 or bound < goal.enough < np.inf:
+            return bound
+        cover = self._cover(goal, min(goal.enough, bound * (1 - STEP)))
+        score = max(0.0, improve(self._most_of(cover, self._near(cover, watch)[0], 0.0, watch)))
+        for _ in range(TARGETS):
+            if _settled(score, bound, goal) or watch.over():
+                break
+            target = min(goal.enough, (score + bound) / 2)
+            cover = self._cover(goal, target)
+            columns, all_of_them = self._near(cover, watch)
+            trace.configurations["screened"] = len(columns)
+            before = score
+            if all_of_them:
+                found, proven = self._met(cover, columns, watch)
+                score = max(score, improve(found))
+                if proven:
+                    bound = target
+                elif score <= before:
+                    break
+            else:
+                found = self._most_of(cover, columns, score / target, watch)
+                score = max(score, improve(found))
+                if score <= before:
+                    break
+        return bound
+
+    def _narrowed(self, goal: Goal, bound: float, watch: Watch) -> float:
+        """The bound on throughput that the relaxation with `halves` leaves, nearly.
+
+        GPUs needed grow with the target, nearly in proportion: so the next target is guessed. A model that is served at
+        all is served once within its limit: where that is too much, no plan serves every model.
+        """
+        least = float((1e6 / self.tables.limit_us / goal.demand).min())
+        gpus = float(self._gpus.sum())
+        open_, closed = (0.0, 0.0), (bound, np.inf)  # targets, and the GPUs they need
+        target = min(bound, goal.enough)
+        for _ in range(GUESSES):
+            if closed[0] - open_[0] <= NEAR * closed[0] or watch.over():
+                break
+            needed = self._needed(goal, target, watch)
+            if needed > gpus * (1 + _CLOSE):
+                if target <= least:
+                    return 0.0
+                closed = (target, needed)
+            elif target >= min(bound, goal.enough):
+                return bound
+            else:
+                open_ = (target, needed)
+            slope = (closed[1] - open_[1]) / (closed[0] - open_[0])
+            guess = open_[0] + (gpus - open_[1]) / slope
+            width = closed[0] - open_[0]
+            # past the guess by a little, so that the next one closes in from the other side
+            past = NEAR * closed[0] / 2 if guess - open_[0] > closed[0] - guess else 0.0
+            target = min(max(guess + past, open_[0] + width / 8), closed[0] - width / 8)
+            target = max(target, min(least, closed[0] / 2))
+        return closed[0]
+
+    def _needed(self, goal: Goal, target: float, watch: Watch) -> float:
+        """GPUs that a target needs at least, were there enough of every class."""
+        cover, rest = self._cover(goal, target)
+        many = replace(rest, gpus=np.where(rest.gpus > 0, 8 * rest.gpus.sum(), 0))
+        return -self._relaxed(cover, many, ROUNDS, watch)[0]
+
+    def _cover(self, goal: Goal, target: float) -> tuple[Goal, Rest]:
+        """The fewest GPUs for a target."""
+        demand = target * goal.demand
+        rest = Rest(served=np.zeros(len(demand)), gpus=self._gpus, caps=demand)
+        ones = np.ones(len(self.tables.classes))
+        return replace(goal, demand=demand, prices=ones, enough=np.inf), rest
+
+    def _most_of(
+        self, cover: tuple[Goal, Rest], columns: list[Pattern], known: float, watch: Watch
+    ) -> Chosen:
+        """A plan of these patterns that comes close to a demand, and closer than what is known."""
+        goal, rest = cover
+        most = replace(goal, prices=None, enough=1.0)
+        return self._whole(columns, (most, rest), known, 0, watch)[0] if columns else []
+
+    def _met(
+        self, cover: tuple[Goal, Rest], columns: list[Pattern], watch: Watch
+    ) -> tuple[Chosen, bool]:
+        """A plan of these patterns for a demand, where one is found; whether there is none."""
+        if not columns:
+            return [], True
+        goal, rest = cover
+        any_plan = replace(goal, prices=np.zeros(len(self.tables.classes)))
+        found, bound = self._whole(columns, (any_plan, rest), -np.inf, 1, watch)
+        return found, not found and bound == -np.inf
+
+    def _near(self, cover: tuple[Goal, Rest], watch: Watch) -> tuple[list[Pattern], bool]:
+        """Patterns that a plan for a demand may use; none where there is no plan; whether these are all."""
+        goal, rest = cover
+        least = -float(self._gpus.sum()) * (1 + _CLOSE)
+        bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
+        if bound < least:
+            return [], True
+        columns, left_out = self._screened(goal, rest, worth, bound, least)
+        return columns, left_out < least
+
     def _screened(
-        self, goal: Goal, rest: Rest, duals: Floats, bound: float, score: float
+        self, goal: Goal, rest: Rest, worth: Worth, bound: float, score: float
     ) -> tuple[list[Pattern], float]:
         """Patterns that a better plan may use, and the score that plans with others do not exceed."""
         kept = dict(self.columns)
         left_out = -np.inf
-        values, _ = self.most(duals, rest.caps)
-        limit = _dual_bound(goal, rest, duals, values)
+        worth = replace(worth, caps=rest.caps)
+        values, _ = self.most(worth)
+        limit = _dual_bound(goal, rest, worth, values)
         spare = limit - score
-        scale = float(duals @ goal.demand) if goal.prices is None else 1.0
+        scale = float(worth.rate @ goal.demand) if goal.prices is None else 1.0
         for own in self.patterns:
             price = 0.0 if goal.prices is None else float(goal.prices[own.number])
             top = max(float(values[own.number]), price)
             wanted = max(0.0, top - spare * scale)
-            found, least = own.above(duals, rest.caps, wanted, MOST_PATTERNS)
+            found, least = own.above(worth, wanted, MOST_PATTERNS)
             kept |= {pattern.key: pattern for _, pattern in found}
             if least > wanted:
                 left_out = max(left_out, min(bound, limit - (top - least) / scale))
@@ -412,14 +558,13 @@ class Master:
         self,
         columns: list[Pattern],
         asked: tuple[Goal, Rest],
-        best: Chosen,
+        score: float,
         effort: int,
         watch: Watch,
     ) -> tuple[Chosen, float]:
         """The integer program: an answer (empty where none is better) and its bound."""
         goal, rest = asked
         program = _program(columns, goal, rest, whole=True)
-        score = self.score(best, goal)
         limits = Limits(
             relative_gap=goal.gap / 2,
             nodes=NODES[effort],
@@ -446,35 +591,77 @@ def _program(columns: list[Pattern], goal: Goal, rest: Rest, *, whole: bool) -> 
     builder = ProgramBuilder()
     count, models = len(columns), len(goal.demand)
     classes = np.array([c.gpu_class for c in columns], dtype=np.int64)
-    carried = np.minimum([c.rates_rps for c in columns], rest.caps) / goal.demand
+    rates = np.array([c.rates_rps for c in columns])
+    carried = np.minimum(rates, rest.caps) / goal.demand
     served = rest.served / goal.demand
     price = 0.0 if goal.prices is None else -goal.prices[classes]
     n = builder.variables("n", count, upper=rest.gpus[classes], cost=price, whole=whole)
+    c, m = np.nonzero(carried)
     if goal.prices is None:
         z = builder.variables("z", 1, cost=1.0, upper=goal.enough)
         demand = builder.rows("demand", models, upper=served)
         builder.entries(demand, np.repeat(z, models), 1.0)
     else:
         demand = builder.rows("demand", models, upper=np.minimum(0.0, served - 1.0))
+        halves = builder.rows("halves", models, upper=np.where(_wanted(rest), -1.0, 0.0))
+        builder.entries(halves[m], n[c], -_halves(rates, rest)[c, m])
         if not whole:  # what is missing costs more than any plan
             total = _MISSING * float(goal.prices @ rest.gpus)
-            missing = builder.variables("missing", models, cost=-total)
-            builder.entries(demand, missing, -1.0)
+            for rows in (demand, halves):
+                missing = builder.variables("missing", models, cost=-total)
+                builder.entries(rows, missing, -1.0)
     limit = builder.rows("gpus", len(rest.gpus), upper=rest.gpus)
-    c, m = np.nonzero(carried)
     builder.entries(demand[m], n[c], -carried[c, m])
     builder.entries(limit[classes], n, 1.0)
+    if whole and int(rest.gpus.sum()) <= FEW:
+        _count_carriers(builder, n, rates, rest)
     return builder.build()
 
 
-def _dual_bound(goal: Goal, rest: Rest, prices: Floats, values: Floats) -> float:
+def _count_carriers(builder: ProgramBuilder, n: Ints, rates: Floats, rest: Rest) -> None:
+    """Whole numbers to branch on: GPUs that carry a model, carry all of it, carry two models."""
+    some = rates > 0
+    first, second = np.triu_indices(rates.shape[1], 1)
+    families = np.concatenate(
+        [some.T, (rates >= rest.caps * FULL).T, (some[:, first] & some[:, second]).T]
+    )
+    most = float(rest.gpus.sum())
+    numbers = builder.variables("carriers", len(families), upper=most, whole=True)
+    family, column = np.nonzero(families)
+    for sign in (1.0, -1.0):  # equal
+        rows = builder.rows("carriers", len(families), upper=0.0)
+        builder.entries(rows, numbers, -sign)
+        builder.entries(rows[family], n[column], sign)
+
+
+def _wanted(rest: Rest) -> np.ndarray:
+    """[model] of which something is still to be served."""
+    return rest.caps > _CLOSE * np.maximum(rest.served, 1e-300)
+
+
+def _halves(rates: Floats, rest: Rest) -> Floats:
+    """[column, model] of the rows `halves`."""
+    return 0.5 * (rates > 0) + 0.5 * (rates >= rest.caps * FULL)
+
+
+def _prices(goal: Goal, rest: Rest, duals: Floats) -> Worth:
+    """Prices of demand from the duals of the rows."""
+    models = len(goal.demand)
+    rate = np.maximum(0.0, duals[:models]) / goal.demand
+    at_all = np.zeros(models)
+    if goal.prices is not None:
+        at_all = np.where(_wanted(rest), np.maximum(0.0, duals[models : 2 * models]), 0.0)
+    return Worth(rate=rate, at_all=at_all, caps=rest.caps)
+
+
+def _dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
     """The score that no plan exceeds, from any prices."""
-    worth = float(prices @ goal.demand)
+    of_all = float(worth.rate @ goal.demand)
     if goal.prices is None:
-        if worth <= 0:
+        if of_all <= 0:
             return np.inf
-        return (float(rest.gpus @ values) + float(prices @ rest.served)) / worth
-    needed = float(prices @ np.maximum(0.0, goal.demand - rest.served))
+        return (float(rest.gpus @ values) + float(worth.rate @ rest.served)) / of_all
+    needed = float(worth.rate @ np.maximum(0.0, goal.demand - rest.served) + worth.at_all.sum())
     return -(needed - float(rest.gpus @ np.maximum(0.0, values - goal.prices)))
 
 

@@ -5,12 +5,13 @@ others and feels t_p = sum of e_q over the others; its turns are ceil(solo max(1
 it is alone on the GPU. So interference, turns and memory are constants of a pattern, and what a plan must
 choose is how many GPUs follow which pattern: cutting stock.
 
-A pattern's value at prices is the sum over its seats of price of the model x batch x rounds/s, each counted up to a
-cap: what the whole demand of the model is worth. (A model with seats on two parts is counted up to its cap twice, so
-values never fall short.) The best pattern is found
-without looking at all of them: pressures are put into buckets; with every neighbour at the lower edge of
+A pattern's value at prices is a sum over models (`Worth`): price x rate, counted up to a cap, the whole demand of the
+model; and a price of carrying it at all, half of which is for any rate and all of it for the cap. The best pattern is
+found without looking at all of them: pressures are put into buckets; with every neighbour at the lower edge of
 its bucket a part can only be faster, so the sum of the best options under these edges bounds every pattern of
-those buckets. Buckets are searched by falling bound, options likewise, until no bound exceeds the best found.
+those buckets. Two parts are searched by `pairs`. Of three parts and more, buckets are searched by falling bound,
+options likewise, until no bound exceeds the best found; there a model with seats on two parts is counted up to
+its cap twice, so values never fall short.
 
 Here: patterns of one class at prices. Not here: how many GPUs follow which (`master`).
 """
@@ -21,6 +22,15 @@ from functools import cached_property
 
 import numpy as np
 
+from flows.planning.gpulets.pairs import (
+    Room,
+    Side,
+    Tops,
+    Worths,
+    price_options,
+    price_rows,
+    search_pairs,
+)
 from flows.planning.gpulets.parts import Options, options_of
 from flows.planning.gpulets.tables import ClassTable, Floats, Ints, Tables
 
@@ -29,8 +39,42 @@ MOST_TUPLES = 40_000  # bucket choices of one partition
 CHUNK = 200_000  # patterns evaluated at once
 _FIRST = 32  # options of every part that are tried before the rest is bounded
 TOLERANCE = 1e-12
+PAIR = 2
+_NEAR = 0.8  # of the best pattern known: partitions whose best is below it need not be known
+_QUARTILE = 0.25  # of the patterns there is room for: what is dropped where there are more
 
 Parts = tuple[tuple[int, int], ...]  # (share, row of its options), rising
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What a pattern's rates are worth; see the head of this file.
+
+    Attributes:
+        rate: [model] per request/s.
+        at_all: [model] of a model's cap, half of which is for any rate.
+        caps: [model] requests/s that count at most; infinite where all do, and `at_all` is 0 there.
+    """
+
+    rate: Floats
+    at_all: Floats
+    caps: Floats
+
+    @classmethod
+    def of(cls, rate: Floats, caps: Floats) -> "Worth":
+        """Prices of requests alone."""
+        return cls(rate=rate, at_all=np.zeros(len(rate)), caps=caps)
+
+    @property
+    def compiled(self) -> Worths:
+        """The same as `pairs` takes it."""
+        return Worths(rate=self.rate, at_all=self.at_all, cap=self.caps, most=self.most)
+
+    @property
+    def most(self) -> Floats:
+        """[model] that its rate can be worth; infinite where nothing caps it."""
+        capped = np.where(np.isinf(self.caps), np.inf, self.rate * np.minimum(self.caps, 1e300))
+        return np.where(self.rate > 0, capped, 0.0) + self.at_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +102,11 @@ class Found:
 
     Attributes:
         rows: [n, part] rows of the options.
-        speeds: [n, part] rounds per second.
         values: [n] at the prices asked with.
     """
 
     partition: tuple[int, ...]
     rows: Ints
-    speeds: Floats
     values: Floats
 
 
@@ -91,35 +133,33 @@ class Patterns:
             for share, options in self.options.items()
         }
 
-    def best(self, prices: Floats, caps: Floats) -> list[tuple[float, Pattern]]:
-        """The best pattern of every partition at prices per request/s, where any is worth something.
-
-        Args:
-            prices: [model].
-            caps: [model] requests/s that count at most; infinite where all do.
-        """
-        priced = {share: own.at(prices, caps) for share, own in self._shares.items()}
+    def best(self, worth: Worth) -> list[tuple[float, Pattern]]:
+        """The best pattern, and those of other partitions that come near it, where any is worth something."""
+        priced = self._priced(worth)
         found: list[tuple[float, Pattern]] = []
+        least = 0.0
         for partition in self.table.partitions:
-            best = self._best(partition, priced)
+            best = self._best(partition, priced, worth, least)
             if best is not None:
-                found.append((float(best.values[0]), self.pattern(partition, best.rows[0])))
+                value = float(best.values[0])
+                found.append((value, self.pattern(partition, best.rows[0])))
+                least = max(least, _NEAR * value)
         return found
 
     def above(
-        self, prices: Floats, caps: Floats, least: float, most: int
+        self, worth: Worth, least: float, most: int
     ) -> tuple[list[tuple[float, Pattern]], float]:
-        """Patterns worth more than `least` at prices, `most` at most, the dearest.
+        """Patterns worth more than `least`, about `most` at most, the dearest.
 
         Returns:
             values and patterns, and the value that no pattern left out exceeds.
         """
-        priced = {share: own.at(prices, caps) for share, own in self._shares.items()}
+        priced = self._priced(worth)
         kept: list[Found] = []
         floor = [least]  # rises as more are found than are wanted
         held = 0
         for partition in self.table.partitions:
-            for found in self._search(partition, priced, lambda: floor[0]):
+            for found in self._over(partition, priced, worth, floor, most):
                 over = found.values > floor[0]
                 if not over.any():
                     continue
@@ -136,6 +176,12 @@ class Patterns:
             for rows, value in zip(f.rows, f.values, strict=True)
         }
         return list(unique.values()), floor[0]
+
+    def _priced(self, worth: Worth) -> "dict[int, _Priced]":
+        """By share that has options: these at prices."""
+        return {
+            share: _Priced(own, worth) for share, own in self._shares.items() if own.options.count
+        }
 
     def pattern(self, partition: tuple[int, ...], rows: Ints) -> Pattern:
         """A pattern in full; it carries nothing where a seat would be late or memory does not do."""
@@ -179,19 +225,86 @@ class Patterns:
         others = (part for i, part in enumerate(parts) if i != at)
         return float(sum(self.options[share].pressure[row] for share, row in others))
 
-    def _best(self, partition: tuple[int, ...], priced: "dict[int, _Priced]") -> Found | None:
+    def _best(
+        self,
+        partition: tuple[int, ...],
+        priced: "dict[int, _Priced]",
+        worth: Worth,
+        least: float,
+    ) -> Found | None:
+        """The best pattern of a partition, where one is worth more than `least`."""
+        if len(partition) == PAIR:
+            return self._pairs(partition, priced, worth, (least, 1), best_only=True)[0]
         best: Found | None = None
 
-        def least() -> float:
-            return 0.0 if best is None else float(best.values[0])
+        def known() -> float:
+            return least if best is None else float(best.values[0])
 
-        for found in self._search(partition, priced, least):
+        for found in self._search(partition, priced, known):
             if not len(found.values):
                 continue
             top = int(np.argmax(found.values))
-            if found.values[top] > least() * (1 + TOLERANCE):
+            if found.values[top] > known() * (1 + TOLERANCE):
                 best = _picked(found, np.array([top]))
         return best
+
+    def _over(
+        self,
+        partition: tuple[int, ...],
+        priced: "dict[int, _Priced]",
+        worth: Worth,
+        floor: list[float],
+        most: int,
+    ) -> Iterator[Found]:
+        """Patterns of a partition worth more than the floor, which rises where there are too many."""
+        if len(partition) != PAIR:
+            yield from self._search(partition, priced, lambda: floor[0])
+            return
+        while True:
+            asked = (floor[0], 4 * most)
+            found, more = self._pairs(partition, priced, worth, asked, best_only=False)
+            if found is None:
+                return
+            if not more:
+                yield found
+                return
+            floor[0] = float(np.quantile(found.values, _QUARTILE))
+
+    def _pairs(
+        self,
+        partition: tuple[int, ...],
+        priced: "dict[int, _Priced]",
+        worth: Worth,
+        asked: tuple[float, int],
+        *,
+        best_only: bool,
+    ) -> tuple[Found | None, bool]:
+        """Patterns of two parts worth more than asked, as many as asked; whether there are more."""
+        least, most = asked
+        if any(share not in priced for share in partition):
+            return None, False
+        first, second = (priced[share] for share in partition)
+        room = Room(
+            row=np.zeros((most, 2), dtype=np.int64),
+            value=np.zeros(most),
+            carried=np.zeros(sum(p.share.options.model.shape[1] for p in (first, second))),
+        )
+        count = search_pairs(
+            (first.share.side, second.share.side),
+            (first.tops, second.tops),
+            first.order,
+            worth.compiled,
+            room,
+            (least, self.table.inflation, self.table.memory_gib * (1 + 1e-9)),
+            (best_only, partition[0] == partition[1]),
+        )
+        kept = min(count, most)
+        if not kept:
+            return None, False
+        found = Found(
+            partition=partition, rows=room.row[:kept].copy(), values=room.value[:kept].copy()
+        )
+        return found, count > most
 
     def _search(
         self,
@@ -200,18 +313,12 @@ class Patterns:
         least: Callable[[], float],
     ) -> Iterator[Found]:
         """Every pattern of a partition that may be worth more than `least()`, which may rise meanwhile."""
-        parts = [priced[share] for share in partition]
-        if any(not part.share.options.count for part in parts):
+        if any(share not in priced for share in partition):
             return
+        parts = [priced[share] for share in partition]
         if len(parts) == 1:
             rows = np.flatnonzero(parts[0].alone > least())
-            speeds = parts[0].share.alone[rows]
-            yield Found(
-                partition=partition,
-                rows=rows[:, None],
-                speeds=speeds[:, None],
-                values=parts[0].alone[rows],
-            )
+            yield Found(partition=partition, rows=rows[:, None], values=parts[0].alone[rows])
             return
         axes = np.indices((self._buckets,) * len(parts)).reshape(len(parts), -1)
         if len(set(partition)) == 1:  # equal parts: only one order of buckets
@@ -273,16 +380,15 @@ class Patterns:
         grid = grid[memory <= self.table.memory_gib * (1 + 1e-9)]
         pressure = np.stack([o.pressure[grid[:, i]] for i, o in enumerate(options)])
         felt = pressure.sum(axis=0) - pressure
-        speeds = np.empty(grid.shape)
         values = np.zeros(len(grid))
         late = np.zeros(len(grid), dtype=np.bool_)
         for i, (part, own) in enumerate(zip(parts, options, strict=True)):
             turns = own.turns_us(grid[:, i], felt[i], self.table.inflation)
-            speeds[:, i] = own.speed(grid[:, i], turns)
-            late |= speeds[:, i] == 0
-            values += part.worth(grid[:, i], speeds[:, i])
+            speed = own.speed(grid[:, i], turns)
+            late |= speed == 0
+            values += part.worth(grid[:, i], speed)
         values[late] = -1.0
-        return Found(partition=partition, rows=grid, speeds=speeds, values=values)
+        return Found(partition=partition, rows=grid, values=values)
 
 
 class _Share:
@@ -315,51 +421,74 @@ class _Share:
         """Rows of every bucket."""
         return [np.flatnonzero(self.bucket == b) for b in range(self.buckets)]
 
-    def at(self, prices: Floats, caps: Floats) -> "_Priced":
-        """The same at prices per request/s of a model, of which so many count at most."""
-        padded = np.append(prices, 0.0)  # model -1 is none
-        seats = padded[self.options.model] * self.options.batch.astype(np.float64)
-        if np.isinf(caps).all():
-            return _Priced(self, seats, None)
-        worth = np.append(np.where(prices > 0, prices * caps, 0.0), 0.0)
-        return _Priced(self, seats, worth[self.options.model])
+    @cached_property
+    def side(self) -> Side:
+        """The options as `pairs` takes them: those of the same models are made beside each other."""
+        own = self.options
+        begins = np.concatenate([[True], (own.model[1:] != own.model[:-1]).any(axis=1)])
+        start = np.append(np.flatnonzero(begins), own.count)
+        return Side(
+            model=own.model,
+            batch=own.batch.astype(np.float64),
+            turn_us=own.turn_us,
+            susceptibility=own.susceptibility,
+            limit_us=own.limit_us,
+            pressure=own.pressure,
+            memory_gib=own.memory_gib,
+            bucket=self.bucket,
+            start=start,
+            lowest=np.minimum.reduceat(self.bucket, start[:-1]),
+            speed=self.speed,
+        )
 
 
 class _Priced:
-    """Options of a share at prices.
+    """Options of a share at prices; without any option, of no use.
 
     Attributes:
-        seats: [n, K] value of a batch of every seat.
-        most: [n, K] value per second that counts at most; None where all counts.
-        alone: [n] value per second with no neighbour.
-        value: [n, level].
-        top: [bucket, level] the best value of options that press so; -inf where there is none.
+        tops: what they are worth at every level.
     """
 
-    def __init__(self, share: _Share, seats: Floats, most: Floats | None) -> None:
+    def __init__(self, share: _Share, worth: Worth) -> None:
         self.share = share
-        self.seats = seats
-        self.most = most
-        self._gain = seats.sum(axis=1)
-        every = np.arange(len(seats))
-        self.alone = self.worth(every, share.alone)
-        self.value = np.where(share.speed > 0, self.worth(every, share.speed), -np.inf)
-        self.top = np.full((share.buckets, share.speed.shape[1]), -np.inf)
-        for bucket, members in enumerate(share.members):
+        self._worth = worth
+        levels = share.speed.shape[1]
+        self.tops = Tops(
+            value=np.empty((share.options.count, levels)),
+            group=np.empty((len(share.side.lowest), levels)),
+            every=np.empty(levels),
+        )
+        price_options(share.side, worth.compiled, self.tops)
+
+    @property
+    def value(self) -> Floats:
+        """[n, level]."""
+        return self.tops.value
+
+    @cached_property
+    def order(self) -> Ints:
+        """Options, the most valuable at the lowest level first."""
+        return np.argsort(-self.value[:, 0], kind="stable")
+
+    @cached_property
+    def alone(self) -> Floats:
+        """[n] value per second with no neighbour."""
+        return self.worth(np.arange(self.share.options.count), self.share.alone)
+
+    @cached_property
+    def top(self) -> Floats:
+        """[bucket, level] the best value of options that press so; -inf where there is none."""
+        top = np.full((self.share.buckets, self.value.shape[1]), -np.inf)
+        for bucket, members in enumerate(self.share.members):
             if len(members):
-                self.top[bucket] = self.value[members].max(axis=0)
+                top[bucket] = self.value[members].max(axis=0)
+        return top
 
     def worth(self, rows: Ints, speed: Floats) -> Floats:
-        """Value per second of rows at speeds [row] or [row, level]."""
-        wide = speed if speed.ndim > 1 else speed[:, None]
-        if self.most is None:
-            value = self._gain[rows][:, None] * wide
-        else:
-            value = np.zeros(wide.shape)
-            for seat in range(self.seats.shape[1]):
-                own = self.seats[rows, seat][:, None] * wide
-                value += np.minimum(own, self.most[rows, seat][:, None])
-        return value if speed.ndim > 1 else value[:, 0]
+        """Value per second of rows at speeds [row]; what is late has speed 0."""
+        value = np.empty(len(rows))
+        price_rows(self.share.side, rows, speed, self._worth.compiled, value)
+        return value
 
     def rows(self, bucket: int, level: int) -> Ints:
         """Rows of a bucket, the best first."""
@@ -370,12 +499,7 @@ class _Priced:
 
 
 def _picked(found: Found, which: Ints | np.ndarray) -> Found:
-    return Found(
-        partition=found.partition,
-        rows=found.rows[which],
-        speeds=found.speeds[which],
-        values=found.values[which],
-    )
+    return Found(partition=found.partition, rows=found.rows[which], values=found.values[which])
 
 
 def _dearest(kept: list[Found], most: int) -> tuple[list[Found], float]:

@@ -1,0 +1,67 @@
+"""The search for patterns at prices, against all patterns."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from flows.planning.gpulets.patterns import Pattern, Patterns, Worth
+from flows.planning.gpulets.tables import Floats, read_tables
+from flows.planning.registry import Inputs, PlanOptions
+from tests.flows.planning.gpulets.cases import MODEL, case
+
+CASES = (
+    (5, 3, 2),
+    (6, 2, 3),
+    (7, 3, 3),
+)  # seed, models, batches; case 5 has a share that one model may use
+
+
+def every(patterns: Patterns) -> list[Pattern]:
+    """Every pattern that carries something."""
+    found = [
+        patterns.pattern(cut, np.array(rows))
+        for cut in patterns.table.partitions
+        for rows in product(*(range(patterns.options[share].count) for share in cut))
+    ]
+    return [pattern for pattern in found if pattern.rates_rps.any()]
+
+
+def worth_of(worth: Worth, rates: Floats) -> Floats:
+    """[n] what rates [n, model] are worth."""
+    carried = rates > 0
+    full = carried & (rates >= worth.caps * (1 - 1e-9))
+    value = worth.rate * np.minimum(rates, worth.caps) + worth.at_all * (carried + 1.0 * full) / 2
+    return value.sum(axis=1)
+
+
+@pytest.mark.parametrize("interference", [False, True])
+@pytest.mark.parametrize(("seed", "models", "batches"), CASES)
+def test_patterns_of_two_parts_are_found_at_any_prices(
+    seed: int, models: int, batches: int, *, interference: bool
+) -> None:
+    asked = case(seed, models, 1, batches=batches)
+    inputs = Inputs(
+        profiles=asked.profiles,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        interference={"G": MODEL} if interference else {},
+    )
+    options = PlanOptions(planner="gpulets", own={"max_models_per_vgpu": 2})
+    patterns = Patterns(read_tables(inputs, options), 0)
+    known = every(patterns)
+    rates, keys = np.array([p.rates_rps for p in known]), [p.key for p in known]
+    random = np.random.default_rng(seed)
+    for number in range(60):
+        capped = number % 3 > 0
+        caps = random.uniform(50, 400, models) if capped else np.full(models, np.inf)
+        price = random.uniform(0, 0.005, models) * (random.uniform(size=models) < 0.8)
+        at_all = random.uniform(0, 1, models) * (random.uniform(size=models) < 0.5) * capped
+        worth = Worth(rate=price, at_all=at_all, caps=caps)
+        values = worth_of(worth, rates)
+        best = max((value for value, _ in patterns.best(worth)), default=0.0)
+        assert best == pytest.approx(values.max(), abs=1e-12)
+        least = float(np.quantile(values, 0.9)) * (1 + 1e-6)  # many are worth just the same
+        over, left_out = patterns.above(worth, least, 100_000)
+        assert left_out == least
+        assert len(over) == len({keys[i] for i in np.flatnonzero(values > least).tolist()})
