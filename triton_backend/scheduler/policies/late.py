@@ -633,10 +633,12 @@ def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
         return NONE
     now = tables.counts[0]["now_us"]
     ends = now + _stage_us(tables, pipeline)
-    lost = _changing(tables, pool, ends)  # at least as many as before `again`
-    if lost == 0:
-        return NONE
     lead = _lead_us(tables, tables.candidates[pipeline]["samples"])
+    # Seldom one changes as soon as that, and then nothing need be counted.
+    some_free = _first_end(tables, pool, now + lead)  # not before the next one of all is
+    if _least_keep(tables, pool) >= min(some_free - lead, ends):
+        return NONE
+    lost = _changing(tables, pool, ends)  # at least as many as before `again`
     free, following = _free_at(tables, pool, now + lead, lost)
     if free > lost:
         return NONE
@@ -654,6 +656,31 @@ def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
         if back <= keep:
             found, first = other, tables.waiting_keep_us[place]
     return found if found != NONE and _changing(tables, pool, again) >= free else NONE
+
+
+@kernel
+def _least_keep(tables: Tables, pool: int) -> int:
+    """When the first of the waiting candidates of a pool changes; FAR where none waits."""
+    row = tables.topology.pools[pool]
+    least = FAR
+    for place in range(row["first_candidate"], row["end_candidate"]):
+        least = min(least, tables.waiting_keep_us[place])
+    return least
+
+
+@kernel
+def _first_end(tables: Tables, pool: int, start_us: int) -> int:
+    """When the first of a few vGPUs of a pool is free that are busy at an instant; FAR where none is.
+
+    Those of the first blocks, which are busy while any is.
+    """
+    row = tables.topology.pools[pool]
+    first = row["first_vgpu"]
+    soonest = FAR
+    for vgpu in range(first, min(first + 2 * BLOCK, row["end_vgpu"])):
+        if tables.free_from_us[vgpu] > start_us:
+            soonest = min(soonest, tables.free_from_us[vgpu])
+    return soonest
 
 
 @kernel
