@@ -9,7 +9,7 @@ two files, so nobody has to send them.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -363,6 +363,22 @@ class Deployment:
             for spec in outputs
         )
 
+    def least_us(self, name: str) -> int:
+        """What a request of a model or an application takes at least by the profiles, where nothing waits.
+
+        Modules that a job may do without take no time: optional ones, those whose rows may be none.
+        """
+        if name not in self.application_numbers:
+            return round(_least_us(self.plan.model(name).pipelines) * self.settings.time_stretch)
+        graph = self.applications[self.application_numbers[name]]
+        times_us = {
+            module.name: 0
+            if module.optional or graph.rows_vary(module)
+            else _least_us(self.plan.model(module.model).pipelines)
+            for module in graph.modules
+        }
+        return round(graph.longest(times_us) * self.settings.time_stretch)
+
     def computes(self, vgpu: int) -> bool:
         """Whether a vGPU has a stage that is not emulated: its runs last longer where memory is new."""
         return any(self.stage_of(row).artifact is not None for row in self.rows_of(vgpu))
@@ -561,6 +577,11 @@ class Deployment:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""
         at_rate = 4 * model.throughput_rps * model.slo_us / 1e6
         return math.ceil(at_rate) + 8 * self.largest_request(model)
+
+
+def _least_us(pipelines: Iterable[Pipeline]) -> int:
+    """What a sample takes at least by one of the pipelines."""
+    return min(sum(stage.latency_us_by_batch[0] for stage in p.stages) for p in pipelines)
 
 
 def _alone(model: ModelPlan) -> Application:

@@ -1,5 +1,6 @@
 """Applications on a whole system in this process: real sockets, real shared memory, without Triton."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,21 @@ def test_a_job_goes_on_without_an_optional_module_that_is_dropped_and_says_so(
         wanted | {"car": wanted["car"][:0], "cars.dropped": np.array([True])},
     )
     wait_for(lambda: settled(system))
+
+
+def test_without_a_scheduler_jobs_are_given_up_when_none_could_do_them_in_time(
+    system: LocalSystem,
+) -> None:
+    system.scheduler.stop()
+    least_ms = {name: system.deployment.least_us(name) / 1000 for name in NAMES}
+    # Of the longest path; what a request may have no rows for takes no time.
+    assert least_ms == {"actdet": 8, "chain": 6, "fork": 6, "traffic": 2, "m_a": 2}
+    answer = system.ask("actdet", request(system, "actdet", 1, seed=1))()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "UNAVAILABLE"
+    left = re.search(r"no scheduler is there, and more than the ([\d.]+) ms left", answer.message)
+    assert left, answer.message
+    assert float(left[1]) <= least_ms["actdet"]
 
 
 def test_a_cancelled_job_leaves_nothing_behind(system: LocalSystem) -> None:

@@ -71,10 +71,16 @@ def test_requests_outlive_the_scheduler_they_were_told_to(system: LocalSystem) -
 
 def test_without_a_scheduler_nobody_waits_past_the_deadline(system: LocalSystem) -> None:
     system.scheduler.stop()
-    answer = system.ask("pair", picture(0), IMPATIENT_US)()
-    assert isinstance(answer, Refusal)
-    assert answer.status == "UNAVAILABLE"
-    assert "after the deadline" in answer.message
+
+    def refused() -> str:
+        answer = system.ask("pair", picture(0), IMPATIENT_US)()
+        assert isinstance(answer, Refusal)
+        assert answer.status == "UNAVAILABLE"
+        return answer.message
+
+    assert "deadline" in refused()
+    # Once its front has seen the scheduler go, and has told nobody of a request.
+    wait_for(lambda: "the deadline cannot be met: no scheduler is there" in refused())
     system.scheduler = new_scheduler(system)
     wait_for(lambda: all_up(system))
     reference(system)

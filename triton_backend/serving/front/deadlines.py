@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.front.counters import FrontCounters
-from triton_backend.serving.front.pending import PendingRequests
+from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.transport.backoff import Backoff
 
 TICK_US = 15_000
@@ -30,6 +30,7 @@ class DeadlineWatch:
 
     Args:
         cancel: called with the number of a request that nobody waits for any more.
+        give_up_us: when a request is answered that nobody else has answered.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class DeadlineWatch:
         clock: Clock,
         counters: FrontCounters,
         cancel: Callable[[int], None],
+        give_up_us: Callable[[Request], int],
     ) -> None:
         self._pending = pending
         self._clock = clock
         self._counters = counters
         self._cancel = cancel
+        self._give_up_us = give_up_us
         self._backoff = Backoff()
         self.looked_us = clock.now_us()
         self._over = threading.Event()
@@ -76,11 +79,10 @@ class DeadlineWatch:
         """Answer what is due; the instant when the next of those waiting is."""
         checks, next_us = _CANCEL_CHECKS_PER_TICK, now_us + TICK_US
         for request in self._pending.all():
-            due_us = request.deadline_us + GRACE_US
+            due_us = self._give_up_us(request)
             if now_us >= due_us:
-                self._pending.expire(
-                    request
-                )  # first, or the scheduler's answer to it may be the faster
+                # Before the scheduler knows, whose answer could be the faster.
+                self._pending.expire(request)
                 self._cancel(request.number)
                 continue
             next_us = min(next_us, due_us)

@@ -68,7 +68,8 @@ class Request:
     Attributes:
         batch_id: that it is in flight with; of an express request, only once it is answered.
         entry: number of its model's entry by which it comes in, in the plan of `plan_tag`.
-        express: whether it may be in flight without the front's knowing.
+        announced: whether a scheduler may know of it.
+        express: whether it may then be in flight without the front's knowing.
         cancel_sent: whether the scheduler knows that nobody waits for it.
     """
 
@@ -84,6 +85,7 @@ class Request:
     entry: int = 0
     plan_tag: int = 0
     batch_id: int | None = None
+    announced: bool = False
     express: bool = False
     cancel_sent: bool = False
 
@@ -470,6 +472,9 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
 def expired(model: str, request: Request, now_us: int) -> Refusal:
     """What the client of a request reads that nobody has answered in time."""
     late_ms = us_to_ms(now_us - request.deadline_us)
+    if late_ms < 0:
+        why = f"no scheduler is there, and more than the {-late_ms:.1f} ms left are needed"
+        return Refusal("UNAVAILABLE", f"model {model!r}: the deadline cannot be met: {why}")
     state = "in flight" if request.batch_id is not None else "in the queue"
     if request.express and request.batch_id is None:
         state = "in the queue or in flight"

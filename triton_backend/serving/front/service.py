@@ -25,7 +25,7 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.deadlines import DeadlineWatch
+from triton_backend.serving.front.deadlines import GRACE_US, DeadlineWatch
 from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.pending import (
     IncomingRequest,
@@ -112,10 +112,12 @@ class FrontService:
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
         self.jobs = FrontJobs(model, settings, self._pending)
+        self._least_us = deployment.least_us(model)
         self._add(deployment)
         self._use(deployment)
-        self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel)
         self._scheduler: Connection | None = None
+        give_up_us = self._give_up_us
+        self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel, give_up_us)
         self._life = 0  # of the scheduler, the newest heard of
         self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
         self._stopping = threading.Event()
@@ -213,6 +215,7 @@ class FrontService:
                 ticket = self._batches.write_express(request) if express else None
             scheduler = self._scheduler
             if scheduler is not None:
+                request.announced = True
                 scheduler.send(arrival_frame(request, self._settings, ticket))
         except Exception:  # noqa: BLE001  # else it would wait for ever
             _LOG.exception("request %d of %s", request.number, self.model)
@@ -278,6 +281,17 @@ class FrontService:
         for request in self._pending.all():
             if request.batch_id is None:
                 self._announce(request, express=False)
+
+    def _give_up_us(self, request: Request) -> int:
+        """When a request is given up that nobody has answered.
+
+        While there is no scheduler nothing is dispatched, and the next one begins every job anew: then as soon
+        as that is too late, lest many answers wait for one another while Triton loads a scheduler.
+        """
+        may_be_in_flight = request.batch_id is not None or (request.express and request.announced)
+        if self._scheduler is None and (self.jobs.used or not may_be_in_flight):
+            return request.deadline_us - self._least_us
+        return request.deadline_us + GRACE_US
 
     def _cancel(self, number: int) -> None:
         if self._scheduler is not None:
@@ -364,6 +378,7 @@ class FrontService:
         if model is not None:
             self.plan = model
             self._reader = RequestReader(deployment, model)
+            self._least_us = deployment.least_us(self.model)
             self._max_waiting = deployment.max_waiting(model)
 
     def _report(self, kind: Kind, header: Header, reason: str) -> None:
