@@ -19,6 +19,7 @@ from .errors import ClientError
 
 LOOKS = 10  # at an upload while it lasts
 HOPE = 0.8  # of its bytes that must be on the way to be sent in time
+PACE_US = 20_000
 
 COLUMNS = ("time_s", "mbit_per_s")
 
@@ -90,6 +91,7 @@ class EmulatedLink:
     def __init__(self, trace: Trace, *, patient: bool = False) -> None:
         self._trace, self._patient = trace, patient
         self._free_us = 0
+        self._busy_since_us = 0
         self._handed: deque[tuple[Upload, int]] = deque()
 
     def waiting_bytes(self, now_us: int) -> float:
@@ -100,6 +102,13 @@ class EmulatedLink:
         if self._handed and (start_us := self._handed[0][0].start_us) < now_us:
             waiting -= (self._trace.bits(now_us) - self._trace.bits(start_us)) / 8
         return waiting
+
+    def pace(self, now_us: int) -> float | None:
+        """Mbit/s at which uploads left in the last 20 ms; None where there was none all the time."""
+        since_us = now_us - PACE_US
+        if not self._busy_since_us <= since_us < now_us < self._free_us:
+            return None
+        return (self._trace.bits(now_us) - self._trace.bits(since_us)) / PACE_US
 
     def foreseen_us(self, now_us: int, size: int) -> float:
         """When so many bytes would have left, handed over then; only who measures with hindsight may ask.
@@ -118,6 +127,8 @@ class EmulatedLink:
         start_us = max(now_us, self._free_us)
         if start_us >= give_up_us:  # the link is not free by then, and what goes before goes on
             return Upload(start_us=give_up_us, end_us=give_up_us, sent=0)
+        if start_us > self._free_us:
+            self._busy_since_us = start_us
         before = self._trace.bits(start_us)
         end = self._trace.passed_us(before + 8 * size)
         given_up_us = self._given_up_us(start_us, size, give_up_us)

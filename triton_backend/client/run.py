@@ -29,7 +29,7 @@ from .device import Arrays, Device, halved, largest_error
 from .heads import Head, Heads, Tensor
 from .link import EmulatedLink, Trace
 from .server import RefusedError, Server
-from .standing import LOOK_US, REST_US, SpareTime, standing
+from .standing import LOOK_US, Rests, SpareTime, standing
 
 PATIENCE_S = 0.1  # beyond the deadline: the server may have died with the request
 
@@ -99,7 +99,7 @@ class Client:
         self._bandwidth = Bandwidth()
         self._spare = SpareTime()
         self._open: dict[int, bool] = {}
-        self._resting_us: dict[int, int] = {}
+        self._rests = Rests()
         self._rtt_us = 0
         self._sending = 0
         self._waiting = 0  # requests that wait for the device
@@ -166,23 +166,23 @@ class Client:
                 pass
             except RefusedError as error:
                 record.refused = str(error)
-                rest_us = LOOK_US if error.closed else REST_US
-                self._resting_us[head.block] = self._now_us() + rest_us
+                self._rests.refused(self._now_us(), head.block, closed=error.closed)
                 await self._fall_back(record, deadline_us)
         return False
 
     def _choose(self, record: Record, left_us: int) -> Head | None:
         """Where the request is cut; None: nothing answers it in time, and the device stays free for the next."""
         now_us = self._now_us()
-        known = Link(mbit_per_s=self._bandwidth.mbit_per_s)
-        waits_us = 0
+        known, waits_us = Link(mbit_per_s=self._bandwidth.mbit_per_s), 0
         if self._link is not None:
+            if (pace := self._link.pace(now_us)) is not None:
+                known = Link(mbit_per_s=pace)
             waits_us = known.upload_us(self._link.waiting_bytes(now_us)) or 0
         link = Link(mbit_per_s=known.mbit_per_s, rtt_us=self._rtt_us + waits_us)
         cuts = [
             self._as_it_stands(head, link, left_us)
             for head in self._heads.cuts
-            if head.block in self._open and self._resting_us.get(head.block, 0) <= now_us
+            if head.block in self._open and self._rests.over(now_us, head.block)
         ]
         self._last = decide(
             cuts,
@@ -265,6 +265,7 @@ class Client:
         now_us = self._now_us()
         record.tail_us = max(now_us - begun_us - on_the_way_us, 0)
         self._spare.note(now_us, record.tail_us, head.tail_us or 0, budget_us)
+        self._rests.answered(head.block)
         return answer
 
     async def _fall_back(self, record: Record, deadline_us: int) -> None:

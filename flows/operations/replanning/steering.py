@@ -3,7 +3,8 @@
 What clients ask for are demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
 budget are one entry, planned for 1.1 times its rate. Another plan is made
 
-* at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate,
+* at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate; the plan
+  is for the demands of the last ten seconds too, as far as all came at once,
 * where it would save more than 15 % of what the objective counts, and would have for 30 s,
 
 at most once a second. Until it is in force, a shadow pool serves what the old plan does not know.
@@ -37,12 +38,13 @@ from triton_backend.simulator.scenario import SimOptions
 
 HEADROOM = 1.1  # planned over measured
 SAVING, SAVING_S = 0.15, 30.0
+KEPT_S = 10.0  # for which a demand is planned for after it has gone
 LOOK_S = 5.0  # between two looks whether a plan would save
 PAUSE_S = 1.0  # between two changes
 STEP = 1.2  # budgets are rounded down to its powers
 MOST_ENTRIES = 200  # of a model
-WATCH_S = 0.25  # live: between two looks,
-MEASURED_S = 2.0  # of which rates are counted over the last ones
+WATCH_S = 0.25  # between two looks,
+MEASURED_S = 2.0  # of which rates are counted over the last ones, live
 LEAST_UNANNOUNCED_RPS = 0.5
 START_S = 2.0  # simulated: from a plan to its new workers' readiness
 
@@ -69,6 +71,7 @@ class Steering:
         changed_s: when the last plan was made.
         looked_s: when it was last looked whether a plan would save.
         saving_since_s: since when every look found that one would.
+        demanded: demands of the last seconds, with their instants.
         left_out: entries that no pool of their own serves in time, at the last planning.
         plan_s: what each planning took.
     """
@@ -78,6 +81,9 @@ class Steering:
     changed_s: float = -math.inf
     looked_s: float = -math.inf
     saving_since_s: float | None = None
+    demanded: deque[tuple[float, dict[Demand, float]]] = field(
+        default_factory=deque[tuple[float, dict[Demand, float]]]
+    )
     left_out: frozenset[tuple[str, str]] = frozenset()
     plan_s: list[float] = field(default_factory=list[float])
 
@@ -87,20 +93,55 @@ class Steering:
         Raises:
             InfeasibleError: the cluster cannot carry the demands.
         """
+        kept = self._kept(demands, now_s)
         if now_s - self.changed_s < PAUSE_S:
             return None
         if self.exceeded(demands):
-            return self._changed(self._planned(demands), now_s)
+            return self._changed(self._planned(kept), now_s)
         if now_s - self.looked_s < LOOK_S:
             return None
         self.looked_s = now_s
-        plan = self._planned(demands) if self._asks_less(demands) else self.in_force
+        plan = self._planned(kept) if self._asks_less(kept) else self.in_force
         if percents(plan) > (1 - SAVING) * percents(self.in_force):
             self.saving_since_s = None
             return None
         if self.saving_since_s is None:
             self.saving_since_s = now_s
         return self._changed(plan, now_s) if now_s - self.saving_since_s >= SAVING_S else None
+
+    def _kept(self, demands: Sequence[Demand], now_s: float) -> list[Demand]:
+        """Demands at the rates of now and of the last seconds, all together not more than were ever at once.
+
+        A client whose link is away for a second comes back; to plan without it and then with it again costs two
+        changes, in which old and new workers are held.
+        """
+        rates: dict[Demand, float] = {}
+        for demand in demands:
+            kind = _kind(demand)
+            rates[kind] = rates.get(kind, 0.0) + demand.rate_rps
+        self.demanded.append((now_s, rates))
+        while self.demanded[0][0] < now_s - KEPT_S:
+            self.demanded.popleft()
+        most: dict[Demand, float] = {}
+        for _, once in self.demanded:
+            for kind, rate_rps in once.items():
+                most[kind] = max(rate_rps, most.get(kind, 0.0))
+        peaks: dict[str, float] = {}
+        for _, once in self.demanded:
+            for name in {kind.model for kind in once}:
+                total = math.fsum(r for kind, r in once.items() if kind.model == name)
+                peaks[name] = max(total, peaks.get(name, 0.0))
+        found: list[Demand] = []
+        for name, peak in peaks.items():
+            own = {kind: rate_rps for kind, rate_rps in most.items() if kind.model == name}
+            now = {kind: rates.get(kind, 0.0) for kind in own}
+            beyond = math.fsum(own.values()) - math.fsum(now.values())
+            part = (peak - math.fsum(now.values())) / beyond if beyond else 0.0
+            found += [
+                kind._replace(rate_rps=now[kind] + part * (rate_rps - now[kind]))
+                for kind, rate_rps in own.items()
+            ]
+        return [demand for demand in found if demand.rate_rps > 0]
 
     def exceeded(self, demands: Iterable[Demand]) -> bool:
         """Whether a demand has no pool of its own, or more is asked of an entry than planned."""
@@ -171,6 +212,11 @@ def entry_of(demand: Demand) -> Entry:
         budget_us=_budget_us(power),
         rate_rps=HEADROOM * demand.rate_rps,
     )
+
+
+def _kind(demand: Demand) -> Demand:
+    """Demands that are one entry, at no rate."""
+    return demand._replace(budget_us=_budget_us(_power(demand.budget_us)), rate_rps=0.0)
 
 
 def _power(budget_us: int) -> int:
@@ -361,26 +407,25 @@ def steer_simulated(
     """
     loop = ClosedLoop(plan, clients, options, foresight=foresight)
     changes, unsteered = 0, dict[str, None]()
-    second = 0
-    while second < options.duration_s:
-        second += 1
-        loop.advance(second * US_PER_S)
-        if second % 10 == 0:
-            report(f"at {second} s, {changes} changes so far")
+    looks = 0
+    while (now_s := looks * WATCH_S) < options.duration_s:
+        looks += 1
+        now_s = looks * WATCH_S
+        loop.advance(round(now_s * US_PER_S))
+        if now_s % 10 == 0:
+            report(f"at {now_s:g} s, {changes} changes so far")
         if steering is None or loop.changing:
             continue
         watch = Stopwatch()
         demands = [Demand(a.model, a.block, a.budget_us, a.rate_rps) for a in loop.announced()]
         try:
-            following = steering.next_plan(demands, float(second))
+            following = steering.next_plan(demands, now_s)
         except InfeasibleError as error:
             unsteered[str(error)] = None
             continue
         if following is not None:
             planning_s = watch.seconds() if times.plan_s is None else times.plan_s
-            loop.change(
-                following, second * US_PER_S + round((planning_s + times.start_s) * US_PER_S)
-            )
+            loop.change(following, round((now_s + planning_s + times.start_s) * US_PER_S))
             changes += 1
     loop.finish()
     return loop, changes, tuple(unsteered)

@@ -73,6 +73,17 @@ def test_what_waits_is_what_has_neither_left_nor_been_given_up() -> None:
     assert waiting == [2_400, 2_100, 2_000, 1_800, 1_500, 0]
 
 
+def test_the_pace_is_what_left_in_the_last_moment_where_uploads_went_on() -> None:
+    link = EmulatedLink(Trace([(0.0, 8.0), (0.03, 80.0)]), patient=True)
+    assert link.pace(25_000) is None
+    link.upload(0, 40_000, 10**6)
+    link.upload(0, 100_000, 10**6)  # until 41 ms
+    assert [link.pace(at) for at in (15_000, 25_000, 40_000, 41_001)] == [None, 8.0, 44.0, None]
+    link.upload(50_000, 400_000, 10**6)
+    assert link.pace(60_000) is None
+    assert link.pace(75_000) == 80.0
+
+
 def test_a_trace_is_read_from_csv_plain_or_packed(tmp_path: Path) -> None:
     text = "time_s,mbit_per_s\n0,8\n1,4\n"
     (tmp_path / "t.csv").write_text(text)

@@ -85,9 +85,10 @@ def test_a_refused_request_runs_on_the_device_and_its_cut_rests(
     server = FakeServer(heads, refuse)
     records = ran(heads, server)
     assert {(r.on, r.outcome) for r in records} == {("device", "served")}
-    assert len(server.budgets_us) == 2  # one at each open cut
     totals = summary(heads, records)
-    assert (totals["refused"], totals["on_device"], totals["served"]) == (2, 5, 5)
+    assert (totals["on_device"], totals["served"]) == (5, 5)
+    assert totals["refused"] == len(server.budgets_us) >= 2  # at each open cut
+    assert not closed or totals["refused"] == 2  # both rest until the end
     assert totals["max_error"] == 0
 
 

@@ -20,11 +20,12 @@ from typing import Any
 from triton_backend.client.bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
 from triton_backend.client.decide import QUEUEING, Cut, Decision, Link, decide
 from triton_backend.client.link import EmulatedLink, Trace, Upload
-from triton_backend.client.standing import LOOK_US, REST_US, SpareTime, standing
+from triton_backend.client.standing import LOOK_US, Rests, SpareTime, standing
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import US_PER_S
 
 ANNOUNCED_US = 2_000_000  # a client announces the least budget and the rate of this long,
+ANNOUNCED_SOON_US = 500_000  # or since it began, but of so long at least,
 MOST_FPS = 10_000.0
 ANNOUNCED_PERIODS = 3  # or of so many requests, where that is longer
 
@@ -176,26 +177,35 @@ class VirtualClient:
         self._bandwidth = Bandwidth()
         self._spare = SpareTime()
         self._open: Mapping[int, int] = {}
-        self._resting_us: dict[int, int] = {}
+        self._cuts: list[Cut] = []
+        self._rests = Rests()
         self._turns: deque[tuple[_Request, bool]] = deque()  # and whether the whole model runs
         self._busy = False
         self._sending = 0
         self._requests: dict[int, _Request] = {}
         self._count = 0
         self._last: Decision | None = None
-        self._budgets: deque[tuple[int, int]] = deque()  # decided when, for the cut of `_last`
+        self._decisions: deque[tuple[int, int, int]] = deque()  # feasible: when, cut, budget
         later(0, self._watch, 0)
         later(first_us, self._due, None)
 
     def announced(self, now_us: int) -> tuple[int, int, float] | None:
-        """Its cut, the least budget and the rate of the last seconds; None: it sends nothing."""
+        """Its last cut, the least budget and the rate there of the last seconds; None: it sends nothing.
+
+        Who has begun to send says so at once, by the rate since then.
+        """
         long_us = max(ANNOUNCED_US, ANNOUNCED_PERIODS * US_PER_S / self.spec.fps)
-        while self._budgets and self._budgets[0][0] < now_us - long_us:
-            self._budgets.popleft()
-        if self._last is None or not self._budgets:
+        while self._decisions and self._decisions[0][0] < now_us - long_us:
+            self._decisions.popleft()
+        if not self._decisions:
             return None
-        rate_rps = min(len(self._budgets) * US_PER_S / long_us, self.spec.fps)
-        return self._last.block, min(budget for _, budget in self._budgets), rate_rps
+        block = self._decisions[-1][1]
+        budgets = [budget for _, at, budget in self._decisions if at == block]
+        since_us = next(when for when, at, _ in self._decisions if at == block)
+        span_us = min(max(now_us - since_us, ANNOUNCED_SOON_US), long_us)
+        if self.spec.fps * span_us < ANNOUNCED_PERIODS * US_PER_S:
+            span_us = long_us
+        return block, min(budgets), min(len(budgets) * US_PER_S / span_us, self.spec.fps)
 
     # A request
 
@@ -239,10 +249,9 @@ class VirtualClient:
         self.counts.cuts[found.block] += found.feasible
         if self._last is None or found.block != self._last.block:
             self.counts.changes += self._last is not None
-            self._budgets.clear()
         self._last = found
         if found.feasible and found.block < len(self.spec.upload_bytes):
-            self._budgets.append((now_us, found.budget_us))
+            self._decisions.append((now_us, found.block, found.budget_us))
         return self._tried(request, found, now_us)
 
     def _tried(self, request: _Request, found: Decision, now_us: int) -> int | None:
@@ -263,20 +272,15 @@ class VirtualClient:
     def _decided(self, left_us: int, now_us: int) -> Decision:
         """By what the client knows."""
         spec = self.spec
-        seen = Link(mbit_per_s=self._bandwidth.mbit_per_s)
+        pace = self._link.pace(now_us)
+        seen = Link(mbit_per_s=self._bandwidth.mbit_per_s if pace is None else pace)
         waits_us = seen.upload_us(self._link.waiting_bytes(now_us)) or 0
         link = Link(mbit_per_s=seen.mbit_per_s, rtt_us=spec.rtt_us + waits_us)
-        known = [
-            Cut(
-                block=block,
-                upload_bytes=spec.upload_bytes[block],
-                head_us=spec.heads_us[block],
-                least_tail_us=tail_us,
-            )
-            for block, tail_us in self._open.items()
-            if self._resting_us.get(block, 0) <= now_us
+        cuts = [
+            standing(cut, link, left_us, self._spare, now_us)
+            for cut in self._cuts
+            if self._rests.over(now_us, cut.block)
         ]
-        cuts = [standing(cut, link, left_us, self._spare, now_us) for cut in known]
         blocks = len(spec.upload_bytes)
         device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
         return decide(cuts, device, link, left_us, last=self._last)
@@ -351,6 +355,7 @@ class VirtualClient:
         request = self._requests.pop(number)
         tail_us = max(at_us - request.begun_us - self.spec.rtt_us, 0)
         self._spare.note(now_us, tail_us, request.least_us, request.budget_us)
+        self._rests.answered(request.block)
         self._answered(request, at_us, device=False)
 
     def refused(self, now_us: int, number: int, why: Missed) -> None:
@@ -358,7 +363,7 @@ class VirtualClient:
         request = self._requests.pop(number)
         self.counts.refused += 1
         request.missed = request.missed or why
-        self._resting_us[request.block] = now_us + (LOOK_US if why is Missed.CLOSED else REST_US)
+        self._rests.refused(now_us, request.block, closed=why is Missed.CLOSED)
         self._turns.append((request, True))
         self._next(now_us)
 
@@ -380,6 +385,15 @@ class VirtualClient:
         """Probe a link of which nothing was heard, and look what is open."""
         if now_us - looked_us >= LOOK_US or now_us == 0:
             looked_us, self._open = now_us, self._look_at(self.spec.model)
+            self._cuts = [
+                Cut(
+                    block=block,
+                    upload_bytes=self.spec.upload_bytes[block],
+                    head_us=self.spec.heads_us[block],
+                    least_tail_us=tail_us,
+                )
+                for block, tail_us in self._open.items()
+            ]
         if not self._sending and self._bandwidth.probe_due(now_us):
             upload = self._link.upload(now_us, LEAST_BYTES, now_us + PROBE_US)
             self._later(upload.end_us, self._probed, upload)

@@ -78,11 +78,26 @@ def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:
     for second in range(5, 30, 5):
         assert steering.next_plan([demand(0, 12, 20)], second) is None
     assert steering.next_plan([demand(0, 12, 400)], 30.0) is None  # it would not have saved
-    for second in range(35, 65, 5):
+    for second in range(35, 75, 5):  # what was asked for is kept for ten seconds
         assert steering.next_plan([demand(0, 12, 20)], second) is None
-    low = steering.next_plan([demand(0, 12, 20)], 65.0)
+    low = steering.next_plan([demand(0, 12, 20)], 75.0)
     assert low is not None
     assert percents(low) < 0.85 * percents(high)
+
+
+def test_clients_that_were_away_for_seconds_are_planned_for_but_nobody_twice() -> None:
+    """Of 30 requests/s a third goes to another cut, and back: both cuts are kept, but not more than came at once."""
+    steering = steered()
+    assert steering.next_plan([demand(0, 60, 20), demand(2, 60, 10)], 0.0) is not None
+    moved = steering.next_plan([demand(0, 60, 10), demand(2, 60, 20)], 5.0)
+    assert moved is not None
+    assert own_entries(moved) == [(0, 11.0), (2, 22.0)]
+    fewer = steering.next_plan([demand(2, 60, 23)], 9.0)
+    assert fewer is not None
+    assert own_entries(fewer) == [(0, 7.7), (2, 25.3)]
+    later = steering.next_plan([demand(2, 60, 28)], 20.0)
+    assert later is not None
+    assert own_entries(later) == [(2, 30.8)]
 
 
 def test_who_cannot_have_a_pool_of_their_own_is_left_to_the_shadow_pool() -> None:
