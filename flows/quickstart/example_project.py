@@ -43,7 +43,7 @@ APPLICATION_SLO_FACTOR = 10
 SHORTEST_SLO_US = ms_to_us(200.0)
 NIC_GBPS = 10.0
 LOAD_FACTOR = 0.5
-# The first crops take several times as long as later ones, for which a worker is planned slower for seconds.
+# The rows of a request come all at once, three processes handle each of them, on two shared cores.
 APPLICATION_LOAD_FACTOR = 0.3
 # What a client written in Python, Triton and eight workers do without haste on two shared cores.
 # A tiny model is planned at thousands of requests/s, which says more about the client than the plan.
