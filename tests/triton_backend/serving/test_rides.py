@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 
 from tests.triton_backend.serving.front.test_service_incoming import Incoming
+from tests.triton_backend.serving.served_applications import (
+    diamond,
+    expected,
+    one_stage,
+    with_applications,
+)
 from tests.triton_backend.serving.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
@@ -58,11 +64,11 @@ class Asked:
         """Messages of refusals, when all are answered; a wrong answer fails at once."""
         wait_for(lambda: all(answers for _, answers in self.asked))
         refusals: list[str] = []
-        for expected, (answer,) in self.asked:
+        for right, (answer,) in self.asked:
             if isinstance(answer, Refusal):
                 refusals.append(answer.message)
             else:
-                np.testing.assert_array_equal(answer["y"], expected)
+                np.testing.assert_array_equal(answer["y"], right)
         return refusals
 
 
@@ -177,3 +183,83 @@ def test_a_new_scheduler_dispatches_on_while_rides_of_the_last_end(system: Local
     assert [m for m in asked.refused() if not is_late(m)] == []
     assert Asked(system).ask(20).refused() == []
     nothing_is_left(system)
+
+
+def test_rides_meet_in_the_tail_of_another_host_over_tcp(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(
+        artifacts=root,
+        hosts={"FAST": "127.0.0.2", "SLOW": "127.0.0.3"},
+        gateway_host="127.0.0.1",
+        base_port=18_360,
+    )
+    system = LocalSystem(tmp_path / "tcp", boarding(root), options)
+    try:
+        asked = Asked(system)
+        for _ in range(4):
+            assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
+        assert counted(system, "ride_batches") > counted(system, "rides") > 0
+        assert counted(system, "ride_entries") > counted(system, "rides")
+        nothing_is_left(system)
+        asked.ask(40)
+        wait_for(lambda: counted(system, "rides") > 0)
+        system.stop_worker(1, TAIL)  # of two in the pool
+        assert [m for m in asked.refused() if not is_late(m)] == []
+        nothing_is_left(system)
+    finally:
+        system.stop()
+
+
+def test_rides_end_before_a_flush_does_and_go_on_under_the_new_plan(
+    system: LocalSystem, tmp_path: Path
+) -> None:
+    asked = Asked(system).ask(30)
+    deploy(tmp_path / "serve", replace(system.deployment.plan, plan_id="next"), generation=2)
+    total = system.control("prepare", plan_id="next", generation=2)["prepared"]["total"]
+    wait_for(lambda: system.status()["prepared"]["up"] == total)
+    asked.ask(10)
+    system.control("flush")
+    asked.ask(10)  # who comes now waits
+    wait_for(lambda: system.status()["state"] == "flushed")
+    gateway = system.scheduler.gateway
+    assert (gateway._rides, gateway._batches, gateway._unsaid_rides) == ({}, {}, {})
+    system.control("swap", plan_id="next")
+    assert [m for m in asked.refused() if not is_late(m)] == []
+    ridden = counted(system, "rides")
+    assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
+    assert counted(system, "rides") > ridden
+    nothing_is_left(system)
+
+
+def test_rides_and_jobs_of_an_application_are_served_side_by_side(tmp_path: Path) -> None:
+    root = tmp_path / "artifacts"
+    cut = with_tail(root, boards=True, vgpus=2).replaced(policy="reservation-ahead")
+    modules = [one_stage(f"m_{name}") for name in "abcd"]
+    both = with_applications(plan(cut, *modules), diamond(), alone=("cut",))
+    system = LocalSystem(tmp_path / "serve", both, ServeOptions(artifacts=root))
+    try:
+        (spec,) = system.deployment.served["actdet"].inputs
+        random = np.random.default_rng(0)
+        asked = Asked(system)
+        for _ in range(4):
+            asked.ask(20)
+            jobs = [
+                {spec.name: random.integers(0, 256, (2, *spec.shape[1:])).astype(np.uint8)}
+                for _ in range(10)
+            ]
+            results = [system.ask("actdet", tensors) for tensors in jobs]
+            asked.ask(10)
+            for tensors, result in zip(jobs, results, strict=True):
+                answer, wanted = result(), expected(system.deployment, "actdet", tensors)
+                if isinstance(answer, Refusal):
+                    assert is_late(answer.message)
+                    continue
+                assert answer.keys() == wanted.keys()
+                for name, array in wanted.items():
+                    np.testing.assert_array_equal(answer[name], array)
+            assert [m for m in asked.refused() if not is_late(m)] == []
+        assert counted(system, "ride_entries") > counted(system, "rides") > 0
+        nothing_is_left(system)
+        assert not system.scheduler.gateway.jobs
+    finally:
+        system.stop()
