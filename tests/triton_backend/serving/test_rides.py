@@ -243,7 +243,7 @@ def test_rides_and_jobs_of_an_application_are_served_side_by_side(tmp_path: Path
         asked = Asked(system)
         for _ in range(4):
             asked.ask(20)
-            jobs = [
+            jobs: list[dict[str, Any]] = [
                 {spec.name: random.integers(0, 256, (2, *spec.shape[1:])).astype(np.uint8)}
                 for _ in range(10)
             ]
