@@ -1,6 +1,6 @@
 """Figures of the gpulets paper that tables of others allow, beside what it states.
 
-    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,wave,overload,scenarios] [--gpus 4]
+    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,sizes,wave,overload,scenarios] [--gpus 4]
         [--scale 1] [--seconds 600] [--out FILE] [--warehouse FILE]
 
 `--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone, utilisations, pairs),
@@ -9,7 +9,7 @@ derived from the paper's SLOs and were not measured. Plans keep a tenth of every
 
 `workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios` decides which of the 19,682
 mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles all mixes of no more, a proof all of no less.
-`wave` plans a mix anew every 20 s while its load rises and falls twice; `overload` has one model offer three times its rate.
+`sizes` plans nine models of equal rates on 4, 100 and 1,000 GPUs in 10 and 20 s. `wave` plans a mix anew every 20 s while its load rises and falls twice; `overload` has one model offer three times its rate.
 """
 
 import argparse
@@ -63,6 +63,7 @@ BASELINES = ("ideal-static", "gpulets-greedy", "sbp", "best-fit")
 COMPARED = ("gpulets-greedy", "sbp", "best-fit")  # the paper's own, time sharing, best fit
 LOADS = (0.8, 0.95)
 SIMULATED_S = 20.0
+SIZES = ((4, 10.0, 1.0), (100, 20.0, 0.2), (1_000, 20.0, 0.1))  # GPUs, seconds, gap asked for (%)
 WAVE_MIX, WAVE_S = "scen2", 3_200
 WAVE = (0.15, 0.7)  # lowest and highest load, in parts of what the GPUs carry
 
@@ -242,6 +243,24 @@ def overlap_figures(name: str, plans: Mapping[str, Plan]) -> list[Figure]:
             for planner in COMPARED
         ),
     ]
+
+
+def size_figures(data: Path) -> list[Figure]:
+    """Time and gap of plans of all nine models at equal rates."""
+    profiles, model = profiles_of(data), constants(data)
+    figures: list[Figure] = []
+    for gpus, seconds, gap in SIZES:
+        master = Master(tables_of(profiles, model, data, gpus))
+        watch = Stopwatch()
+        ones = np.ones(len(master.tables.models))
+        found = master.solve(Goal(demand=ones), Watch(limit_s=seconds))
+        took = watch.seconds()
+        left = 100 * (found.bound / found.score - 1)
+        note = f"{found.score:.1f} requests/s each"
+        where = f"nine models on {gpus} GPUs"
+        figures.append(Figure(name=f"{where}: time", value=took, unit="s", most=seconds))
+        figures.append(Figure(name=f"{where}: gap", value=left, unit="%", most=gap, note=note))
+    return figures
 
 
 def wave_figures(data: Path, gpus: int) -> list[Figure]:
@@ -461,7 +480,7 @@ def main() -> int:
     """Take the figures asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--only", default="fit,workloads,wave,overload,scenarios")
+    parser.add_argument("--only", default="fit,workloads,sizes,wave,overload,scenarios")
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="of the rates of scenarios")
     parser.add_argument("--seconds", type=float, default=600.0, help="of deciding scenarios")
@@ -473,6 +492,8 @@ def main() -> int:
         figures += fit_figures(asked.data)
     if "workloads" in wanted:
         figures += workload_figures(asked.data, asked.gpus)
+    if "sizes" in wanted:
+        figures += size_figures(asked.data)
     if "wave" in wanted:
         figures += wave_figures(asked.data, asked.gpus)
     if "overload" in wanted:

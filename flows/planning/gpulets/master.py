@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from flows.planning.gpulets.pairs import FULL
-from flows.planning.gpulets.patterns import Parts, Pattern, Patterns, Worth
+from flows.planning.gpulets.patterns import Parts, Pattern, Patterns, Worth, undominated
 from flows.planning.gpulets.tables import Floats, Ints, Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.program import Program, ProgramBuilder
@@ -49,7 +49,8 @@ ROUNDS = 300  # of column generation
 DIVES = 6  # at different targets
 DIVE_ROUNDS = 4  # of column generation after every step of a dive
 FALLS = 40  # of the bound on throughput
-MOST_PATTERNS = 6_000  # that the last integer program is made of
+MOST_PATTERNS = 4_000  # that the last integer program is made of
+LIKELY = 1_000  # of them that are likely in a good plan
 FEW = 16  # GPUs that are settled target by target
 TARGETS = 12  # that are tried then
 STEP = 0.004  # relative, from a bound to the next target
@@ -157,7 +158,7 @@ class Master:
             if goal.prices is not None or bound > 0:
                 self._by_columns(goal, (rest, bound), improve, watch)
             if not few and not _settled(score, bound, goal) and np.isfinite(score):
-                columns, left_out = self._screened(goal, rest, worth, bound, score)
+                columns, left_out = self._screened(goal, rest, worth, (bound, score), MOST_PATTERNS)
                 trace.configurations["screened"] = len(columns)
                 found, proven = self._whole(columns, (goal, rest), score, 1, watch)
                 improve(found)
@@ -181,8 +182,6 @@ class Master:
         rest, bound = known
         if not _settled(improve([]), bound, goal):
             self._dives(goal, rest, bound, improve, watch)
-        if goal.prices is None and self._few():
-            return  # `_targets` has asked better programs
         if not _settled(improve([]), bound, goal):
             improve(self._recombined(goal, rest, watch))
         score = improve([])
@@ -437,27 +436,32 @@ class Master:
         if bound <= 0 or bound < goal.enough < np.inf:
             return bound
         cover = self._cover(goal, min(goal.enough, bound * (1 - STEP)))
-        score = max(0.0, improve(self._most_of(cover, self._near(cover, watch)[0], 0.0, watch)))
+        columns, _ = self._near(cover, LIKELY, watch)
+        score = max(0.0, improve(self._most_of(cover, columns, 0.0, watch)))
+        undecided = 0.0
         for _ in range(TARGETS):
+            if bound - max(score, undecided) <= NEAR * bound and undecided > score:
+                break
             if _settled(score, bound, goal) or watch.over():
                 break
-            target = min(goal.enough, (score + bound) / 2)
+            target = min(goal.enough, (max(score, undecided) + bound) / 2)
             cover = self._cover(goal, target)
-            columns, all_of_them = self._near(cover, watch)
+            columns, all_of_them = self._near(cover, MOST_PATTERNS, watch)
             trace.configurations["screened"] = len(columns)
-            before = score
+            proven = False
             if all_of_them:
                 found, proven = self._met(cover, columns, watch)
                 score = max(score, improve(found))
-                if proven:
-                    bound = target
-                elif score <= before:
-                    break
-            else:
-                found = self._most_of(cover, columns, score / target, watch)
-                score = max(score, improve(found))
-                if score <= before:
-                    break
+            if proven:
+                bound = target
+            elif score < target:
+                if not undecided:  # a plan at least, if not the best
+                    columns = columns if all_of_them else self._near(cover, LIKELY, watch)[0]
+                    found = self._most_of(cover, columns, score / target, watch)
+                    score = max(score, improve(found))
+                undecided = target
+            if undecided == goal.enough:
+                break
         return bound
 
     def _narrowed(self, goal: Goal, bound: float, watch: Watch) -> float:
@@ -523,22 +527,25 @@ class Master:
         found, bound = self._whole(columns, (any_plan, rest), -np.inf, 1, watch)
         return found, not found and bound == -np.inf
 
-    def _near(self, cover: tuple[Goal, Rest], watch: Watch) -> tuple[list[Pattern], bool]:
+    def _near(
+        self, cover: tuple[Goal, Rest], most: int, watch: Watch
+    ) -> tuple[list[Pattern], bool]:
         """Patterns that a plan for a demand may use; none where there is no plan; whether these are all."""
         goal, rest = cover
         least = -float(self._gpus.sum()) * (1 + _CLOSE)
         bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
         if bound < least:
             return [], True
-        columns, left_out = self._screened(goal, rest, worth, bound, least)
+        columns, left_out = self._screened(goal, rest, worth, (bound, least), most)
         return columns, left_out < least
 
     def _screened(
-        self, goal: Goal, rest: Rest, worth: Worth, bound: float, score: float
+        self, goal: Goal, rest: Rest, worth: Worth, between: tuple[float, float], most: int
     ) -> tuple[list[Pattern], float]:
         """Patterns that a better plan may use, and the score that plans with others do not exceed."""
         kept = dict(self.columns)
         left_out = -np.inf
+        bound, score = between
         worth = replace(worth, caps=rest.caps)
         values, _ = self.most(worth)
         limit = _dual_bound(goal, rest, worth, values)
@@ -548,8 +555,8 @@ class Master:
             price = 0.0 if goal.prices is None else float(goal.prices[own.number])
             top = max(float(values[own.number]), price)
             wanted = max(0.0, top - spare * scale)
-            found, least = own.above(worth, wanted, MOST_PATTERNS)
-            kept |= {pattern.key: pattern for _, pattern in found}
+            found, least = own.above(worth, wanted, most)
+            kept |= {pattern.key: pattern for pattern in found}
             if least > wanted:
                 left_out = max(left_out, min(bound, limit - (top - least) / scale))
         return _undominated(list(kept.values()), rest.caps), left_out
@@ -668,14 +675,8 @@ def _dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
 def _undominated(columns: list[Pattern], caps: Floats) -> list[Pattern]:
     """Without patterns that another of their class equals or exceeds for every model, up to caps."""
     kept: list[Pattern] = []
-    rates = {c.key: np.minimum(c.rates_rps, caps) for c in columns}
-    finite = np.where(np.isinf(caps), 1.0, caps)
-    order = sorted(columns, key=lambda c: -float((rates[c.key] / np.maximum(finite, 1e-9)).sum()))
-    best: dict[int, Floats] = {}
-    for column in order:
-        own, others = rates[column.key], best.get(column.gpu_class)
-        if others is not None and (others >= own).all(axis=1).any():
-            continue
-        best[column.gpu_class] = own[None, :] if others is None else np.vstack([others, own])
-        kept.append(column)
+    for number in sorted({c.gpu_class for c in columns}):
+        own = [c for c in columns if c.gpu_class == number]
+        keep = undominated(np.minimum([c.rates_rps for c in own], caps))
+        kept += [own[i] for i in np.flatnonzero(keep).tolist()]
     return kept

@@ -5,7 +5,7 @@ pair is looked at only where bounds leave it a chance: what its options are wort
 that the other's bucket (`patterns`) can mean; and, where the groups share a model, what all their models
 can be worth at most.
 
-Here: the search, compiled. Not here: what options there are (`parts`), what is asked for (`patterns`).
+Here: the search and what replaces what, compiled. Not here: what options there are (`parts`), what is asked for (`patterns`).
 """
 
 from typing import NamedTuple
@@ -270,3 +270,23 @@ def _value(
         if carried[j] > 0:
             total += _worth_of(carried[j], second.model[b, j - seats], worths)
     return total
+
+
+@entry
+def keep_undominated(rates: Floats, order: Ints, kept: Ints) -> int:
+    """Put rows [n, model] that no row before them in `order` equals or exceeds into `kept`; how many."""
+    count = 0
+    for row in order:
+        beaten = False
+        for i in range(count):
+            beaten = True
+            for m in range(rates.shape[1]):
+                if rates[kept[i], m] < rates[row, m]:
+                    beaten = False
+                    break
+            if beaten:
+                break
+        if not beaten:
+            kept[count] = row
+            count += 1
+    return count

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.planning.gpulets.pairs import (
     Room,
     Side,
     Tops,
     Worths,
+    keep_undominated,
     price_options,
     price_rows,
     search_pairs,
@@ -39,6 +41,7 @@ MOST_TUPLES = 40_000  # bucket choices of one partition
 CHUNK = 200_000  # patterns evaluated at once
 _FIRST = 32  # options of every part that are tried before the rest is bounded
 TOLERANCE = 1e-12
+ENUMERATED = 50_000  # patterns worth more than asked, before those that others replace are dropped
 PAIR = 2
 _NEAR = 0.8  # of the best pattern known: partitions whose best is below it need not be known
 _QUARTILE = 0.25  # of the patterns there is room for: what is dropped where there are more
@@ -146,36 +149,66 @@ class Patterns:
                 least = max(least, _NEAR * value)
         return found
 
-    def above(
-        self, worth: Worth, least: float, most: int
-    ) -> tuple[list[tuple[float, Pattern]], float]:
-        """Patterns worth more than `least`, about `most` at most, the dearest.
+    def above(self, worth: Worth, least: float, most: int) -> tuple[list[Pattern], float]:
+        """Patterns worth more than `least`, about `most` at most, the dearest, less those another replaces.
+
+        Another replaces a pattern that carries no less of any model, up to caps.
 
         Returns:
-            values and patterns, and the value that no pattern left out exceeds.
+            patterns, and the value that no other exceeds but those replaced.
         """
         priced = self._priced(worth)
         kept: list[Found] = []
         floor = [least]  # rises as more are found than are wanted
         held = 0
         for partition in self.table.partitions:
-            for found in self._over(partition, priced, worth, floor, most):
+            for found in self._over(partition, priced, worth, floor, ENUMERATED):
                 over = found.values > floor[0]
                 if not over.any():
                     continue
                 kept.append(_picked(found, over))
                 held += int(over.sum())
-                if held > 4 * most:
-                    kept, floor[0] = _dearest(kept, most)
+                if held > 4 * ENUMERATED:
+                    kept, floor[0] = _dearest(kept, ENUMERATED)
                     held = sum(len(f.values) for f in kept)
-        if held > most:
-            kept, floor[0] = _dearest(kept, most)
+        if held > ENUMERATED:
+            kept, floor[0] = _dearest(kept, ENUMERATED)
+        if not kept:
+            return [], floor[0]
+        rates = [self._rates(found) for found in kept]
+        capped = np.minimum(np.concatenate(rates), worth.caps)
+        keep = np.split(undominated(capped), np.cumsum([len(r) for r in rates])[:-1])
+        kept = [_picked(found, own) for found, own in zip(kept, keep, strict=True)]
+        rates = [r[own] for r, own in zip(rates, keep, strict=True)]
+        if sum(len(found.values) for found in kept) > most:
+            top, floor[0] = _dearest(kept, most)
+            rates = [r[found.values > floor[0]] for r, found in zip(rates, kept, strict=True)]
+            kept = top
         unique = {
-            (pattern := self.pattern(f.partition, rows)).key: (float(value), pattern)
-            for f in kept
-            for rows, value in zip(f.rows, f.values, strict=True)
+            (parts := tuple(sorted(zip(f.partition, rows.tolist(), strict=True)))): Pattern(
+                gpu_class=self.number, parts=parts, rates_rps=carried
+            )
+            for f, own in zip(kept, rates, strict=True)
+            for rows, carried in zip(f.rows, own, strict=True)
         }
         return list(unique.values()), floor[0]
+
+    def _rates(self, found: Found) -> Floats:
+        """[n, model] requests/s that patterns carry; all of them work."""
+        options = [self.options[share] for share in found.partition]
+        pressures = [own.pressure[found.rows[:, i]] for i, own in enumerate(options)]
+        rates = np.zeros((len(found.rows), len(self.tables.models) + 1))  # the last is no model
+        every = np.arange(len(rates))
+        for i, own in enumerate(options):
+            rows = found.rows[:, i]
+            turns = own.turn_us[rows]
+            if len(options) > 1:
+                felt = sum(p for j, p in enumerate(pressures) if j != i)
+                turns = own.turns_us(rows, felt, self.table.inflation)
+            speed = own.speed(rows, turns)
+            for seat in range(own.model.shape[1]):
+                rates[every, own.model[rows, seat]] += own.batch[rows, seat] * speed
+        return rates[:, :-1]
 
     def _priced(self, worth: Worth) -> "dict[int, _Priced]":
         """By share that has options: these at prices."""
@@ -498,7 +531,17 @@ class _Priced:
         return members[order[: int((value > -np.inf).sum())]]
 
 
-def _picked(found: Found, which: Ints | np.ndarray) -> Found:
+def undominated(rates: Floats) -> NDArray[np.bool_]:
+    """[n] whether no other row of rates [n, model] is at least as high everywhere; of equals, one."""
+    order = np.argsort(-rates.sum(axis=1), kind="stable")
+    kept = np.empty(len(order), dtype=np.int64)
+    count = keep_undominated(np.ascontiguousarray(rates), order, kept)
+    found = np.zeros(len(rates), dtype=np.bool_)
+    found[kept[:count]] = True
+    return found
+
+
+def _picked(found: Found, which: Ints | NDArray[np.bool_]) -> Found:
     return Found(partition=found.partition, rows=found.rows[which], values=found.values[which])
 
 

@@ -64,4 +64,10 @@ def test_patterns_of_two_parts_are_found_at_any_prices(
         least = float(np.quantile(values, 0.9)) * (1 + 1e-6)  # many are worth just the same
         over, left_out = patterns.above(worth, least, 100_000)
         assert left_out == least
-        assert len(over) == len({keys[i] for i in np.flatnonzero(values > least).tolist()})
+        dear = np.minimum(rates[values > least], caps)
+        kept = np.minimum(np.array([p.rates_rps for p in over]).reshape(-1, models), caps)
+        assert {p.key for p in over} <= {keys[i] for i in np.flatnonzero(values > least).tolist()}
+        for row in dear:
+            assert (kept >= row - 1e-9).all(axis=1).any()
+        for i, row in enumerate(kept):
+            assert not (np.delete(kept, i, axis=0) >= row).all(axis=1).any()
