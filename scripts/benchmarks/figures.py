@@ -4,9 +4,7 @@
     add_destinations(parser)                     # --out FILE.json and --warehouse FILE
     asked = parser.parse_args()
     figures = [Figure(name="added latency p50", value=1.7, unit="ms", most=2.0), …]
-    show(figures)
-    store(asked, "gateway", figures, {"raw": …})
-    return exit_code(figures)
+    return conclude(asked, "gateway", figures, {"raw": …})
 
 A figure without a bound is reported, never judged; one without a value was not measured here.
 """
@@ -83,6 +81,18 @@ def show(figures: Sequence[Figure]) -> None:
 def exit_code(figures: Sequence[Figure]) -> int:
     """1 where a target was missed, else 0."""
     return int(any(figure.status == "MISSED" for figure in figures))
+
+
+def conclude(
+    asked: argparse.Namespace,
+    benchmark: str,
+    figures: Sequence[Figure],
+    details: Mapping[str, Any] | None = None,
+) -> int:
+    """Show and `store` what was measured; the exit code."""
+    show(figures)
+    store(asked, benchmark, figures, details)
+    return exit_code(figures)
 
 
 def add_destinations(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from flows.release.server import admin
 from flows.release.server.running import ServerState
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
@@ -296,9 +296,7 @@ def main() -> int:
         each = max(options.seconds // 2, 1)
         found, raw["latency"] = added_latency(options.port, each, options.rounds)
         figures += found
-    show(figures)
-    store(options, "gateway", figures, raw)
-    return exit_code(figures)
+    return conclude(options, "gateway", figures, raw)
 
 
 if __name__ == "__main__":

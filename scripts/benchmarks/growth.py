@@ -34,7 +34,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Progress, Watch
 from flows.preparation.profiling.csv_tables import read_tables
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import Plan
@@ -383,9 +383,7 @@ def main(arguments: list[str]) -> int:
         everything += grid
         if asked.picture:
             draw(grid, asked.picture)
-    show(figures)
-    store(asked, "growth", figures, {"plans": [asdict(one) for one in everything]})
-    return exit_code(figures)
+    return conclude(asked, "growth", figures, {"plans": [asdict(one) for one in everything]})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from flows.clock import Stopwatch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import Sampler, resources
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, small_plan
 from triton_backend.contract.plan import Plan
@@ -208,9 +208,7 @@ def main() -> int:
     watch = Stopwatch()
     result = overload(options)
     figures = figures_of(result)
-    show(figures)
-    store(options, "overload", figures, {**result, "wall_seconds": watch.seconds()})
-    return exit_code(figures)
+    return conclude(options, "overload", figures, {**result, "wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":

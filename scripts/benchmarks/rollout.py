@@ -21,7 +21,7 @@ from flows.release.rollout.change import Way, change_plan, steps_to_dicts
 from flows.release.rollout.guarded import RolloutOptions, roll_out
 from flows.state import ProjectState
 from flows.workspace import Workspace
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import (
     AROUND_S,
     Load,
@@ -156,9 +156,7 @@ def main() -> int:
     watch = Stopwatch()
     row = rollout(options)
     measured = figures(row, options)
-    show(measured)
-    store(options, "rollout", measured, {**row, "wall_seconds": watch.seconds()})
-    return exit_code(measured)
+    return conclude(options, "rollout", measured, {**row, "wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":

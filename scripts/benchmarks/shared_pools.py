@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import Load, Served
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
@@ -206,9 +206,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = list(points(options))
     figures = figures_of(rows)
-    show(figures)
-    store(options, "shared pools", figures, {"rows": [dict(row) for row in rows]})
-    return exit_code(figures)
+    return conclude(options, "shared pools", figures, {"rows": [dict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import psutil
 
 from flows.clock import Stopwatch
 from flows.release.rollout.change import PlanChange, change_plan, steps_to_dicts
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import resources
 from scripts.benchmarks.served import SHARED_FOLDER, Load, Served, samples_file, small_plan
 from triton_backend.contract.plan import Plan
@@ -171,9 +171,7 @@ def main() -> int:
     watch = Stopwatch()
     result = soak(options)
     figures = figures_of(result)
-    show(figures)
-    store(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
-    return exit_code(figures)
+    return conclude(options, "soak", figures, {**result, "wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":

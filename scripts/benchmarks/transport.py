@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.layout import SlotLayout
@@ -287,9 +287,7 @@ def main() -> int:
     with namespace() if options.netns else contextlib.nullcontext():
         results = measure(options.repeats, netns=options.netns)
     measured = figures(results, netns=options.netns)
-    show(measured)
-    store(options, "transport", measured, {"raw": results})
-    return exit_code(measured)
+    return conclude(options, "transport", measured, {"raw": results})
 
 
 if __name__ == "__main__":

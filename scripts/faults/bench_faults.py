@@ -35,7 +35,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
 from scripts.benchmarks.applications.plans import faulty_application, requests_of
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import (
     SERVED,
     SHARED_FOLDER,
@@ -341,9 +341,7 @@ def main() -> int:
         rows += in_namespace()
     print(*(table_row(row) for row in rows if "offered" not in row), sep="\n")
     figures = figures_of(rows)
-    show(figures)
-    store(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
-    return exit_code(figures)
+    return conclude(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import coverage
 import numpy as np
 
 from flows.clock import Stopwatch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
 from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.entries import Entry
@@ -586,9 +586,7 @@ def main() -> int:
         Figure(name="branches of decoding reached", value=reached / every, least=LEAST_COVERED),
         Figure(name="seconds", value=watch.seconds(), unit="s"),
     ]
-    show(figures)
-    store(options, "fuzz-decoding", figures, {"missing": missing})
-    return exit_code(figures)
+    return conclude(options, "fuzz-decoding", figures, {"missing": missing})
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from flows.preparation.interference.fit import fit
 from flows.preparation.interference.stored_tables import Tables, read_folder
 from flows.preparation.interference.tables import PAIRS_FILE, pair_rows, read_models
 from flows.preparation.profiling.csv_tables import LATENCY_FILE, UTILISATION_FILE
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
@@ -500,9 +500,7 @@ def main() -> int:
         figures += overload_figures(asked.data, asked.gpus)
     if "scenarios" in wanted:
         figures += scenario_figures(asked.data, asked.gpus, asked.seconds, asked.scale)
-    show(figures)
-    store(asked, "gpulets", figures, {})
-    return exit_code(figures)
+    return conclude(asked, "gpulets", figures, {})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import tritonclient.grpc as grpc_client
 from numpy.typing import NDArray
 
 from flows.planning import PlanOptions, make_plan
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import Served, emulated_answer
 from scripts.paper.graft import FLEETS, MODELS, fleet, inputs_of
 from triton_backend.contract.entries import Entry
@@ -224,9 +224,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = list(points(options))
     figures = figures_of(rows)
-    show(figures)
-    store(options, "graft served", figures, {"rows": rows})
-    return exit_code(figures)
+    return conclude(options, "graft served", figures, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from scripts.benchmarks.applications.plans import (
     requests_of,
     shape_plan,
 )
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import LATE, SERVED, Load, Loaded, Served
 from triton_backend.contract.arrivals import poisson_us
 from triton_backend.contract.plan import Plan
@@ -223,9 +223,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = list(points(options))
     figures = figures_of(rows)
-    show(figures)
-    store(options, "applications", figures, {"rows": rows})
-    return exit_code(figures)
+    return conclude(options, "applications", figures, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from scripts.benchmarks.applications.plans import Shape, application, plan_of
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import Load, Served
 from tests.fakes.applications import hand_module
 from triton_backend.contract.plan import Plan
@@ -93,9 +93,7 @@ def main() -> int:
     options = parser.parse_args()
     row = measured(options)
     figures = figures_of(row)
-    show(figures)
-    store(options, "extra modules", figures, row)
-    return exit_code(figures)
+    return conclude(options, "extra modules", figures, row)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.benchmarks.applications.attainment import jobs_and_slots
 from scripts.benchmarks.applications.plans import SHAPES, application, guarded, plan_of, requests_of
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.overload import FLAT, OVERLOAD
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served
 from triton_backend.contract.plan import Plan
@@ -136,9 +136,7 @@ def main() -> int:
     options = parser.parse_args()
     row = overload(options)
     figures = figures_of(row)
-    show(figures)
-    store(options, "overload of applications", figures, row)
-    return exit_code(figures)
+    return conclude(options, "overload of applications", figures, row)
 
 
 if __name__ == "__main__":

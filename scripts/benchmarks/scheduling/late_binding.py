@@ -14,7 +14,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
@@ -102,10 +102,8 @@ def main() -> int:
         for size, plan in plans.items():
             found[size].append(measure(plan, asked.requests))
     judged = figures(found)
-    show(judged)
     runs = [[*size, *run] for size, measured in found.items() for run in measured]
-    store(asked, "late_binding", judged, {"runs": runs})
-    return exit_code(judged)
+    return conclude(asked, "late_binding", judged, {"runs": runs})
 
 
 if __name__ == "__main__":

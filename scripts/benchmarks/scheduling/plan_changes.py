@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import median
 
 from flows.clock import Stopwatch
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from tests.fakes.changes import check_run, random_run
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.errors import PoolPipeError
@@ -96,9 +96,7 @@ def main() -> int:
         ),
         Figure(name="preparing it", value=before * 1e3, unit="ms"),
     ]
-    show(figures)
-    store(asked, "plan_changes", figures, {"counts": counts})
-    return exit_code(figures)
+    return conclude(asked, "plan_changes", figures, {"counts": counts})
 
 
 if __name__ == "__main__":
