@@ -58,12 +58,13 @@ class Clients:
         self._threads = ThreadPoolExecutor(4)
 
     def ask(self, name: str, x: NDArray[np.float32]) -> dict[str, NDArray[np.generic]] | None:
-        """The answer; None where it is refused."""
+        """The answer; None where it is refused, or where its front is just being loaded anew."""
         client = Client(self._state, self._kind)
         try:
             answer = client.infer(name, {"x": x}, timeout=3_000_000)
         except InferenceServerException as error:
-            if "UNAVAILABLE" in str(error.status()) or "503" in str(error.status()):
+            status = str(error.status())
+            if "UNAVAILABLE" in status or "503" in status or "no available versions" in str(error):
                 return None
             raise
         finally:
