@@ -154,7 +154,8 @@ class Master:
         few = goal.prices is None and self._few()
         if not (goal.prices is None and bound < goal.enough < np.inf) and bound > -np.inf:
             if few:
-                improve(self._recombined(goal, rest, watch))  # a plan at once, whatever time is left
+                # A plan at once, whatever time is left.
+                improve(self._recombined(goal, rest, watch))
                 bound = self._targets(goal, bound, improve, trace, watch)
             if goal.prices is not None or bound > 0:
                 self._by_columns(goal, (rest, bound), improve, watch)
