@@ -1,6 +1,6 @@
 """What clients of the Graft paper get: fleets in rides, and clients that move their cuts, simulated.
 
-`rides`: fleets of 20 clients as `graft.py` draws them, planned by `graft` and exactly, at planned rates (each client
+`rides`: fleets of 20 clients as `fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client
 at equal gaps, phases drawn) and as Poisson at 0.9 of them; how full rides are.
 
 `closed-loop`: 20 clients that follow the 5G traces, each with its own second to begin at, while plans follow them.
@@ -40,7 +40,7 @@ from flows.operations.replanning.steering import (
 from flows.planning import PlanOptions, make_plan
 from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure
-from scripts.paper.graft import (
+from scripts.paper.graft.fleets import (
     FLEETS,
     FRAMES,
     INPUT_BYTES,
@@ -65,7 +65,7 @@ from triton_backend.simulator.scenario import SimOptions
 
 PLANNED, LOADED, AT_LOAD = 0.995, 0.99, 0.9
 ATTAINED, OVER_STATIC = 0.99, 0.9
-NAMED, FULL, ENTRIES = "VGG", 1.5, 2.0  # rides of a named case
+NAMED, FULL, ENTRIES = "Res", 1.5, 2.0  # rides of a named case
 GPUS = 400
 
 

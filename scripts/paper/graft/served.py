@@ -1,10 +1,10 @@
 """Clients of the Graft paper behind a real Triton server, measured beside the simulator.
 
-A fleet of 20 clients of one model, drawn as `graft.py` draws it, is planned exactly; their tails run on emulated
+A fleet of 20 clients of one model, drawn as `fleets.py` draws it, is planned exactly; their tails run on emulated
 vGPUs of a V100, in slow motion, and ride together where they meet. Every client sends by itself what the simulator
 had it send. Tensors are small: what is measured is when batches run, not what the network of this machine carries.
 
-    .venv/bin/python scripts/paper/graft_served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95] [--seconds 30]
+    .venv/bin/python scripts/paper/graft/served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95] [--seconds 30]
 """
 
 import argparse
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from flows.planning import PlanOptions, make_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import Served, emulated_answer
-from scripts.paper.graft import FLEETS, MODELS, fleet, inputs_of
+from scripts.paper.graft.fleets import FLEETS, MODELS, fleet, inputs_of
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import Plan, Stage, StageRow
 from triton_backend.contract.profiles import ModelProfile, ProfileTable
