@@ -1,7 +1,8 @@
 """Do the stages, one after another, still compute the model? A check that is able to fail.
 
 Results are compared on random inputs at batch 1 and at the largest batch, before a final Softmax
-(which squeezes differences) as well as after it. A model whose answer hardly depends on its input
+(which squeezes differences) as well as after it. Layers run as they are written: what is fused differs between
+the model and its stages, and with it the last bits, on which hangs which of two nearly equal boxes comes first. A model whose answer hardly depends on its input
 would pass with any split, so such a model fails the check itself.
 """
 
@@ -21,6 +22,7 @@ from flows.preparation.splitting.per_sample import tail_inputs
 from flows.preparation.splitting.running import (
     Arrays,
     open_session,
+    plain_options,
     random_inputs,
     relative_error,
     run_session,
@@ -78,7 +80,7 @@ def check_split(
     edges = [0, *inner, split.blocks]
     stages = tuple(pairwise(edges))
     batches = tuple(sorted({1, max_batch or split.max_batch}))
-    raw, entering, wanted = _tensors_to_compare(split)
+    raw, wanted = _tensors_to_compare(split)
     feed = random_inputs(split.inputs, max(2, *batches), np.random.default_rng(SEED))
     whole = _Composition([split.model_path], wanted, split.name)
     dependence = _dependence(whole.run(feed), raw)
@@ -93,7 +95,7 @@ def check_split(
     for batch in batches:
         part = {name: array[:batch] for name, array in feed.items()}
         expected = whole.run(part)
-        got = composed.run(part, {name: expected[name] for name in entering})
+        got = composed.run(part)
         worst = max(worst, *(relative_error(got[name], expected[name]) for name in wanted))
     if not worst <= max_error:
         raise InputError(
@@ -122,32 +124,27 @@ class _Composition:
                 path.with_name(f".check-{path.name}"),
             )
             try:
-                self._sessions.append(open_session(seen, where))
+                self._sessions.append(open_session(seen, where, plain_options()))
             finally:
                 seen.unlink()
 
-    def run(self, feed: Arrays, entering: Arrays | None = None) -> Arrays:
-        """Everything that was given in or came out on the way.
-
-        The last stage runs on what is `entering` a part of one sample, where there is one: which boxes are
-        chosen among nearly equal ones hangs on the last bits of what was computed before.
-        """
+    def run(self, feed: Arrays) -> Arrays:
+        """Everything that was given in or came out on the way."""
         known = dict(feed)
-        for session in self._sessions[:-1]:
+        for session in self._sessions:
             known |= run_session(session, known)
-        return known | run_session(self._sessions[-1], known | (entering or {}))
+        return known
 
 
-def _tensors_to_compare(
-    split: SplitModel,
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What shows that answers depend on inputs, what enters a part of one sample, and all to be compared.
+def _tensors_to_compare(split: SplitModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What shows that answers depend on inputs, and all to be compared.
 
-    The first are the outputs before a final Softmax, and what enters that part in place of its outputs.
+    The first are the outputs before a final Softmax, and what enters a part of one sample in place of its outputs.
     """
     layers = read_layers(onnx.load(split.model_path, load_external_data=False).graph)
-    irregular, entering = irregular_tensors(layers), tail_inputs(layers)
-    raw: dict[str, None] = dict.fromkeys(n for n in entering if n not in layers.inputs)
+    irregular = irregular_tensors(layers)
+    entering = (name for name in tail_inputs(layers) if name not in layers.inputs)
+    raw: dict[str, None] = dict.fromkeys(entering)
     for name in layers.outputs:
         if name in irregular:
             continue
@@ -156,8 +153,7 @@ def _tensors_to_compare(
         raw[maker.input[0] if inner else name] = None
     crossing = [spec.name for spec in split.stage_inputs(split.blocks - 1)]
     raw = raw or {name: None for name in crossing if name not in layers.inputs}
-    given = tuple(name for name in entering if name in crossing and name not in layers.inputs)
-    return tuple(raw), given, tuple(dict.fromkeys((*raw, *layers.outputs)))
+    return tuple(raw), tuple(dict.fromkeys((*raw, *layers.outputs)))
 
 
 def _dependence(results: Arrays, names: tuple[str, ...]) -> float:
