@@ -65,11 +65,7 @@ def worker(served: Served, vgpu: int) -> psutil.Process:
     wanted = WorkerAddress(generation, vgpu)
     for process in served.processes():
         with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "triton_backend.serving.worker.process" in words and words[-3:-1] == [
-                str(wanted.generation),
-                str(wanted.vgpu),
-            ]:
+            if process.name() == f"worker-{wanted.generation}-{wanted.vgpu}":
                 return process
     message = f"no process of {wanted}"
     raise RuntimeError(message)

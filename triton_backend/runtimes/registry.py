@@ -46,6 +46,15 @@ def load_runtime(folder: Path, *, share: int = WHOLE_GPU, clock: Clock | None = 
         ) from error
 
 
+def import_runtime(name: str) -> None:
+    """Import the module of a runtime, which loads nothing and starts nothing.
+
+    Raises:
+        ImportError: its package is not installed here.
+    """
+    _find(name)
+
+
 def runtime_names() -> tuple[str, ...]:
     """The runtimes whose packages are installed here."""
     names: list[str] = []

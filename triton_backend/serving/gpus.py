@@ -15,6 +15,7 @@ class NodeGpus:
 
     def __init__(self, deployment: Deployment, node: str) -> None:
         self._deployment = deployment
+        self._node = node
         mine = deployment.vgpus_on(node)
         self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
         self._shared = any(deployment.pool_of(v).share < WHOLE_GPU for v in self._on_gpu)
@@ -45,8 +46,16 @@ class NodeGpus:
             return gpu_environment(gpu)
         return self._daemon.environment(gpu, self._deployment.pool_of(vgpu).share)
 
-    def _needs_gpu(self, vgpu: int) -> bool:
+    def runtimes_without_gpu(self) -> set[str]:
+        """Names of the runtimes that stages here have, where no stage of the node is on a GPU."""
+        mine = self._deployment.vgpus_on(self._node)
+        return set() if self._on_gpu else {a.runtime for v in mine for a in self._artifacts(v)}
+
+    def _artifacts(self, vgpu: int) -> list[Artifact]:
         root = self._deployment.settings.artifacts
         stages = map(self._deployment.stage_of, self._deployment.rows_of(vgpu))
-        artifacts = {stage.artifact for stage in stages if stage.artifact is not None}
-        return root is not None and any(Artifact.read(root / a).device == CUDA for a in artifacts)
+        named = {stage.artifact for stage in stages if stage.artifact is not None}
+        return [] if root is None else [Artifact.read(root / artifact) for artifact in named]
+
+    def _needs_gpu(self, vgpu: int) -> bool:
+        return any(artifact.device == CUDA for artifact in self._artifacts(vgpu))

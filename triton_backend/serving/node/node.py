@@ -18,11 +18,13 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, cast
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import StageRow
 from triton_backend.runtimes.clock import Clock
+from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import node_model
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serving.deployment import Deployment
@@ -33,6 +35,7 @@ from triton_backend.serving.liveness.processes import (
     is_alive,
     stub_process,
 )
+from triton_backend.serving.node.fork_server import GONE, Forked, ForkServer
 from triton_backend.serving.node.remote_files import (
     missing_artifacts,
     put_artifact,
@@ -49,10 +52,12 @@ LOADING_AT_ONCE = 2  # more would take the processor from those who serve
 FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
-GONE = -1  # exit code of a process that was not ours
+FORKED_FROM = 2  # workers; one alone is started as soon as the process that would fork it
 # One heap for the threads of a worker, which take turns, and what is freed stays in it. Else the first runs of each,
-# and those after memory was given back, write pages that are new, at 2 to 13 µs each.
-HEAP = {
+# and those after memory was given back, write pages that are new, at 2 to 13 µs each. And no threads of numpy's: runtimes
+# have their own, and a process that forks may have none.
+WORKER_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
@@ -91,7 +96,7 @@ class _Process:
     row: int  # of the board
     health: HealthWatch
     inherited: bool
-    process: subprocess.Popen[bytes] | _Adopted | None = None
+    process: subprocess.Popen[bytes] | Forked | _Adopted | None = None
     started_us: int = 0
     backoff_us: int = FIRST_BACKOFF_US
     restart_us: int = 0
@@ -114,6 +119,7 @@ class Node:
         self._beside_others = (
             deployment.workers is not None and deployment.workers.former is not None
         )
+        self._forks = self._fork_server()
         self._stopping = threading.Event()
         # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
@@ -134,6 +140,17 @@ class Node:
             return None
         pids = self._deployment.settings.folder / "pids"
         return stub_process(pids / node_model(self.name, workers.former))
+
+    def _fork_server(self) -> ForkServer | None:
+        """What forks the workers of this node, where there are several."""
+        if sum(not worker.inherited for worker in self._workers) < FORKED_FROM:
+            return None
+        settings = self._deployment.settings
+        name = f"fork-server-g{self._deployment.generation}-{short_name(self.name)}.log"
+        environment = {**WORKER_ENVIRONMENT, **os.environ}
+        runtimes = self._gpus.runtimes_without_gpu()
+        command = (settings.python, "-m", "triton_backend.serving.node.fork_server")
+        return ForkServer(command, environment, runtimes, self._logs() / name)
 
     def start(self) -> None:
         """Start the workers and the watch.
@@ -228,6 +245,8 @@ class Node:
         """Take note of what ended, and start what is to run."""
         for _, health in self._boards.values():
             health.look(now_us)
+        if self._forks is not None:
+            self._look_after(self._forks, now_us)
         loading = sum(self._is_loading(worker) for worker in self._workers)
         for worker in self._workers:
             if worker.process is not None:
@@ -235,8 +254,16 @@ class Node:
             elif worker.inherited and self._is_anothers(worker):
                 pass
             elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
+                if self._forks is not None and self._forks.is_loading:
+                    continue  # it makes this one sooner than a start would
                 loading += 1
                 self._start(worker, now_us)
+
+    def _look_after(self, forks: ForkServer, now_us: int) -> None:
+        before = forks.pid
+        forks.look(now_us)
+        if self._beside_others and forks.pid is not None and forks.pid != before:
+            lower_priority(forks.pid)
 
     def _end(self) -> None:
         """End the workers, but those that go on."""
@@ -253,6 +280,8 @@ class Node:
         for board, _ in self._boards.values():
             if not board.has_inherited():  # a later node looks there for workers that go on
                 board.remove()
+        if self._forks is not None:
+            self._forks.stop()
 
     def _is_anothers(self, worker: _Process) -> bool:
         """Whether an inherited worker lives, or is its former node's to start."""
@@ -295,27 +324,32 @@ class Node:
     def _start(self, worker: _Process, now_us: int) -> None:
         worker.board.reset(worker.row)
         deployment, settings = self._deployment, self._deployment.settings
+        arguments = [
+            str(settings.folder / SETTINGS_NAME),
+            str(deployment.generation),
+            str(worker.vgpu),
+            str(os.getpid()),
+        ]
+        environment = self._gpus.environment(worker.vgpu)
         with self._log_file(worker.vgpu) as log:
-            worker.process = subprocess.Popen(
-                [
-                    settings.python,
-                    "-m",
-                    "triton_backend.serving.worker.process",
-                    str(settings.folder / SETTINGS_NAME),
-                    str(deployment.generation),
-                    str(worker.vgpu),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**HEAP, **os.environ, **self._gpus.environment(worker.vgpu)},
-            )
+            if self._forks is not None:
+                worker.process = self._forks.fork(arguments, environment, log.fileno())
+            if worker.process is None:
+                worker.process = subprocess.Popen(
+                    [settings.python, "-m", "triton_backend.serving.worker.process", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**WORKER_ENVIRONMENT, **os.environ, **environment},
+                )
         worker.started_us = now_us
         if self._beside_others and not worker.restarts:
             lower_priority(worker.process.pid)
 
     def _log_file(self, vgpu: int) -> IO[bytes]:
+        return (self._logs() / f"worker-g{self._deployment.generation}-{vgpu}.log").open("ab")
+
+    def _logs(self) -> Path:
         folder = self._deployment.settings.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / f"worker-g{self._deployment.generation}-{vgpu}.log").open("ab")
+        return folder

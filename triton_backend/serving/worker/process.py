@@ -27,6 +27,7 @@ from triton_backend.serving.liveness.processes import (
     HealthRow,
     OwnerWatch,
     end_with_parent,
+    name_process,
     stub_process,
 )
 from triton_backend.serving.transport.authentication import transport_key
@@ -307,6 +308,7 @@ def main(arguments: list[str]) -> None:
         format=f"%(asctime)s %(levelname)s worker {vgpu}: %(message)s", level=logging.INFO
     )
     end_with_parent(int(parent))
+    name_process(f"worker-{generation}-{vgpu}")
     ask_for_exact_timers()
     try:
         deployment = Deployment.read(ServeSettings.read(Path(settings_path)), int(generation))

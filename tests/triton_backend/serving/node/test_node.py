@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
@@ -32,6 +33,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own = psutil.Process()
+    before = own.children()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
     node = Node(deployment, "SLOW", SystemClock())
     node.start()
@@ -45,6 +48,10 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
 
     wait_for(listening)
     first = pids()
+    names = {child.pid: child.name() for child in own.children() if child not in before}
+    assert sorted(names.values()) == ["fork-server", "worker-1-1", "worker-1-2"]
+    (fork_server,) = set(names) - set(first)
+    os.kill(fork_server, signal.SIGKILL)
     os.kill(first[0], signal.SIGKILL)
     wait_for(lambda: pids()[0] not in {None, first[0]})
     assert pids()[1] == first[1]
@@ -56,5 +63,6 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
     assert set(values.values()) == {1}
     left = pids()
     node.stop()
+    assert own.children() == before
     assert not [pid for pid in left if pid and Path(f"/proc/{pid}").exists()]
     assert not remove_segments(deployment.settings.segment_prefix)

@@ -42,7 +42,7 @@ class Program:
     def workers(self) -> list[psutil.Process]:
         """Of the plan."""
         family = psutil.Process(self.process.pid).children(recursive=True)
-        return [p for p in family if "triton_backend.serving.worker.process" in p.cmdline()]
+        return [p for p in family if p.name().startswith("worker-")]
 
 
 @pytest.fixture(scope="module")
