@@ -6,7 +6,7 @@ depends on the sample's bytes in every input, so a mix-up of samples on the way 
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,16 @@ from triton_backend.runtimes.clock import Clock
 
 LATENCY_OPTION = "latency_us_by_batch"
 ROWS_OPTION = "rows"
+INTERFERENCE_OPTION = "interference"
 CHECKED_BYTES = 4096
 LARGEST_VALUE = 128  # below it every datatype holds every whole number
+LOOKS, LOOK_US = (
+    32,
+    1_000,
+)  # at neighbours during a run that nobody slows down, at most; and least time between two
+
+Pressing = Callable[[], float | None]
+"""What runs beside a stage on its GPU now: the sum of pressures; None where nothing does."""
 
 
 class EmulatedRuntime:
@@ -29,9 +37,18 @@ class EmulatedRuntime:
     `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
     `seed`: of the noise.
     `rows`: by output whose rows vary, the output of their counts and the mean (`drawn_rows`).
+    `interference`: the factor that its latencies contain, and its susceptibility. A run then has the work that it
+    has alone, done at 1 / max(1, susceptibility + pressure) beside others (`contract.profiles.InterferenceModel`).
+
+    Args:
+        artifact: what it stands for.
+        clock: what waiting goes by.
+        pressing: what runs beside it; None: its latencies hold whatever does.
     """
 
-    def __init__(self, artifact: Artifact, *, clock: Clock) -> None:
+    def __init__(
+        self, artifact: Artifact, *, clock: Clock, pressing: Pressing | None = None
+    ) -> None:
         self.inputs = artifact.inputs
         self.outputs = artifact.outputs
         self._clock = clock
@@ -44,6 +61,8 @@ class EmulatedRuntime:
         self._sigma = float(artifact.options.get("noise_sigma", 0.0))
         self._rows: Mapping[str, tuple[str, float]] = artifact.options.get(ROWS_OPTION, {})
         self._noise = np.random.default_rng(int(artifact.options.get("seed", 0)))
+        self._interference: tuple[float, float] | None = artifact.options.get(INTERFERENCE_OPTION)
+        self._pressing = pressing
 
     def run(self, inputs: Tensors, out: Tensors) -> None:
         """Fill `out` and wait until the batch's latency has passed.
@@ -74,7 +93,22 @@ class EmulatedRuntime:
             for row, value in zip(rows, values, strict=True):
                 row[...] = value
             out[counts][:] = put_rows(rows, drawn, target)
-        self._clock.sleep_until_us(start_us + round(latency_us))
+        self._wait(start_us, latency_us)
+
+    def _wait(self, start_us: int, latency_us: float) -> None:
+        """Return when a run that began then has ended, beside whatever runs meanwhile."""
+        if self._interference is None or self._pressing is None:
+            self._clock.sleep_until_us(start_us + round(latency_us))
+            return
+        factor, susceptibility = self._interference
+        rest_us, at_us = latency_us / factor, float(start_us)
+        step_us = max(LOOK_US, rest_us / LOOKS)
+        while rest_us > 0:
+            pressure = self._pressing()
+            pace = 1.0 if pressure is None else max(1.0, susceptibility + pressure)
+            done_us = min(rest_us, step_us)
+            rest_us, at_us = rest_us - done_us, at_us + done_us * pace
+            self._clock.sleep_until_us(round(at_us))
 
     def register(self, memory: NDArray[np.uint8]) -> None:
         """Nothing is copied to a device."""

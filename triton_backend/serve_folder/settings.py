@@ -22,6 +22,7 @@ SETTINGS_NAME = "settings.json"
 THIS_HOST = "127.0.0.1"
 MIN_GUARD_US = 3_000
 USUAL_NIC = "shared"
+PLANNED, OVERLAP = "planned", "overlap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class ServeOptions:
         noise: standard deviation of emulated latencies as a fraction of the latency; `seed` its.
         time_stretch: emulated latencies and transfers last this many times what the plan says;
             the plan must have been stretched alike.
+        interference: what emulated runs last beside those on other vGPUs of their GPU: `planned`, as the plan
+            reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
             to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
             its timers ring as much earlier again.
@@ -58,6 +61,7 @@ class ServeOptions:
     noise: float = 0.0
     seed: int = 0
     time_stretch: float = 1.0
+    interference: str = PLANNED
     guard_fraction: float = 0.1
     checksum_up_to_bytes: int = 1 << 14
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -74,6 +78,9 @@ class ServeOptions:
                 "serve settings",
                 f"guard {self.guard_fraction}, noise {self.noise}, time stretch {self.time_stretch}",
             )
+        if self.interference not in {PLANNED, OVERLAP}:
+            reason = f"interference {self.interference!r} is neither {PLANNED} nor {OVERLAP}"
+            raise InputError("serve settings", reason)
 
     def guard_us(self, allowed_us: int) -> int:
         """What is kept back of the time that a request allows."""

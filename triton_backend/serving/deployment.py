@@ -22,6 +22,7 @@ from triton_backend.contract.plan import (
     Pipeline,
     Plan,
     Pool,
+    SeatInterference,
     Stage,
     StagePlace,
     StageRow,
@@ -429,6 +430,19 @@ class Deployment:
     def pool_of(self, vgpu: int) -> Pool:
         """The pool that a vGPU belongs to."""
         return self.plan.pools[self.vgpus[vgpu].pool]
+
+    def seat_of(self, row: StageRow) -> SeatInterference | None:
+        """What a stage suffers and presses, where the plan says."""
+        stated = self.plan.pools[row.pool].interference
+        rows = self._rows_of_pools[row.pool]
+        return None if stated is None else stated.seats[rows.index(row)]
+
+    def beside(self, vgpu: int) -> tuple[int, ...]:
+        """The other vGPUs of its GPU."""
+        slot = self.vgpus[vgpu].slot
+        here = (slot.node, slot.gpu)
+        own = (v for v in self.vgpus if (v.slot.node, v.slot.gpu) == here)
+        return tuple(v.index for v in own if v.index != vgpu)
 
     def node_name_of(self, vgpu: int) -> str:
         """The node a vGPU sits on."""

@@ -58,6 +58,13 @@ def serve(
         float,
         typer.Option(metavar="X", min=0.001, max=1e6, help="Emulated time runs so much slower."),
     ] = 1.0,
+    interference: Annotated[
+        str,
+        typer.Option(
+            metavar="planned|overlap",
+            help="Of emulated stages: as slow as planned, or as who runs beside makes them.",
+        ),
+    ] = "planned",
     seed: shared_options.Seed = 0,
     gateway_host: Annotated[
         str,
@@ -111,6 +118,7 @@ def serve(
         noise=noise,
         seed=seed,
         time_stretch=time_stretch,
+        interference=interference,
         gateway_host=gateway_host,
         host_http_port=host_http_port,
         standby=standby,

@@ -9,6 +9,7 @@ from tests.fakes.clock import VirtualClock
 from tests.triton_backend.runtimes.stages import spec
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.runtimes.base import Artifact, Runtime
+from triton_backend.runtimes.emulated import EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
 
 LATENCY_US = [1_000, 1_600, 2_200]
@@ -76,3 +77,42 @@ def test_an_artifact_without_latencies_is_refused(tmp_path: Path, latencies: obj
 def test_a_batch_without_a_latency_is_our_own_mistake(tmp_path: Path) -> None:
     with pytest.raises(InvariantError, match="batch 4, latencies known up to 3"):
         run(emulated(tmp_path, VirtualClock()), np.zeros((4, 3), np.float32))
+
+
+def test_a_run_is_slowed_down_by_what_runs_beside_it_meanwhile() -> None:
+    """Work of 80 ms: 32 looks, of which the first 16 find nothing, then a neighbour at 0.9 + 0.6."""
+    clock = VirtualClock(at_us=50)
+    looks = iter([None] * 16 + [0.6] * 16)
+    runtime = EmulatedRuntime(
+        Artifact(
+            runtime="emulated",
+            gpu_class="L4",
+            inputs=(spec("x"),),
+            outputs=(spec("y", "UINT8", 5), spec("z", "FP16", 2)),
+            max_batch=1,
+            options={"latency_us_by_batch": [100_000], "interference": (1.25, 0.9)},
+        ),
+        clock=clock,
+        pressing=lambda: next(looks),
+    )
+    run(runtime, np.zeros((1, 3), np.float32))
+    assert clock.waits[15::16] == [50 + 40_000, 50 + 40_000 + 60_000]
+    assert next(looks, "none left") == "none left"
+
+
+def test_a_neighbour_never_speeds_a_run_up() -> None:
+    clock = VirtualClock()
+    runtime = EmulatedRuntime(
+        Artifact(
+            runtime="emulated",
+            gpu_class="L4",
+            inputs=(spec("x"),),
+            outputs=(spec("y", "UINT8", 5), spec("z", "FP16", 2)),
+            max_batch=1,
+            options={"latency_us_by_batch": [3_000], "interference": (1.5, 0.2)},
+        ),
+        clock=clock,
+        pressing=lambda: 0.1,
+    )
+    run(runtime, np.zeros((1, 3), np.float32))
+    assert clock.waits[-1] == 2_000

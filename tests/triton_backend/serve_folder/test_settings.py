@@ -4,6 +4,7 @@ import json
 import stat
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ CHOSEN = ServeOptions(
     noise=0.25,
     seed=3,
     time_stretch=2.0,
+    interference="overlap",
     guard_fraction=0.2,
     checksum_up_to_bytes=7,
     hosts={"SLOW": "10.0.0.2"},
@@ -50,8 +52,16 @@ def test_another_host_has_the_system_and_names_of_its_own(tmp_path: Path) -> Non
     assert differs == {"instance", "folder", "socket_folder", "artifacts"}
 
 
-@pytest.mark.parametrize("wrong", [{"guard_fraction": 1.0}, {"noise": -0.1}, {"time_stretch": 0.0}])
-def test_values_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"guard_fraction": 1.0},
+        {"noise": -0.1},
+        {"time_stretch": 0.0},
+        {"interference": "off"},
+    ],
+)
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="serve settings"):
         replace(ServeOptions(), **wrong)
 

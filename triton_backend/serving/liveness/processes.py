@@ -49,8 +49,9 @@ STUB_HEARTBEAT_SECONDS = 0.25
 OWNERS_LOOK_MS = 200
 STUCK_LOOKS = 3  # of a stub, one after the other
 
-_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _COLUMNS = 0, 1, 2, 3, 4, 5
+_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _PRESSURE, _COLUMNS = 0, 1, 2, 3, 4, 5, 6
 _CELL_BYTES = 8
+_MILLION = 1_000_000
 _LINE_BYTES = 40
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -74,8 +75,9 @@ class HealthBoard:
     """What a node sees of its workers: shared memory that each writes, rows by vGPU number.
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
-    the batch it runs began, 0 while it is idle; how long that batch should take; then the process, and
-    whether a later generation's node watches it too. No messages, so a hundred workers cost nothing.
+    the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
+    whether a later generation's node watches it too, and how hard the batch presses on neighbours
+    (millionths, where interference is emulated). No messages, so a hundred workers cost nothing.
     A worker keeps the row of the generation that it was started for.
     """
 
@@ -137,14 +139,21 @@ class HealthRow:
         self._rows = rows
         self._vgpu = vgpu
 
-    def busy(self, since_us: int, expected_us: int) -> None:
-        """It begins a batch."""
+    def busy(self, since_us: int, expected_us: int, pressure: float = 0.0) -> None:
+        """It begins a batch, which presses so hard on its neighbours."""
+        self._rows[self._vgpu, _PRESSURE] = round(pressure * _MILLION)
         self._rows[self._vgpu, _EXPECTED] = expected_us
         self._rows[self._vgpu, _BUSY_SINCE] = since_us
 
     def idle(self) -> None:
         """It ended its batch."""
         self._rows[self._vgpu, _BUSY_SINCE] = 0
+
+    def pressing(self) -> float | None:
+        """How hard its batch presses on its neighbours; None while it is idle."""
+        if not self._rows[self._vgpu, _BUSY_SINCE]:
+            return None
+        return self._rows[self._vgpu, _PRESSURE] / _MILLION
 
     def inherited(self) -> None:
         """Another generation's node watches it from now on, too."""

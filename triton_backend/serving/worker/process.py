@@ -20,7 +20,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.transition import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import node_generation, node_model
-from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serve_folder.settings import OVERLAP, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import (
     HealthBoard,
@@ -71,6 +71,7 @@ class StageWorker:
         loaded: every stage of the vGPU's pool.
         health: where the node looks whether this worker is alive and how long it has been busy.
         belongs_to: called with the node model of every later generation that this worker serves.
+        neighbours: what runs on its GPU beside it, which `loaded` look at.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class StageWorker:
         health: HealthRow,
         clock: Clock,
         belongs_to: Callable[[str], None] = lambda _: None,
+        neighbours: "Neighbours | None" = None,
     ) -> None:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
         self._clock = clock
         self._belongs_to = belongs_to
+        self._neighbours = neighbours or Neighbours()
         self._served: list[
             tuple[Deployment, int]
         ] = []  # with this vGPU's number, the last at the end
@@ -145,7 +148,9 @@ class StageWorker:
         """Load what a later generation has more, while batches of the others run."""
         with self._one_load:
             try:
-                loaded = open_runtimes(deployment, vgpu, self._clock, self._stages.loaded)
+                loaded = open_runtimes(
+                    deployment, vgpu, self._clock, self._stages.loaded, self._neighbours.pressing
+                )
                 pin(loaded, self._segment, self._pinned_slots)
             except Exception as error:  # noqa: BLE001  # a runtime may raise anything; the others go on
                 _LOG.error("generation %d is not served: %s", deployment.generation, error)
@@ -172,6 +177,7 @@ class StageWorker:
         """Serve a generation, in which this vGPU has a number of its own."""
         for part in (self._stages, self._queue, self._outputs, self._scheduler):
             part.serve(deployment, vgpu)
+        self._neighbours.serve(deployment, vgpu)
         self._served.append((deployment, vgpu))
         if deployment.computes(vgpu):
             shelf = deployment, vgpu
@@ -333,8 +339,9 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
         except OSError as error:
             _LOG.warning("node model %s is gone: %s", node, error)
 
-    loaded = open_runtimes(deployment, vgpu, clock)
-    worker = StageWorker(deployment, vgpu, loaded, health, clock, belongs_to)
+    neighbours = Neighbours()
+    loaded = open_runtimes(deployment, vgpu, clock, pressing=neighbours.pressing)
+    worker = StageWorker(deployment, vgpu, loaded, health, clock, belongs_to, neighbours)
     for generation in later_generations(deployment):
         worker.adopt(generation)
     ask_for_short_slices(like=parent)  # its node may have had it load at a lower priority
@@ -348,6 +355,27 @@ def health_row(deployment: Deployment, vgpu: int) -> HealthRow:
     """Of a worker: on the board of the generation that it was started for."""
     origin, number = deployment.origin_of(vgpu)
     return HealthBoard.open(origin, deployment.node_name_of(vgpu)).row(number)
+
+
+class Neighbours:
+    """What runs on the other vGPUs of a worker's GPU, of the generation that it has served last.
+
+    Seen where interference is emulated; else nothing ever runs there.
+    """
+
+    def __init__(self) -> None:
+        self._rows: tuple[HealthRow, ...] = ()
+
+    def serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Look at a generation's vGPUs from now on."""
+        emulated = deployment.settings.interference == OVERLAP
+        others = deployment.beside(vgpu) if emulated else ()
+        self._rows = tuple(health_row(deployment, other) for other in others)
+
+    def pressing(self) -> float | None:
+        """The sum of pressures; None where nothing runs there."""
+        running = [p for row in self._rows if (p := row.pressing()) is not None]
+        return sum(running) if running else None
 
 
 def later_generations(deployment: Deployment) -> list[int]:

@@ -20,8 +20,15 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import StageKey, runs, stage_key
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
-from triton_backend.runtimes.emulated import LATENCY_OPTION, ROWS_OPTION, EmulatedRuntime
+from triton_backend.runtimes.emulated import (
+    INTERFERENCE_OPTION,
+    LATENCY_OPTION,
+    ROWS_OPTION,
+    EmulatedRuntime,
+    Pressing,
+)
 from triton_backend.runtimes.registry import load_runtime
+from triton_backend.serve_folder.settings import OVERLAP
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import HealthRow
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
@@ -52,9 +59,15 @@ class Loaded(NamedTuple):
 
 
 def open_runtimes(
-    deployment: Deployment, vgpu: int, clock: Clock, held: Sequence[Loaded] = ()
+    deployment: Deployment,
+    vgpu: int,
+    clock: Clock,
+    held: Sequence[Loaded] = (),
+    pressing: Pressing | None = None,
 ) -> list[Loaded]:
     """Load every stage of a vGPU that nothing `held` can run; run those that are real a few times.
+
+    `pressing` is what runs beside it, where interference is emulated.
 
     Stages of one artifact (a whole model's tail, which requests of several entries share) have one
     runtime.
@@ -69,7 +82,8 @@ def open_runtimes(
             continue
         stage = deployment.stage_of(row)
         if stage.artifact is None:
-            runtime: Runtime = EmulatedRuntime(_emulated(deployment, row, vgpu), clock=clock)
+            artifact = _emulated(deployment, row, vgpu)
+            runtime: Runtime = EmulatedRuntime(artifact, clock=clock, pressing=pressing)
         else:
             if stage.artifact not in by_artifact:
                 by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
@@ -103,6 +117,7 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
     stage, settings = deployment.stage_of(row), deployment.settings
     drawn = deployment.drawn_rows(deployment.model_of(row).name)
     made = {spec.name for spec in deployment.written_by(row)}
+    seat = deployment.seat_of(row) if settings.interference == OVERLAP else None
     return Artifact(
         runtime="emulated",
         gpu_class=deployment.pool_of(vgpu).gpu_class,
@@ -113,6 +128,7 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
             LATENCY_OPTION: [us * settings.time_stretch for us in stage.latency_us_by_batch],
             "noise_sigma": settings.noise,
             "seed": settings.seed + vgpu,
+            INTERFERENCE_OPTION: seat and (seat.factor, seat.susceptibility),
             ROWS_OPTION: {
                 output: (counts, mean)
                 for output, (counts, _, mean) in drawn.items()
@@ -167,6 +183,8 @@ class LoadedStage:
         self._batch = deployment.pipeline_of(row).batch
         self._largest = deployment.most_in_a_run(row)
         self._latency_us_by_batch = stage.latency_us_by_batch
+        seat = deployment.seat_of(row)
+        self.pressure = 0.0 if seat is None else seat.pressure
         self.run: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
         self._takes = given
         self._room = deployment.written_by(row)
@@ -178,9 +196,9 @@ class LoadedStage:
         return self._latency_us_by_batch[samples - 1]
 
     @property
-    def planned_us(self) -> int:
-        """What the planned batch takes by its profile."""
-        return self.expected_us(self._batch)
+    def planned_batch(self) -> int:
+        """Samples of the pipeline's batch."""
+        return self._batch
 
     def zeros_run(self) -> Callable[[], None]:
         """A run of a planned batch of zeros, whose results go nowhere."""
@@ -307,7 +325,7 @@ class LoadedStages:
                 whatever the runtime raises.
         """
         stage = self._stages[place]
-        return self._timed(partial(stage.run, inputs, outputs), stage.expected_us(samples))
+        return self._timed(stage, partial(stage.run, inputs, outputs), samples)
 
     def run_together(
         self, place: TaggedPlace, given: Sequence[Arrays], samples: int
@@ -322,19 +340,19 @@ class LoadedStages:
         def run() -> None:
             made.append(stage.run_together(given, samples))
 
-        span_us = self._timed(run, stage.expected_us(samples))
+        span_us = self._timed(stage, run, samples)
         return made[0], span_us
 
     def run_on_zeros(self) -> tuple[int, int]:
         """Run a planned batch of zeros at the first stage of the latest generation, as `run`."""
         tag = next(reversed(self._stages))[0]
         stage = next(stage for place, stage in self._stages.items() if place[0] == tag)
-        return self._timed(stage.zeros_run(), stage.planned_us)
+        return self._timed(stage, stage.zeros_run(), stage.planned_batch)
 
-    def _timed(self, run: Callable[[], None], expected_us: int) -> tuple[int, int]:
+    def _timed(self, stage: LoadedStage, run: Callable[[], None], samples: int) -> tuple[int, int]:
         with self._one_at_a_time:
             start_us = self._time.local_now_us()
-            self._health.busy(start_us, expected_us)
+            self._health.busy(start_us, stage.expected_us(samples), stage.pressure)
             try:
                 run()
                 ahead_us = self._time.ahead_us
