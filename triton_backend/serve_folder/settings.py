@@ -21,6 +21,7 @@ from triton_backend.serve_folder.names import short_name
 SETTINGS_NAME = "settings.json"
 THIS_HOST = "127.0.0.1"
 MIN_GUARD_US = 3_000
+USUAL_GUARD_FRACTION = 0.1
 USUAL_NIC = "shared"
 PLANNED, OVERLAP = "planned", "overlap"
 
@@ -42,7 +43,8 @@ class ServeOptions:
             reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
             to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
-            its timers ring as much earlier again.
+            its timers ring as much earlier again. None: what fronts measure, at most
+            `USUAL_GUARD_FRACTION`.
         checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
@@ -62,7 +64,7 @@ class ServeOptions:
     seed: int = 0
     time_stretch: float = 1.0
     interference: str = PLANNED
-    guard_fraction: float = 0.1
+    guard_fraction: float | None = None
     checksum_up_to_bytes: int = 1 << 14
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     gateway_host: str = THIS_HOST
@@ -73,18 +75,22 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.policy is not None or self.nic != USUAL_NIC:
             _check_choices(self.policy, self.nic)
-        if not (0 <= self.guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
+        if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(
                 "serve settings",
-                f"guard {self.guard_fraction}, noise {self.noise}, time stretch {self.time_stretch}",
+                f"guard {self._guard_fraction}, noise {self.noise}, time stretch {self.time_stretch}",
             )
         if self.interference not in {PLANNED, OVERLAP}:
             reason = f"interference {self.interference!r} is neither {PLANNED} nor {OVERLAP}"
             raise InputError("serve settings", reason)
 
+    @property
+    def _guard_fraction(self) -> float:
+        return USUAL_GUARD_FRACTION if self.guard_fraction is None else self.guard_fraction
+
     def guard_us(self, allowed_us: int) -> int:
-        """What is kept back of the time that a request allows."""
-        return min(max(round(self.guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
+        """The most that is kept back of the time that a request allows."""
+        return min(max(round(self._guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,6 +186,12 @@ class Deployment:
         return max(self.largest_of(row), self.seats_of(row))
 
     @cached_property
+    def boards(self) -> bool:
+        """Whether batches of several pipelines run as one in any stage."""
+        models = self._batches.values()
+        return any(seats for model in models for stages in model.seats for seats in stages)
+
+    @cached_property
     def ride_times(self) -> "RideTimes":
         """What rides are allowed, which what is kept back of every request's time pays for.
 

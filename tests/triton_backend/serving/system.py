@@ -28,7 +28,7 @@ from triton_backend.serving.transport.shared_memory import Arrays, remove_segmen
 from triton_backend.serving.worker.process import StageWorker, health_row, later_generations
 from triton_backend.serving.worker.stage import open_runtimes
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 Answer = Arrays | Refusal
 
 

@@ -56,6 +56,7 @@ class FrontCounters:
         latencies: of answered requests (µs).
         deferred: how long the first request of a batch of late binding waited (µs).
         sizes: samples of those batches.
+        guard_us: what is kept back of a request that allows the model's SLO.
     """
 
     bounds_s: tuple[float, ...]
@@ -66,6 +67,7 @@ class FrontCounters:
     refused: int = 0
     frames_refused: int = 0
     internal_errors: int = 0
+    guard_us: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
     latencies: Buckets = field(init=False)
     deferred: Buckets = field(init=False)

@@ -27,9 +27,9 @@ from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.stage_tensors import half_tensors
 from triton_backend.serve_folder.names import short_name
-from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
+from triton_backend.serving.front.guard import Guard
 from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
 from triton_backend.serving.transport.rolling_files import RollingLines
 from triton_backend.serving.transport.shared_memory import Arrays
@@ -259,15 +259,19 @@ def _parameter(parameters: str, name: str) -> str:
         return ""  # what nobody can trace is served all the same
 
 
-def arrival_frame(
-    request: Request, settings: ServeSettings, ticket: ExpressTicket | None = None
-) -> bytes:
+def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None = None) -> bytes:
     """ARRIVAL: what the scheduler needs to know of a request."""
-    # The scheduler fills batches to the last moment; the guard is our own time on the way.
-    allowed_us = request.deadline_us - request.arrival_us
-    deadline_us = request.deadline_us - settings.guard_us(allowed_us)
+    guard_us = guard.guard_us(request.deadline_us - request.arrival_us)
     slot, checksum, tag = ticket or (NONE, 0, request.plan_tag)
-    body = ArrivalBody(request.number, deadline_us, request.samples, request.entry, slot, checksum)
+    body = ArrivalBody(
+        request.number,
+        request.deadline_us - guard_us,
+        request.samples,
+        request.entry,
+        slot,
+        checksum,
+        guard_us,
+    )
     return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 
 

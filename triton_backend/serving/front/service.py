@@ -26,6 +26,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import GRACE_US, DeadlineWatch
+from triton_backend.serving.front.guard import Guard
 from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.pending import (
     IncomingRequest,
@@ -104,6 +105,7 @@ class FrontService:
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
+        self._guard = Guard(settings)
         self._batches = FrontBatches(
             model,
             self._channels,
@@ -141,6 +143,8 @@ class FrontService:
             del self._known[former]
         self._batches.use(deployment)
         self.jobs.use(deployment)
+        self._guard.measured = not deployment.boards
+        self._count_guard()
 
     def start(self) -> None:
         """Listen for answers and connect to the scheduler."""
@@ -216,7 +220,7 @@ class FrontService:
             scheduler = self._scheduler
             if scheduler is not None:
                 request.announced = True
-                scheduler.send(arrival_frame(request, self._settings, ticket))
+                scheduler.send(arrival_frame(request, self._guard, ticket))
         except Exception:  # noqa: BLE001  # else it would wait for ever
             _LOG.exception("request %d of %s", request.number, self.model)
             failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
@@ -389,9 +393,12 @@ class FrontService:
             self._scheduler.send(data)
 
     def _answer(self, header: Header, body: AnswerBody) -> None:
-        batch = self._batches.answered(header, body, self._clock.now_us())
+        now_us = self._clock.now_us()
+        batch = self._batches.answered(header, body, now_us)
         if batch is None:
             return
+        self._guard.answered(body.planned_end_us, now_us)
+        self._count_guard()
         sent = partial(self._sent, batch)
         if len(batch.requests) > 1:
             self._pending.answer_all(batch.outputs(), sent)
@@ -399,6 +406,9 @@ class FrontService:
             small = batch.payload_bytes <= SENT_AT_ONCE_BYTES
             take = self._take_reply if small else None
             self._pending.answer_one(batch.requests[0], batch.views(), take, sent)
+
+    def _count_guard(self) -> None:
+        self.counters.guard_us = self._guard.guard_us(self.plan.slo_us)
 
     def _job_done(self, header: Header, body: JobDoneBody) -> None:
         """Answer a request from the shelves, and say when they are read."""

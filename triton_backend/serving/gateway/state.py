@@ -403,6 +403,7 @@ class Gateway:
         self._former: dict[int, _Generation] = {}
         self._fronts: list[FrontAddress] = []  # of every plan of this life
         self._first_requests: dict[FrontAddress, int] = {}
+        self._guards_us: dict[str, int] = {}  # by model, of its last arrival
         self._number_fronts()
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
         self._rides: dict[int, RideInFlight] = {}  # by the core's number
@@ -543,7 +544,7 @@ class Gateway:
             InputError: its number is none that a front counts to.
         """
         served = self._served
-        local, deadline_us, samples, entry, express_slot, _ = arrival
+        local, deadline_us, samples, entry, express_slot, *_ = arrival
         number = self._number_of(front, local)
         if self._core.has_request(number):
             return  # announced again after a reconnection
@@ -551,6 +552,7 @@ class Gateway:
             self._job_arrival(front, number, arrival, now_us, plan_tag)
             return
         self.counters.offered[front.model] += 1
+        self._guards_us[front.model] = arrival.guard_us
         model = served.models.get(front.model)
         if model is not None and served.entries[model]:
             entry = self._entry_now(model, entry, plan_tag)
@@ -942,10 +944,9 @@ class Gateway:
 
     def _count_late(self, number: int, batch: BatchInFlight, end_us: int) -> None:
         """Count the requests of a batch that ended beyond what their clients allow."""
-        deployment = batch.generation.deployment
-        model = deployment.plan.models[batch.dispatch.model]
-        guard_us = deployment.settings.guard_us(model.slo_us)
-        self.counters.bad[model.name] += self._core.late_requests(number, end_us - guard_us)
+        model = batch.generation.deployment.plan.models[batch.dispatch.model].name
+        guard_us = self._guards_us.get(model, 0)
+        self.counters.bad[model] += self._core.late_requests(number, end_us - guard_us)
 
     def _answer_job(self, number: int) -> None:
         """Tell the front where the outputs of a job lie."""

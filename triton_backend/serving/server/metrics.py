@@ -59,6 +59,10 @@ METRICS: Mapping[str, tuple[str, str]] = {
         "histogram",
         "Batches of late binding by how long their first request waited",
     ),
+    "poolpipe_guard_seconds": (
+        "gauge",
+        "Time kept back of every request for what comes later than planned",
+    ),
     "poolpipe_frames_refused_total": ("counter", "Frames refused, with their connections"),
     "poolpipe_queue_requests": ("gauge", "Requests waiting in the scheduler"),
     "poolpipe_in_flight_batches": ("gauge", "Batches dispatched and not ended"),
@@ -199,6 +203,7 @@ def front_values(
         ("poolpipe_frames_refused_total", (("peer", model),)): counters.frames_refused,
         ("poolpipe_internal_errors_total", (("loop", model),)): counters.internal_errors,
         ("poolpipe_requests_held", own): held,
+        ("poolpipe_guard_seconds", own): counters.guard_us / US_PER_S,
         ("poolpipe_latency_seconds", own): Histogram.of(counters.latencies),
     }
     if any(counters.sizes.counts):

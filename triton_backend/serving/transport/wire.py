@@ -21,7 +21,7 @@ from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.errors import PoolPipeError
 
 MAGIC = b"PPIP"
-VERSION = 2
+VERSION = 3
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
 
@@ -345,7 +345,8 @@ def _integer(data: Mapping[str, object], name: str) -> int:
 class ArrivalBody(NamedTuple):
     """A request as the front numbered it, and the express slot its tensors lie in, if any.
 
-    `entry`: by which of its model's entries it comes in.
+    `entry`: by which of its model's entries it comes in. `guard_us`: by how much the deadline is earlier than
+    the client's.
     """
 
     request: int
@@ -354,6 +355,7 @@ class ArrivalBody(NamedTuple):
     entry: int = 0
     express_slot: int = NONE
     payload_checksum: int = 0
+    guard_us: int = 0
 
 
 class DropBody(NamedTuple):
@@ -400,12 +402,16 @@ class BatchBody(NamedTuple):
 
 
 class AnswerBody(NamedTuple):
-    """Outputs of a batch in the front's own slot; `express` as in its BATCH."""
+    """Outputs of a batch in the front's own slot; `express` as in its BATCH.
+
+    `planned_end_us`: when its last stage was to end, as it was dispatched; of the gateway's clock.
+    """
 
     answer_slot: int
     samples: int
     payload_checksum: int
     express: int = NONE
+    planned_end_us: int = 0
 
 
 class Piece(NamedTuple):
@@ -461,7 +467,7 @@ class TimesBody(NamedTuple):
     end_us: int
 
 
-_ARRIVAL = struct.Struct("<qqiiiI")
+_ARRIVAL = struct.Struct("<qqiiiIi")
 _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqii")
 _DISPATCH = struct.Struct("<iiHH")
@@ -469,7 +475,7 @@ _BATCH = struct.Struct("<iiiiIqqqH")
 _HOP = struct.Struct("<iqqqq")
 _HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _HOP_AND_SLOT_BYTES = _HOP.size + 4
-_ANSWER = struct.Struct("<iiIq")
+_ANSWER = struct.Struct("<iiIqq")
 _TIMES = struct.Struct("<iqq")
 _RIDE = struct.Struct("<qqH")
 _PIECE = struct.Struct("<10i")

@@ -264,7 +264,13 @@ class OutputSender:
         """Send ANSWER: a batch's outputs are in the front's slot."""
         written, slot, samples = target.segment, target.slot, batch.body.samples
         checksum = checksum_up_to(self._checksum_up_to, written, slot, samples)
-        body = AnswerBody(batch.body.answer_slot, samples, checksum, batch.body.express)
+        body = AnswerBody(
+            batch.body.answer_slot,
+            samples,
+            checksum,
+            batch.body.express,
+            batch.body.hops[-1].end_us,
+        )
         data = frame(
             Kind.ANSWER,
             pack_answer(body),

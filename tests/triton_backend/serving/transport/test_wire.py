@@ -11,7 +11,7 @@ U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 PATHS = st.lists(st.tuples(st.builds(Hop, I32, I64, I64, I64, I64), I32), max_size=5)
 COUNTS = st.integers(0, 2**31 - 1)
-ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), COUNTS, I32, U32)
+ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), COUNTS, I32, U32, I32)
 DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32, I32)
 
 
@@ -31,7 +31,7 @@ def batches(draw: st.DrawFn) -> wire.BatchBody:
     return wire.BatchBody._make([*fields, hops, slots])
 
 
-ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64)
+ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64, I64)
 PIECES = st.lists(
     st.builds(wire.Piece, COUNTS, st.integers(1, 2**31 - 1), *[I32] * 6, COUNTS, COUNTS),
     max_size=4,

@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.plans import two_stages
+from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions, ServeSettings
+from triton_backend.serving.front.guard import FEWEST, KEPT, Guard
+
+SLO_US = 200_000
+TENTH_US = 20_000
+
+
+def guard_of(folder: Path, fraction: float | None = None) -> Guard:
+    options = ServeOptions(guard_fraction=fraction)
+    return Guard(ServeSettings.begin(folder, two_stages(), options))
+
+
+def overrun(guard: Guard, overruns_us: list[int]) -> None:
+    for number, overrun_us in enumerate(overruns_us):
+        guard.answered(1_000 * number, 1_000 * number + overrun_us)
+
+
+def test_a_tenth_is_kept_back_until_enough_is_known(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    overrun(guard, [400] * (FEWEST - 1))
+    assert guard.guard_us(SLO_US) == TENTH_US
+    overrun(guard, [400])
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 400
+
+
+def test_one_batch_in_a_thousand_may_overrun_the_guard_and_no_more(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    overrun(guard, [*[500] * (KEPT - 4), *[9_000] * 4])
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 500
+    overrun(guard, [9_000] * 64)
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 9_000
+
+
+def test_what_was_long_ago_is_forgotten(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    overrun(guard, [9_000] * KEPT)
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 9_000
+    overrun(guard, [100] * KEPT)
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 100
+
+
+@pytest.mark.parametrize("allowed_us", [SLO_US, 30_000, 1_000])
+def test_it_is_never_more_than_what_is_kept_back_unmeasured(
+    tmp_path: Path, allowed_us: int
+) -> None:
+    guard = guard_of(tmp_path)
+    before_us = guard.guard_us(allowed_us)
+    overrun(guard, [1_000_000] * KEPT)
+    assert guard.guard_us(allowed_us) == before_us
+
+
+def test_batches_that_end_early_ask_for_no_less_than_the_reply(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    overrun(guard, [-5_000] * FEWEST)
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US
+
+
+def test_a_part_that_is_given_stays(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path, 0.25)
+    overrun(guard, [100] * KEPT)
+    assert guard.guard_us(SLO_US) == SLO_US // 4
+
+
+def test_where_rides_wait_out_of_the_guard_it_is_not_measured(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    overrun(guard, [100] * KEPT)
+    guard.measured = False
+    assert guard.guard_us(SLO_US) == TENTH_US
+    guard.measured = True
+    assert guard.guard_us(SLO_US) == MIN_GUARD_US + 100

@@ -1,0 +1,54 @@
+"""The guard: what a front keeps back of its requests' time from the deadlines it announces.
+
+The scheduler fills batches to the last moment, so a batch may be planned to end just at the deadline. What
+then comes late (its start, its run, the way of its answer) must fit into the guard. How much that is
+is measured: every ANSWER says when its batch was to end.
+
+    arrival                               planned end      answer here
+       |------- queue, stages, transfers -------|--- overrun ---|- reply -|
+       |<-------------- announced ------------->|<-------- guard -------->| deadline of the client
+"""
+
+import numpy as np
+
+from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeSettings
+
+KEPT = 4096  # overruns, the last of them
+FEWEST = 512  # with fewer nothing is known of one in a thousand
+SHARE_COVERED = 0.999  # of the batches kept
+COUNTED_EVERY = 64  # answers
+
+
+class Guard:
+    """The guard of one model's requests.
+
+    Until enough batches were answered, and where `ServeOptions.guard_fraction` is given, it is that part of
+    each request's time; afterwards what all but one in a thousand of the last batches overran by, and
+    `MIN_GUARD_US` for the reply, never more than that part.
+
+    Attributes:
+        measured: False where the plan's rides wait for their members out of the guard: then it is that part.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.measured = True
+        self._settings = settings
+        self._overruns_us = np.zeros(KEPT, np.int64)  # a ring
+        self._count = 0
+        self._needed_us: int | None = None
+
+    def guard_us(self, allowed_us: int) -> int:
+        """What is kept back of a request that allows `allowed_us`; from any thread."""
+        most_us, needed_us = self._settings.guard_us(allowed_us), self._needed_us
+        return min(most_us, needed_us) if self.measured and needed_us is not None else most_us
+
+    def answered(self, planned_end_us: int, now_us: int) -> None:
+        """A batch was answered that was to end at `planned_end_us`; from one thread at a time."""
+        if self._settings.guard_fraction is not None:
+            return
+        self._overruns_us[self._count % KEPT] = max(0, now_us - planned_end_us)
+        self._count += 1
+        if self._count >= FEWEST and self._count % COUNTED_EVERY == 0:
+            kept = self._overruns_us[: self._count]
+            overrun_us = np.quantile(kept, SHARE_COVERED, method="higher")
+            self._needed_us = MIN_GUARD_US + int(overrun_us)
