@@ -21,10 +21,8 @@ ROWS_OPTION = "rows"
 INTERFERENCE_OPTION = "interference"
 CHECKED_BYTES = 4096
 LARGEST_VALUE = 128  # below it every datatype holds every whole number
-LOOKS, LOOK_US = (
-    32,
-    1_000,
-)  # at neighbours during a run that nobody slows down, at most; and least time between two
+LOOKS = 32  # at neighbours, at most, during a run that nobody slows down
+LOOK_US = 1_000  # at least from one to the next
 
 Pressing = Callable[[], float | None]
 """What runs beside a stage on its GPU now: the sum of pressures; None where nothing does."""
