@@ -1,11 +1,9 @@
 """Figures of the gpulets paper that tables of others allow, beside what it states.
 
-    .venv/bin/python scripts/paper/gpulets.py --data DIR [--only fit,workloads,sizes,wave,overload,scenarios] [--gpus 4]
+    .venv/bin/python scripts/paper/gpulets/study.py --data DIR [--only fit,workloads,sizes,wave,overload,scenarios] [--gpus 4]
         [--scale 1] [--seconds 600] [--out FILE] [--warehouse FILE]
 
-`--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone, utilisations, pairs),
-`glet_models.csv`, `glet_scenarios.csv`, `glet_interference_constants.csv`, and `derived_2080ti_*.csv`, which are
-derived from the paper's SLOs and were not measured. Plans keep a tenth of every SLO free.
+`mixes.py` says what `--data` holds. Plans keep a tenth of every SLO free.
 
 `workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios` decides which of the 19,682
 mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles all mixes of no more, a proof all of no less.
@@ -15,20 +13,16 @@ mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles al
 import argparse
 import csv
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
-from shutil import copyfile
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.operations.replanning.autoscale import HEADROOM, Follower, follow_simulated
-from flows.operations.replanning.backtest_run import cheapest_planner
+from flows.operations.replanning.autoscale import Follower, follow_simulated
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.baselines import RULES, Greedy, placed
 from flows.planning.gpulets.master import Goal, Master
@@ -38,24 +32,27 @@ from flows.planning.registry import Inputs
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.interference.fit import fit
-from flows.preparation.interference.stored_tables import Tables, read_folder
-from flows.preparation.interference.tables import PAIRS_FILE, pair_rows, read_models
-from flows.preparation.profiling.csv_tables import LATENCY_FILE, UTILISATION_FILE
+from flows.preparation.interference.tables import pair_rows
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from scripts.paper.gpulets.mixes import (
+    GPU,
+    Profiles,
+    cluster,
+    constants,
+    mix,
+    profiles_of,
+    published,
+    workloads,
+)
+from scripts.paper.gpulets.wave import wave_of
 from triton_backend.contract.plan import ModelPlan, Plan
-from triton_backend.contract.profiles import InterferenceModel, ModelProfile
+from triton_backend.contract.profiles import InterferenceModel
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.goodput import find_goodput
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-GPU = "2080ti-derived"
-CONSTANTS_OF = "2080ti"
-PERCENTS = (20, 40, 50, 60, 80, 100)
-MEMORY_GIB = 0.9 * 11  # of a GPU; the authors leave a tenth free
-PROCESS_GIB = 1230 / 1024
 SEEDS = 20
 RATES = (0.0, 100.0, 200.0)
 TRIED = 60  # scenarios looked at for the one that settles most
@@ -65,71 +62,6 @@ LOADS = (0.8, 0.95)
 SIMULATED_S = 20.0
 SIZES = ((4, 10.0, 1.0), (100, 20.0, 0.2), (1_000, 20.0, 0.1))  # GPUs, seconds, gap asked for (%)
 WAVE_MIX, WAVE_S = "scen2", 3_200
-WAVE = (0.15, 0.7)  # lowest and highest load, in parts of what the GPUs carry
-
-Profiles = dict[str, ModelProfile]
-
-
-def published(data: Path, stem: str) -> Tables:
-    """Tables of a publication as `profiles import` reads them."""
-    names = {"latency": LATENCY_FILE, "utilisation": UTILISATION_FILE, "pairs": PAIRS_FILE}
-    with TemporaryDirectory() as folder:
-        for part, name in names.items():
-            if (data / f"{stem}_{part}.csv").exists():
-                copyfile(data / f"{stem}_{part}.csv", Path(folder) / name)
-        return read_folder(Path(folder))
-
-
-def profiles_of(data: Path) -> Profiles:
-    """Every model of the derived table; a name that ends in another digit is the same model."""
-    tables = published(data, "derived_2080ti")
-    with (data / "glet_models.csv").open() as lines:
-        memory = {row["model"]: float(row["memory_mb"]) for row in csv.DictReader(lines)}
-    return {
-        name: replace(profile, block_memory_bytes=(int(memory[name] * (1 << 20)),))
-        for name, profile in sorted(tables.profiles.items())
-    }
-
-
-def constants(data: Path) -> InterferenceModel:
-    """The authors' constants of the class; they state no residuals."""
-    return read_models(data / "glet_interference_constants.csv")[CONSTANTS_OF]
-
-
-@cache
-def workloads(data: Path) -> dict[str, tuple[tuple[str, float, int], ...]]:
-    """Model, weight and SLO (µs) of every mix."""
-    found: dict[str, list[tuple[str, float, int]]] = {}
-    with (data / "glet_scenarios.csv").open() as lines:
-        for row in csv.DictReader(lines):
-            slo_us = round(1_000 * float(row["slo_ms"]))
-            item = (row["model"], float(row["relative_rate"]), slo_us)
-            found.setdefault(row["scenario"], []).append(item)
-    return {name: tuple(items) for name, items in found.items()}
-
-
-def cluster(gpus: int) -> Cluster:
-    """GPUs of the class, on one node."""
-    gpu_class = GpuClass(
-        name=GPU,
-        vgpu_divisors=(),
-        vgpu_percents=PERCENTS,
-        memory_gib=MEMORY_GIB,
-        process_memory_gib=PROCESS_GIB,
-    )
-    nodes = (NodeGroup(count=1, gpu_class=GPU, gpus=gpus, nic_gbps=100),)
-    return Cluster(name="gpulets", gpu_classes=(gpu_class,), nodes=nodes)
-
-
-def mix(profiles: Profiles, items: Iterable[tuple[str, float, int]]) -> tuple[Profiles, Workload]:
-    """Profiles and demands of a mix; `lenet3` has the profile of `lenet1`."""
-    used: Profiles = {}
-    demands: list[ModelDemand] = []
-    for name, weight, slo_us in items:
-        source = name if name in profiles else name.rstrip("0123456789") + "1"
-        used[name] = replace(profiles[source], name=name)
-        demands.append(ModelDemand(name=name, slo_us=slo_us, weight=weight))
-    return used, Workload(models=tuple(demands))
 
 
 def fit_figures(data: Path) -> list[Figure]:
@@ -266,45 +198,22 @@ def size_figures(data: Path) -> list[Figure]:
 def wave_figures(data: Path, gpus: int) -> list[Figure]:
     """A mix of which the load rises and falls twice, planned anew every 20 s; and its plan for the peak."""
     used, asked = mix(profiles_of(data), workloads(data)[WAVE_MIX])
-    known = {GPU: constants(data)}
-    options = PlanOptions(planner="gpulets")
-    most = make_plan(used, cluster(gpus), asked, options, interference=known)
-
-    def at(share: float) -> Workload:
-        rates = {m.name: share * most.model(m.name).throughput_rps for m in asked.models}
-        return Workload(models=tuple(replace(m, rate_rps=rates[m.name]) for m in asked.models))
-
-    few = replace(options, objective="gpus")
-    first, peak = (
-        make_plan(used, cluster(gpus), at(share * HEADROOM), few, interference=known)
-        for share in (WAVE[0], WAVE[1])
-    )
-    planner = cheapest_planner(
-        used, cluster(gpus), at(1.0), few, interference=known, objective="gpus", in_force=first
-    )
-    random = np.random.default_rng(0)
-    seconds = np.arange(WAVE_S)
-    shape = WAVE[0] + (WAVE[1] - WAVE[0]) * np.sin(2 * np.pi * seconds / WAVE_S) ** 2
-    instants: dict[str, NDArray[np.int64]] = {}
-    for model in most.models:
-        counts = random.poisson(model.throughput_rps * shape)
-        offered = np.repeat(seconds, counts) + random.uniform(0, 1, int(counts.sum()))
-        instants[model.name] = np.sort(offered * 1e6).astype(np.int64)
+    wave = wave_of(used, asked, cluster(gpus), {GPU: constants(data)}, WAVE_S)
     run = SimOptions(
-        arrivals=Instant(by_model=instants),
+        arrivals=Instant(by_model=wave.instants),
         duration_s=WAVE_S,
         interference="overlap",
         keep_uses=False,
     )
     watch = Stopwatch()
     found = follow_simulated(
-        Follower.of(planner, first),
+        Follower.of(wave.planner, wave.first),
         run,
         20.0,
         lambda text: print(text, file=sys.stderr, flush=True),
     )
     mean = found.gpu_hours * 3600 / WAVE_S
-    static = sum(peak.gpus_used.values())
+    static = sum(wave.peak.gpus_used.values())
     worst = min(found.attainment_by_model.values())
     note = (
         f"{found.changes} changes, {watch.seconds():.0f} s; worst model {100 * worst:.2f} % in time"
