@@ -135,6 +135,12 @@ def simulate(
             metavar="N", min=0.0, max=1.0, help="Search the highest load with this attainment."
         ),
     ] = None,
+    goodput_step: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", min=0.001, max=1.0, help="Load factors so far apart; 0.05 by default."
+        ),
+    ] = None,
     fail: Annotated[
         list[str] | None,
         typer.Option(metavar="NODE[:GPU]@FROM-TO", help="Gone for so long; also vgpu:3@5-10."),
@@ -295,7 +301,7 @@ def simulate(
         show_epochs(found, request, (epoch, autoscale), unused, work, as_json=as_json)
         return
     with progress("simulating"):
-        result = request.run(found, find_goodput)
+        result = request.run(found, find_goodput, goodput_step)
         if records is not None:
             write_columns(records, request_columns(result), OPTIONAL)
     out = result.to_dict()

@@ -1,7 +1,7 @@
 """The search for goodput on its grid."""
 
 from tests.fakes.plans import Own, make_plan
-from triton_backend.simulator.goodput import find_goodput, goodput_report
+from triton_backend.simulator.goodput import find_goodput, goodput_report, grid_of
 from triton_backend.simulator.offered import Deterministic
 from triton_backend.simulator.results import Goodput
 from triton_backend.simulator.scenario import SimOptions
@@ -19,6 +19,21 @@ def test_half_the_cluster_holds_half_the_reference_rate() -> None:
     plan = make_plan([[Own(latency_us=(10_000,), gpus=2)]], slo_us=50_000)
     options = SimOptions(arrivals=Deterministic(), duration_s=5, reference=reference)
     assert find_goodput(plan, options) == Goodput(load_factor=0.5, rps=200.0)
+
+
+def test_a_finer_grid_finds_more() -> None:
+    reference = make_plan([[Own(latency_us=(10_000,), gpus=20)]], slo_us=50_000)
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=11)]], slo_us=50_000)
+    options = SimOptions(arrivals=Deterministic(), duration_s=5, reference=reference)
+    found = [find_goodput(plan, options, step=step).load_factor for step in (0.3, 0.1, 0.05)]
+    assert found == [0.4, 0.5, 0.55]
+
+
+def test_load_factors_end_above_nothing() -> None:
+    assert grid_of(0.3) == (1.0, 0.7, 0.4)
+    assert grid_of(0.5) == (1.0, 0.5)
+    assert grid_of(1.0) == (1.0,)
+    assert grid_of() == tuple(k / 20 for k in range(20, 0, -1))
 
 
 def test_a_plan_that_cannot_keep_its_slo_has_none() -> None:

@@ -45,6 +45,8 @@ def test_goodput_is_found_jointly_and_alone(poolpipe: Command) -> None:
     assert 0 < found["joint"]["load_factor"] <= 1
     alone = poolpipe(*SIMULATE, "--find-goodput", "0.9", "--model", "net", "--json").document
     assert alone["goodput"] == found
+    whole = poolpipe(*SIMULATE, "--find-goodput", "0.9", "--goodput-step", "1", "--json").document
+    assert whole["goodput"]["joint"]["load_factor"] in {0.0, 1.0}
 
 
 def test_a_table_is_shown_without_json(poolpipe: Command) -> None:
@@ -117,6 +119,7 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--nic", "none"), "'none' is none of"),
         (("--model", "other"), "no model 'other'; it has net"),
         (("--arrivals", "none.csv"), "none.csv: no such file"),
+        (("--goodput-step", "0.1"), "--goodput-step: needs --find-goodput"),
         (("--trace-as-is",), "--trace-as-is: needs a trace, poisson is a process"),
         (("--trace-as-is", "--rate", "3"), "--rate: scales arrivals, which"),
         (("--heads", "tail"), "'tail' is none of window, head"),
