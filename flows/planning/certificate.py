@@ -77,7 +77,7 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
             inputs,
             (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
             [_pipeline(inputs, outcome, p, names) for p in pipelines if p.model == number],
-            outcome.policy,
+            outcome.policies.get(number, outcome.policy),
         )
         for number, demand in enumerate(inputs.workload.models)
     )

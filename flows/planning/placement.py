@@ -379,7 +379,7 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
                 run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
                 slots.setdefault(number, []).append(run)
             for number, own in slots.items():
-                runs[number] = tuple(_joined(own))
+                runs[number] = tuple(joined(own))
             gpus[gpu_class] = len({(slot.node, slot.gpu) for _, slot in beside})
             least[gpu_class] = 0
             continue
@@ -418,7 +418,7 @@ def place_cuts(
         node, _, index = _locate(strips, number)
         for slot, pool in enumerate(held):
             slots.setdefault(pool, []).append(PlacementRun(node=node, gpu=index, slot=slot))
-    return {pool: tuple(_joined(own)) for pool, own in slots.items()}
+    return {pool: tuple(joined(own)) for pool, own in slots.items()}
 
 
 def _beside(
@@ -457,7 +457,7 @@ def _beside(
     return found
 
 
-def _joined(runs: list[PlacementRun]) -> list[PlacementRun]:
+def joined(runs: list[PlacementRun]) -> list[PlacementRun]:
     """Neighbouring slots of a GPU as one run, then equal runs of consecutive nodes."""
     ordered = sorted(runs, key=lambda run: (run.gpu, run.node, run.slot))
     on_gpus: list[PlacementRun] = []

@@ -313,7 +313,7 @@ class Outcome:
     Attributes:
         promised_rps: by model in the workload's order; None where a model is promised all that its
             pipelines deliver.
-        policy: the dispatch policy that it was planned for.
+        policy: the dispatch policy that it was planned for; `policies` those of single models, by number.
         whole_tables: stages state their latency of every batch that was measured, not only up to
             the planned one: policies of late binding may send more.
         lines: models that pipelines speak of, where applications make them other than the workload's.
@@ -327,6 +327,7 @@ class Outcome:
     trace: Trace
     promised_rps: tuple[float, ...] | None = None
     policy: str = DEFAULT_POLICY
+    policies: Mapping[int, str] = field(default_factory=dict[int, str])
     whole_tables: bool = False
     lines: tuple[ModelDemand, ...] | None = None
     applications: tuple[ApplicationPlan, ...] = ()

@@ -248,6 +248,10 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
         if pipeline.batch > 1 and pipeline.throughput_rps:
             gathering = pipeline.batch / pipeline.throughput_rps * _MICROSECONDS
     share = _margin(plan, model.name)
+    if any(stage.duty_cycle_us is not None for stage in pipeline.stages):
+        gathering = 0.0  # who waits for a turn gathers meanwhile
+    elif "pipeline_margin" in plan.options:
+        share = float(plan.options["pipeline_margin"])
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering
@@ -350,13 +354,18 @@ def _interference(plan: Plan) -> Iterator[str]:
         for at, (pool, own) in enumerate(zip(pools, known, strict=False)):
             others = math.fsum(known[i].pressure for i in range(len(known)) if i != at)
             where = f"pool {pool.name}: interference"
-            yield from _compare(f"{where}, felt on GPU {gpu}", own.felt, others)
+            open_seat = all(s.duty_cycle_us is None for s in plan.stages_of(plan.pools.index(pool)))
+            if not open_seat:
+                yield from _compare(f"{where}, felt on GPU {gpu}", own.felt, others)
+            elif own.felt < others - _RELATIVE:  # it is planned for the most that may be beside it
+                yield f"{where}, felt on GPU {gpu}: {own.felt:g}, others press {others:g}"
             pressure = max(seat.pressure for seat in own.seats)
             yield from _compare(f"{where}, pressure", own.pressure, pressure)
             for seat in own.seats:
                 factor = 1.0
-                if len(pools) > 1 and not blind:
-                    factor = max(1.0, seat.susceptibility + others) * own.inflation
+                felt = own.felt if open_seat else others
+                if (len(pools) > 1 or (open_seat and felt)) and not blind:
+                    factor = max(1.0, seat.susceptibility + felt) * own.inflation
                 yield from _compare(f"{where}, factor", seat.factor, factor)
 
 

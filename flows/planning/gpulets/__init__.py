@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 from flows.planning.gpulets.baselines import entries
+from flows.planning.gpulets.open_seats import SPACE
+from flows.planning.gpulets.open_seats import plan as plan_open
 from flows.planning.gpulets.plan import plan
-from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
+from flows.planning.registry import DEFAULT_MARGIN, Inputs, Option, Outcome, Planner, PlanOptions
 
 Solve = Callable[[Inputs, PlanOptions], Outcome]
 
@@ -54,7 +56,28 @@ def _planner(name: str, entry: Solve, space: str = "its own rule") -> Planner:
     )
 
 
+OPEN_OPTIONS = (
+    *(option for option in OPTIONS if option.name != "headroom"),
+    Option(
+        name="pipeline_margin",
+        kind=float,
+        default=DEFAULT_MARGIN,
+        help="Share of the SLO that pipelines keep free; --slo-margin is what turns do.",
+        least=0.0,
+        most=0.99,
+        stated=True,
+    ),
+)
+
 PLANNERS = (
     _planner("gpulets", plan, "gpu-patterns"),
+    Planner(
+        name="gpulets-open",
+        plan=plan_open,
+        space=SPACE,
+        options=OPEN_OPTIONS,
+        rates_from=("no-partitioning", "pool"),
+        slo_margin=0.1,
+    ),
     *(_planner(name, entry) for name, entry in entries()),
 )

@@ -144,14 +144,16 @@ def outcome_of(
     master: Master, inputs: Inputs, options: PlanOptions, answer: Answer, promised: Floats
 ) -> Outcome:
     """Pools of parts, a pipeline per seat; each model is promised its rate, spread over its seats."""
-    places = _places(master, inputs.cluster, answer.chosen, options.previous)
+    gpus_of = places(master, inputs.cluster, answer.chosen, options.previous)
     total = sum((n * c.rates_rps for c, n in answer.chosen), np.zeros(len(promised)))
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
     pipelines: list[PlannedPipeline] = []
     pools = 0
-    for (pattern, count), gpus in zip(answer.chosen, places, strict=True):
+    for (pattern, count), gpus in zip(answer.chosen, gpus_of, strict=True):
         for slot in range(len(pattern.parts)):
-            pipelines += _seats(master, inputs, (pattern, count, slot), (pools, gpus), share)
+            pipelines += seat_pipelines(
+                master, inputs, (pattern, count, slot), (pools, gpus), share
+            )
             pools += 1
     return Outcome(
         pipelines=tuple(pipelines),
@@ -161,7 +163,7 @@ def outcome_of(
     )
 
 
-def _seats(
+def seat_pipelines(
     master: Master,
     inputs: Inputs,
     part: tuple[Pattern, int, int],
@@ -175,7 +177,7 @@ def _seats(
     options, table = own.options[share], own.table
     beside = len(pattern.parts) > 1
     alone = _alone(master, inputs, pattern)
-    pressures = [max(seat[1] for seat in seats) for seats in alone or ()]
+    pressures = [max(seat[1] for seat in part) for part in alone or ()]
     felt = math.fsum(pressures[:slot] + pressures[slot + 1 :])
     inflation = 1.0
     if table.interference and beside:  # the very number that the pattern was found with
@@ -183,7 +185,7 @@ def _seats(
     models = [int(m) for m in options.model[row] if m >= 0]
     factors: list[float] = []
     latencies: list[tuple[int, ...]] = []
-    seats: list[SeatInterference] = []
+    stated: list[SeatInterference] = []
     for at, model in enumerate(models):
         cell = table.cells[share][model]
         batch = int(options.batch[row, at])
@@ -197,14 +199,14 @@ def _seats(
         )
         if alone is not None:
             susceptibility, pressure = alone[slot][at]
-            seats.append(
+            stated.append(
                 SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
             )
     duty = sum(max(latency) for latency in latencies)
     interference = None
     if alone is not None:
         interference = PoolInterference(
-            pressure=pressures[slot], felt=felt, inflation=inflation, seats=tuple(seats)
+            pressure=pressures[slot], felt=felt, inflation=inflation, seats=tuple(stated)
         )
     cut = PlannedCut(
         share=share,
@@ -244,25 +246,21 @@ def _alone(
     known = inputs.interference.get(own.table.name)
     found: list[list[tuple[float, float]]] = []
     for share, row in pattern.parts if known is not None else ():
-        options = own.options[share]
-        used = [
-            inputs.profiles[master.tables.models[model]].utilisation(own.table.name, share)
-            for model in options.model[row]
-            if model >= 0
-        ]
-        batches = [int(batch) - 1 for batch in options.batch[row]]
-        if known is None or any(both is None for both in used):
-            return None
-        found.append(
-            [
-                (float(known.susceptibility(*at)), float(known.pressure(*at)))
-                for at in (
-                    (both[0][batch], both[1][batch])
-                    for both, batch in zip(used, batches, strict=False)
-                    if both is not None
-                )
-            ]
-        )
+        options, part = own.options[share], list[tuple[float, float]]()
+        for model, batch in zip(options.model[row], options.batch[row], strict=True):
+            if model < 0:
+                continue
+            profile = inputs.profiles.get(master.tables.models[model])
+            if profile is None:  # an open seat
+                cell = own.table.cells[share][int(model)]
+                part.append((float(cell.susceptibility[0]), float(cell.pressure[0])))
+                continue
+            used = profile.utilisation(own.table.name, share)
+            if known is None or used is None:
+                return None
+            at = used[0][batch - 1], used[1][batch - 1]
+            part.append((float(known.susceptibility(*at)), float(known.pressure(*at))))
+        found.append(part)
     return found or None
 
 
@@ -278,7 +276,7 @@ def _runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:
     return tuple(runs)
 
 
-def _places(
+def places(
     master: Master, cluster: Cluster, chosen: Chosen, previous: Plan | None
 ) -> list[list[Gpu]]:
     """GPUs of every pattern: those that did the same under the plan in force, then unused ones."""
@@ -293,22 +291,22 @@ def _places(
         first += group.count
     wanted = [_content(master, pattern) for pattern, _ in chosen]
 
-    def take(number: int, fits: Callable[[Gpu], bool], places: list[list[Gpu]]) -> None:
+    def take(number: int, fits: Callable[[Gpu], bool], found: list[list[Gpu]]) -> None:
         pattern, count = chosen[number]
         gpus = free[tables.classes[pattern.gpu_class].name]
-        taken = [gpu for gpu in gpus if fits(gpu)][: count - len(places[number])]
-        places[number] += taken
+        taken = [gpu for gpu in gpus if fits(gpu)][: count - len(found[number])]
+        found[number] += taken
         gone = set(taken)
         gpus[:] = [gpu for gpu in gpus if gpu not in gone]
 
-    places: list[list[Gpu]] = [[] for _ in chosen]
+    found: list[list[Gpu]] = [[] for _ in chosen]
     for number, content in enumerate(wanted):
-        take(number, lambda gpu, c=content: held.get(gpu) == c, places)
+        take(number, lambda gpu, c=content: held.get(gpu) == c, found)
     for number in range(len(chosen)):
-        take(number, lambda gpu: gpu not in held, places)
+        take(number, lambda gpu: gpu not in held, found)
     for number in range(len(chosen)):
-        take(number, lambda _: True, places)
-    return places
+        take(number, lambda _: True, found)
+    return found
 
 
 def _content(master: Master, pattern: Pattern) -> Content:

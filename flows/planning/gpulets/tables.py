@@ -97,8 +97,8 @@ class Tables:
         return np.array([c.price for c in self.classes])
 
 
-def read_tables(inputs: Inputs, options: PlanOptions) -> Tables:
-    """The problem of a planner of this family.
+def read_tables(inputs: Inputs, options: PlanOptions, *, reachable: bool = True) -> Tables:
+    """The problem of a planner of this family; `reachable` asks that every model can take turns.
 
     Raises:
         InputError: a model has no profile or is measured nowhere, or a price is missing.
@@ -118,7 +118,8 @@ def read_tables(inputs: Inputs, options: PlanOptions) -> Tables:
         dynamic_gib=np.array([0.0 if m is None else m.dynamic / GIB for m in memory]),
         most_models=options.own["max_models_per_vgpu"],
     )
-    _check_reachable(tables)
+    if reachable:
+        _check_reachable(tables)
     return tables
 
 
