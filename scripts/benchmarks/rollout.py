@@ -6,6 +6,9 @@ other's workers go on. `--flush` lets everything in flight end first.
 
     .venv/bin/python scripts/benchmarks/rollout.py [--seconds 60] [--load-factor 0.8] [--out FILE]
 
+Models that both plans have alike must not notice: none of their workers starts anew, and the p99 of the five
+seconds around the change lies among those of the run's other five seconds, which it is paired with.
+
 Lost is every request that failed or was never answered. Attainment is that of the whole run, of the
 five seconds around the change, and beside them the simulator's, which changes plan under the same
 arrivals.
@@ -14,7 +17,10 @@ arrivals.
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from flows.clock import Stopwatch
 from flows.release.rollout.change import Way, change_plan, steps_to_dicts
@@ -25,13 +31,14 @@ from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import (
     AROUND_S,
     Load,
+    Loaded,
     Served,
     samples_file,
     small_plan,
 )
-from triton_backend.contract.plan import Plan
-from triton_backend.contract.units import us_to_s
-from triton_backend.serve_folder.repository import read_workers
+from triton_backend.contract.plan import Plan, Slot
+from triton_backend.contract.units import US_PER_MS, s_to_us, us_to_s
+from triton_backend.serve_folder.repository import node_model, read_workers, used_nodes
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 
@@ -54,10 +61,12 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             *checks,
         )
         time.sleep(options.seconds / 2)
+        before = worker_processes(served, old)
         change = change_plan(served.folder, new, way=Way.FLUSH if options.flush else Way.IN_PLACE)
         changed_us = time.monotonic_ns() // 1000
         again_s = roll_out_again(served, new)
         loaded = load.result()
+        after = worker_processes(served, new)
         workers = read_workers(served.folder, change.generation)
         (gaps,) = served.dispatch_gaps()
     simulated = simulate(
@@ -72,7 +81,15 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         ),
     )
     models = loaded.summary["models"].values()
+    kept = unchanged(old, new)
+    quiet_ms, changed_ms = p99_ms(loaded, changed_us - loaded.started_us, kept)
     return {
+        "unchanged": sorted(kept.values()),
+        "started_anew": sorted(
+            key for key, pid in before.items() if key[0] in kept.values() and after.get(key) != pid
+        ),
+        "quiet_p99_ms": quiet_ms,
+        "changed_p99_ms": changed_ms,
         "slo_s": us_to_s(old.models[0].slo_us),
         "gap_before_s": gaps.before_s,
         "gap_s": gaps.around_s,
@@ -91,6 +108,41 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         "messages": loaded.summary["messages"],
         "send_lag_ms": loaded.summary["send_lag_ms"],
     }
+
+
+def unchanged(old: Plan, new: Plan) -> dict[int, str]:
+    """Names, by their number in the old plan, of models that both plans have alike."""
+    return {n: m.name for n, m in enumerate(old.models) if m in new.models}
+
+
+def worker_processes(served: Served, plan: Plan) -> dict[tuple[str, Slot], int]:
+    """The process of every vGPU by each model that it runs and the place where it sits."""
+    generation = int(served.state.control("status")["generation"])
+    found: dict[int, int] = {}
+    for node in used_nodes(plan):
+        said = served.state.ask(node_model(node, generation), {})["workers"]
+        found |= {worker["vgpu"]: worker["pid"] for worker in said}
+    models: dict[str, set[str]] = {}
+    for model in plan.models:
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                models.setdefault(stage.pool, set()).add(model.name)
+    return {
+        (model, vgpu.slot): found[vgpu.index]
+        for vgpu in plan.vgpus()
+        for model in models[plan.pools[vgpu.pool].name]
+    }
+
+
+def p99_ms(loaded: Loaded, changed_us: int, models: Iterable[int]) -> tuple[list[float], float]:
+    """Latencies (p99) of models in the spans of `2 * AROUND_S` without the change, and in that with it."""
+    rows = loaded.records[np.isin(loaded.records["model"], list(models))]
+    span_us = s_to_us(2 * AROUND_S)
+    at = (rows["intended_us"] - changed_us + span_us // 2) // span_us
+    latency_ms = (rows["done_us"] - rows["intended_us"]) / US_PER_MS
+    whole = range(int(at.min()) + 1, int(at.max()))  # the first and the last are cut short
+    by_span = {n: float(np.percentile(latency_ms[at == n], 99)) for n in whole}
+    return [p99 for n, p99 in by_span.items() if n], by_span[0]
 
 
 def roll_out_again(served: Served, plan: Plan) -> float:
@@ -124,6 +176,19 @@ def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:
             value=row["again_s"],
             unit="s",
             most=EQUAL_S,
+        ),
+        Figure(
+            name="workers of unchanged models that started anew",
+            value=len(row["started_anew"]),
+            most=0,
+            note=f"models {', '.join(row['unchanged'])}",
+        ),
+        Figure(
+            name=f"their p99 in the {2 * AROUND_S:g} s around the change",
+            value=row["changed_p99_ms"],
+            unit="ms",
+            most=max(row["quiet_p99_ms"]),
+            note=f"in the others {min(row['quiet_p99_ms']):.1f} to {max(row['quiet_p99_ms']):.1f} ms",
         ),
         Figure(name="workers that went on", value=row["inherited"], note=f"of {row['workers']}"),
         Figure(name="requests lost", value=row["lost"], most=0, note=f"of {row['offered']}"),
