@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import json
+import socket
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         heads = read_heads(asked.folder)
-        document = measure(heads) if asked.command == "measure" else asyncio.run(run(heads, asked))
+        document = (
+            measure(heads, asked.stretch)
+            if asked.command == "measure"
+            else asyncio.run(run(heads, asked))
+        )
     except ClientError as error:
         sys.stderr.write(f"poolpipe-client: {error}\n")
         return 2
@@ -44,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     running = commands.add_parser("run", help="send requests, each cut where it is best")
     for one in (measured, running):
         one.add_argument("folder", type=Path, metavar="DIR", help="from `poolpipe heads export`")
+        one.add_argument(
+            "--stretch",
+            type=_stretch,
+            default=1.0,
+            metavar="X",
+            help="a device so many times slower",
+        )
         one.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add = running.add_argument
     add("--url", required=True, metavar="HOST:PORT", help="gRPC; or http://HOST:PORT")
@@ -54,8 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--link", type=Path, metavar="TRACE.csv", help="emulate one: time_s,mbit_per_s")
     add("--objective", choices=("latency", "energy"), default="latency", help="what is least")
     add("--watts", type=_watts, default=WATTS, metavar="CPU,RADIO", help="for energy (W)")
+    add("--name", default=_name(), metavar="N", help="of this client, for announcements")
     add("--half", action="store_true", help="send FP32 tensors in half the bytes")
     return parser
+
+
+def _name() -> str:
+    """Of no other client of the server."""
+    return f"{socket.gethostname()[:100]}-{uuid.uuid4().hex[:8]}"
 
 
 def _positive(text: str) -> float:
@@ -65,14 +84,21 @@ def _positive(text: str) -> float:
     return number
 
 
+def _stretch(text: str) -> float:
+    number = _positive(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
 def _watts(text: str) -> Power:
     cpu_w, radio_w = map(_positive, text.split(","))
     return Power(cpu_w=cpu_w, radio_w=radio_w)
 
 
-def measure(heads: Heads) -> dict[str, object]:
+def measure(heads: Heads, stretch: float = 1.0) -> dict[str, object]:
     """Time every head on one sample, and write the medians into cuts.json."""
-    device, inputs = Device(heads), read_input(RANDOM, heads.inputs)
+    device, inputs = Device(heads, stretch), read_input(RANDOM, heads.inputs)
     heads_us = [device.measure_us(head, inputs) for head in heads.cuts]
     write_times(heads.folder, heads_us)
     for head, head_us in zip(heads.cuts, heads_us, strict=True):
@@ -93,12 +119,15 @@ async def run(heads: Heads, asked: argparse.Namespace) -> dict[str, object]:
         link=None if asked.link is None else read_trace(asked.link),
         power=asked.watts if asked.objective == "energy" else None,
         half=asked.half,
+        name=asked.name,
+        stretch=asked.stretch,
     )
     inputs = read_input(asked.input, heads.inputs)
     server = Server(asked.url, heads)
     client = Client(heads, server, inputs, options, (lambda _: None) if asked.json else _show)
     try:
         document = summary(heads, await client.run())
+        document["asked"] = dict(client.asked)
     finally:
         await server.close()
     if client.why_closed:

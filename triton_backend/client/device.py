@@ -22,10 +22,15 @@ CHANNELS = 3
 
 
 class Device:
-    """The heads of a model, loaded when they are first run."""
+    """The heads of a model, loaded when they are first run.
 
-    def __init__(self, heads: Heads) -> None:
-        self._heads = heads
+    Args:
+        heads: the model's.
+        stretch: every head takes so many times as long: a slower device than this one.
+    """
+
+    def __init__(self, heads: Heads, stretch: float = 1.0) -> None:
+        self._heads, self._stretch = heads, stretch
         self._sessions: dict[int, onnxruntime.InferenceSession] = {}
 
     def load(self, head: Head) -> None:
@@ -52,12 +57,14 @@ class Device:
         if head.file is None:
             return inputs
         self.load(head)
+        begun = time.perf_counter()
         session = self._sessions[head.block]
         taken = {item.name: inputs[item.name] for item in session.get_inputs()}
         names = [tensor.name for tensor in head.tensors]
         made = [name for name in names if name not in taken]
         found = zip(made, session.run(made, taken) if made else (), strict=True)
         crossing = taken | {name: np.asarray(array) for name, array in found}
+        time.sleep((self._stretch - 1) * (time.perf_counter() - begun))
         return {name: crossing[name] for name in names}
 
     def measure_us(self, head: Head, inputs: Arrays) -> int:

@@ -8,6 +8,9 @@
    upload that goes too slowly is given up, and its request decided again with what is left of its time.
 4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the whole model.
 
+Before its cut moves, the client asks the server for an offer; where it cuts, what it leaves the server and how often it
+sends it announces, under a lease that it renews. A server that takes no announcements serves it all the same.
+
 Instants and times are µs since the run began. Late is what is answered after its deadline, or never.
 """
 
@@ -23,24 +26,32 @@ from typing import Any
 
 import numpy as np
 
+from .announcing import Announcement, Announcing
 from .bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
 from .decide import Cut, Decision, Link, Power, decide
 from .device import Arrays, Device, halved, largest_error
 from .heads import Head, Heads, Tensor
 from .link import EmulatedLink, Trace
-from .server import RefusedError, Server
-from .standing import LOOK_US, Rests, SpareTime, standing
+from .server import Offer, RefusedError, Server
+from .standing import LOOK_US, Rests, SpareTime, moves, standing
 
 PATIENCE_S = 0.1  # beyond the deadline: the server may have died with the request
+OFFER_PART = 10  # of what is left of a request's time, that an offer may take,
+OFFER_ROUND_TRIPS = 3  # or so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is asked of a run; `link` None: the network as it is; `power` None: for latency."""
+    """What is asked of a run; `link` None: the network as it is; `power` None: for latency.
+
+    `name` is the client's among those of its server; heads take `stretch` times as long as here.
+    """
 
     rps: float
     slo_us: int
     duration_s: float
+    name: str = "client"
+    stretch: float = 1.0
     link: Trace | None = None
     power: Power | None = None
     half: bool = False
@@ -91,15 +102,20 @@ class Client:
         self._inputs = inputs
         self._options = options
         self._report = report
-        self._device = Device(heads)
+        self._device = Device(heads, options.stretch)
         self._expected: Arrays = {}
         self._executor = ThreadPoolExecutor(1)
         self._busy = asyncio.Lock()
         self._link = None if options.link is None else EmulatedLink(options.link)
         self._bandwidth = Bandwidth()
         self._spare = SpareTime()
-        self._open: dict[int, bool] = {}
+        self._offer = Offer()
+        self._looked_us = 0
+        self._quoted_us = {head.block: head.tail_us for head in heads.cuts}
         self._rests = Rests()
+        self._announcing = Announcing(options.rps)
+        self._moved = asyncio.Event()  # where it cuts, since that was last looked at
+        self.asked: Counter[str] = Counter()
         self._rtt_us = 0
         self._sending = 0
         self._waiting = 0  # requests that wait for the device
@@ -114,9 +130,9 @@ class Client:
             self._device.load(head)
         self._expected = self._device.run(self._heads.whole, self._inputs)
         await self._look()
-        self._begun = loop.time()
+        self._begun, self._looked_us = loop.time(), 0
         await self._probe()
-        watch = loop.create_task(self._watch())
+        beside = [loop.create_task(work()) for work in (self._watch, self._announce)]
         first_us = self._now_us()
         requests: list[asyncio.Task[Record]] = []
         for number in range(ceil(self._options.duration_s * self._options.rps)):
@@ -124,9 +140,11 @@ class Client:
             await self._sleep_until(due_us)
             requests.append(loop.create_task(self._request(number, due_us)))
         records = await asyncio.gather(*requests)
-        watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watch
+        for task in beside:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._give_back()
         self._executor.shutdown()
         return records
 
@@ -146,12 +164,9 @@ class Client:
         self._waiting += 1
         async with self._busy:
             self._waiting -= 1
+            crossing: Arrays = {}
+            head = await self._choose(record, deadline_us) if self._now_us() < deadline_us else None
             begun_us = self._now_us()
-            left_us = deadline_us - begun_us
-            head, crossing = (
-                self._choose(record, left_us) if left_us > 0 else None,
-                dict[str, Any](),
-            )
             if head is not None:
                 crossing = await self._on_device(head)
                 record.head_us = self._now_us() - begun_us
@@ -170,9 +185,39 @@ class Client:
                 await self._fall_back(record, deadline_us)
         return False
 
-    def _choose(self, record: Record, left_us: int) -> Head | None:
+    async def _choose(self, record: Record, deadline_us: int) -> Head | None:
         """Where the request is cut; None: nothing answers it in time, and the device stays free for the next."""
+        whole = self._heads.whole
         now_us = self._now_us()
+        found, link = self._decided(now_us, deadline_us)
+        if moves(found, self._last, whole.block, now_us - self._looked_us):
+            patience_us = max(
+                (deadline_us - now_us) // OFFER_PART, OFFER_ROUND_TRIPS * self._rtt_us
+            )
+            with contextlib.suppress(TimeoutError):  # by what is known, then
+                await asyncio.wait_for(self._ask_for_offer(), patience_us / 1e6)
+            now_us = self._looked_us = self._now_us()
+            found, link = self._decided(now_us, deadline_us)
+        self._last = found
+        record.mbit_per_s = link.mbit_per_s
+        if record.cut is None:
+            record.cut, record.feasible = found.block, found.feasible
+        if found.feasible:
+            record.cut = found.block
+            if found.block < whole.block:
+                self._announcing.decided(now_us, found.block, found.budget_us)
+                self._moved.set()
+            return self._heads.cuts[found.block]
+        if found.trial is None or self._link is None or self._waiting:
+            return None
+        if self._link.waiting_bytes(now_us):
+            return None
+        record.cut, record.tried = found.trial, True
+        return self._heads.cuts[found.trial]
+
+    def _decided(self, now_us: int, deadline_us: int) -> tuple[Decision, Link]:
+        """By what is known now, and of the link."""
+        left_us = deadline_us - now_us
         known, waits_us = Link(mbit_per_s=self._bandwidth.mbit_per_s), 0
         if self._link is not None:
             if (pace := self._link.pace(now_us)) is not None:
@@ -182,28 +227,11 @@ class Client:
         cuts = [
             self._as_it_stands(head, link, left_us)
             for head in self._heads.cuts
-            if head.block in self._open and self._rests.over(now_us, head.block)
+            if head.block in self._offer.cuts and self._rests.over(now_us, head.block)
         ]
-        self._last = decide(
-            cuts,
-            self._as_it_stands(self._heads.whole, link, left_us),
-            link,
-            left_us,
-            last=self._last,
-            power=self._options.power,
-        )
-        record.mbit_per_s = link.mbit_per_s
-        if record.cut is None:
-            record.cut, record.feasible = self._last.block, self._last.feasible
-        if self._last.feasible:
-            record.cut = self._last.block
-            return self._heads.cuts[self._last.block]
-        if self._last.trial is None or self._link is None or self._waiting:
-            return None
-        if self._link.waiting_bytes(now_us):
-            return None
-        record.cut, record.tried = self._last.trial, True
-        return self._heads.cuts[self._last.trial]
+        device = self._as_it_stands(self._heads.whole, link, left_us)
+        power = self._options.power
+        return decide(cuts, device, link, left_us, last=self._last, power=power), link
 
     def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:
         """A cut with what is expected of the server there."""
@@ -211,13 +239,18 @@ class Client:
             block=head.block,
             upload_bytes=sum(tensor.size for tensor in self._sent(head)),
             head_us=head.head_us or 0,
-            least_tail_us=head.tail_us or 0,
+            least_tail_us=self._least_us(head),
         )
         return standing(known, link, left_us, self._spare, self._now_us())
 
+    def _least_us(self, head: Head) -> int:
+        """Least time of its tail: as the server quoted it, else as heads were exported with."""
+        return self._quoted_us[head.block] or 0
+
     def _sent(self, head: Head) -> tuple[Tensor, ...]:
         """What is sent at a cut; in half the bytes where that is asked for and the server takes it."""
-        if self._options.half and self._open.get(head.block):
+        offered = self._offer.cuts.get(head.block)
+        if self._options.half and offered is not None and offered.half:
             return tuple(tensor.half() for tensor in head.tensors)
         return head.tensors
 
@@ -245,7 +278,7 @@ class Client:
                 record.upload_us = uploading_us = link.upload_us(size) or 0
             else:
                 handed_us, uploading_us = self._now_us(), 0
-                give_up_us = deadline_us - self._rtt_us - (head.tail_us or 0)
+                give_up_us = deadline_us - self._rtt_us - self._least_us(head)
                 upload = self._link.upload(handed_us, size, max(give_up_us, handed_us))
                 await self._sleep_until(upload.end_us)
                 took_us = upload.end_us - upload.start_us
@@ -264,7 +297,7 @@ class Client:
             self._sending -= 1
         now_us = self._now_us()
         record.tail_us = max(now_us - begun_us - on_the_way_us, 0)
-        self._spare.note(now_us, record.tail_us, head.tail_us or 0, budget_us)
+        self._spare.note(now_us, record.tail_us, self._least_us(head), budget_us)
         self._rests.answered(head.block)
         return answer
 
@@ -284,20 +317,59 @@ class Client:
 
     async def _watch(self) -> None:
         """Probe a link of which nothing was heard, and look what is open, as long as the run lasts."""
-        looked_us = 0
         while True:
             await asyncio.sleep(TICK_US / 1e6)
             # Nothing is tried over a link whose uploads cannot be measured.
             lost = self._link is None and self._last is not None and not self._last.feasible
             if not self._sending and (lost or self._bandwidth.probe_due(self._now_us())):
                 await self._probe()
-            if self._now_us() - looked_us >= LOOK_US:
-                looked_us = self._now_us()
+            if not self._offer.cuts or self._now_us() - self._looked_us >= LOOK_US:
                 await self._look()
 
     async def _look(self) -> None:
-        self._open, self.why_closed = await self._server.open_cuts()
+        self._looked_us = self._now_us()
+        await self._ask_for_offer()
         self._rtt_us = await self._server.rtt_us() or self._rtt_us
+
+    async def _ask_for_offer(self) -> None:
+        """What is open now; quotes stay where the server says nothing of them."""
+        self.asked["offers"] += 1
+        self._offer = await self._server.offer()
+        self.why_closed = self._offer.why_closed
+        for block, cut in self._offer.cuts.items():
+            self._quoted_us[block] = cut.least_us or self._quoted_us[block]
+
+    async def _announce(self) -> None:
+        """Announce what is due, as long as the run lasts."""
+        while True:
+            said = self._announcing.due(self._now_us())
+            if said is not None:
+                await self._say(said)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), TICK_US / 1e6)
+            self._moved.clear()
+
+    async def _say(self, said: Announcement) -> None:
+        """Announce it. A cut that the server calls closed rests; under another plan others are open."""
+        self.asked["announcements"] += 1
+        try:
+            lease = await self._server.announce(self._options.name, said)
+        except RefusedError:
+            self.asked["announcements refused"] += 1
+            self._announcing.failed(self._now_us())
+            return
+        self._announcing.announced(self._now_us(), said, lease.lease_us)
+        if lease.closed and said.rate_rps:
+            self._rests.refused(self._now_us(), said.block, closed=True)
+        if lease.plan_id != self._offer.plan_id:
+            self._looked_us = self._now_us()
+            await self._ask_for_offer()
+
+    async def _give_back(self) -> None:
+        """Its lease, when nothing more is sent."""
+        said = self._announcing.said
+        if said is not None:
+            await self._say(said._replace(rate_rps=0.0))
 
     async def _probe(self) -> None:
         now_us = self._now_us()

@@ -1,19 +1,25 @@
-"""The server, over gRPC or HTTP: which cuts are open, requests, the round trip, probes."""
+"""The server, over gRPC or HTTP: offers of cuts, announcements, requests, the round trip, probes."""
 
 import asyncio
 import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from .announcing import Announcement
 from .device import Arrays
 from .errors import ClientError
 from .heads import Head, Heads, Tensor
 
 # No such model: the server reads the whole body, and says so.
 PROBE_MODEL = "poolpipe_probe"
+OFFLOAD_MODEL = "poolpipe_offload"
+CLOSED = "closed"
 PATIENCE_S = 2.0
 CLOSED_STATUS = frozenset({"StatusCode.INVALID_ARGUMENT", "400"})
 ROUND_TRIPS = 5
@@ -29,6 +35,42 @@ class RefusedError(Exception):
     def __init__(self, message: str, *, closed: bool = False) -> None:
         super().__init__(message)
         self.closed = closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedCut:
+    """A cut that is open.
+
+    Attributes:
+        half: whether its tensors are taken in half the bytes too.
+        least_us: what its tail takes at least; None: the server did not say.
+    """
+
+    half: bool = False
+    least_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Cuts that are open, by block.
+
+    Attributes:
+        plan_id: under which plan; None: the server has no word on that, and a request shows which are open.
+        why_closed: why there is none.
+    """
+
+    cuts: Mapping[int, OfferedCut] = field(default_factory=dict[int, OfferedCut])
+    plan_id: str | None = None
+    why_closed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What became of an announcement: under which plan, how long it holds, whether the cut is closed."""
+
+    plan_id: str
+    lease_us: int
+    closed: bool
 
 
 class Server:
@@ -52,22 +94,66 @@ class Server:
         """Close its connections."""
         await self._client.close()
 
-    async def open_cuts(self) -> tuple[dict[int, bool], str]:
-        """Cuts all of whose tensors the server takes now, and whether in half the bytes too.
+    async def offer(self) -> Offer:
+        """Cuts that are open and all of whose tensors the server takes. No server: none, and why.
 
-        Which sets of tensors belong together only a request shows. No server: no cuts, and why.
+        Which sets of tensors belong together only a request shows.
         """
         try:
-            metadata = await self._patiently(self._client.get_model_metadata(self._heads.model))
+            metadata, said = await asyncio.gather(
+                self._patiently(self._client.get_model_metadata(self._heads.model)),
+                self._offered(),
+            )
         except RefusedError as error:
-            return {}, str(error)
+            return Offer(why_closed=str(error))
         inputs = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
         known = {_tensor(given) for given in inputs}
-        return {
-            cut.block: all(tensor.half() in known for tensor in cut.tensors)
-            for cut in self._heads.cuts[:-1]
-            if known.issuperset(cut.tensors)
-        }, ""
+        states = None if said is None else {int(cut["block"]): cut for cut in said["cuts"]}
+        cuts: dict[int, OfferedCut] = {}
+        for cut in self._heads.cuts[:-1]:
+            stated = None if states is None else states.get(cut.block, {"state": CLOSED})
+            if not known.issuperset(cut.tensors) or (stated and stated["state"] == CLOSED):
+                continue
+            least_ms = (stated or {}).get("tail_ms", {}).get("least")
+            cuts[cut.block] = OfferedCut(
+                half=all(tensor.half() in known for tensor in cut.tensors),
+                least_us=None if least_ms is None else round(1e3 * least_ms),
+            )
+        return Offer(cuts=cuts, plan_id=None if said is None else str(said["plan_id"]))
+
+    async def _offered(self) -> dict[str, Any] | None:
+        """What `poolpipe_offload` offers; None: it does not answer."""
+        try:
+            return await self._ask({"command": "offer", "model": self._heads.model})
+        except RefusedError:
+            return None
+
+    async def announce(self, client: str, said: Announcement) -> Lease:
+        """Say what a client sends, so that plans follow it.
+
+        Raises:
+            RefusedError: the server does not take it.
+        """
+        answer = await self._ask(
+            {
+                "command": "announce",
+                "client": client,
+                "model": self._heads.model,
+                "cut": said.block,
+                "rate_rps": said.rate_rps,
+                "budget_ms": max(said.budget_us, 1) / 1e3,
+            }
+        )
+        return Lease(
+            plan_id=str(answer["plan_id"]),
+            lease_us=round(1e6 * answer["lease_s"]),
+            closed=answer["state"] == CLOSED,
+        )
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        text = np.array([json.dumps(request).encode()], dtype=np.object_)
+        answer = await self._infer(OFFLOAD_MODEL, {"request": text}, {}, PATIENCE_S)
+        return json.loads(answer.as_numpy("answer")[0])
 
     async def rtt_us(self) -> int | None:
         """The least of a few round trips without a body; None where nobody answers."""

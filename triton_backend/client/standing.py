@@ -3,10 +3,11 @@
 from collections import deque
 from statistics import median
 
-from .decide import Cut, Link
+from .decide import Cut, Decision, Link
 
 ANSWERS = 5  # whose median tells how much of the spare time the server uses
 LOOK_US = 5_000_000  # between two looks at open cuts and the round trip
+FRESH_US = 1_000_000  # for which an offer is good enough to move a cut
 REST_US, MOST_REST_US = 50_000, 1_000_000  # in which a cut that was refused is not tried
 
 
@@ -58,6 +59,12 @@ class Rests:
     def over(self, now_us: int, block: int) -> bool:
         """Whether a cut may be tried."""
         return self._until_us.get(block, 0) <= now_us
+
+
+def moves(found: Decision, last: Decision | None, whole: int, age_us: int) -> bool:
+    """Whether an offer is asked for first: the cut is to be another one on the server, and the last offer is old."""
+    sent = found.feasible and found.block < whole
+    return sent and (last is None or found.block != last.block) and age_us >= FRESH_US
 
 
 def standing(cut: Cut, link: Link, left_us: int, spare: SpareTime, now_us: int) -> Cut:

@@ -435,6 +435,11 @@ class Pipeline:
         """Largest batch that every stage has a latency for."""
         return min(stage.largest for stage in self.stages)
 
+    @property
+    def alone_us(self) -> int:
+        """What a batch of one takes that waits for nobody, moves included."""
+        return sum(stage.latency_us_by_batch[0] + stage.transfer_us for stage in self.stages)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
@@ -686,6 +691,24 @@ class Plan:
                 return model
         names = ", ".join(m.name for m in self.models)
         raise InputError(f"plan {self.plan_id}", f"no model {name!r}; it has {names}")
+
+    def least_tails_us(self, name: str) -> dict[int, int]:
+        """Of every open cut of a model, by block: the least time of a batch of one, moves included.
+
+        With a shadow pool it is that pool's. Clients use what time there is: where they knew of a faster pool, they
+        would leave the server less, for which another plan needs faster ones still.
+
+        Raises:
+            InputError: it has no model of that name.
+        """
+        anywhere = {pool.name for pool in self.pools if pool.starts_anywhere}
+        found: dict[int, int] = {}
+        for pipeline in self.model(name).pipelines:
+            if anywhere and any(stage.pool not in anywhere for stage in pipeline.stages):
+                continue
+            block = pipeline.first_block
+            found[block] = min(pipeline.alone_us, found.get(block, pipeline.alone_us))
+        return dict(sorted(found.items()))
 
     def own_rate_rps(self, name: str) -> float:
         """What clients of a model may ask for: what the applications that use it leave of its rate."""

@@ -33,7 +33,7 @@ from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import LEAST_RPS, ModelDemand, Workload
 from triton_backend.simulator.clients.client import ClientSpec
-from triton_backend.simulator.clients.closed_loop import ClosedLoop, least_tails_us, percents
+from triton_backend.simulator.clients.closed_loop import ClosedLoop, percents
 from triton_backend.simulator.scenario import SimOptions
 
 HEADROOM = 1.1  # planned over measured
@@ -435,7 +435,7 @@ def at_mean_rates(clients: Sequence[ClientSpec], plan: Plan, duration_s: float) 
     """Where every client would cut for good, at the mean rate of its link."""
     found: list[Demand] = []
     for spec in clients:
-        tails = least_tails_us(plan, spec.model)
+        tails = plan.least_tails_us(spec.model)
         mbit_per_s = spec.trace.bits(duration_s * US_PER_S) / (duration_s * US_PER_S)
         cuts = [
             Cut(

@@ -73,7 +73,7 @@ def test_options_that_make_no_sense_are_named(
     ):
         assert reason in complaint(capsys, "run", folder, *RUN, *options)
     assert "cuts.json: cannot be read" in complaint(capsys, "measure", folder / "none")
-    for wrong in (("--rps", "0"), ("--watts", "5"), ("--objective", "joy")):
+    for wrong in (("--rps", "0"), ("--stretch", "0.5"), ("--watts", "5"), ("--objective", "joy")):
         with pytest.raises(SystemExit) as stop:
             main(["run", str(folder), *RUN, *wrong])
         assert stop.value.code == 2

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tests.triton_backend.client.cut_models import heads_of, split_shrinking
+from triton_backend.client.announcing import Announcement
 from triton_backend.client.device import Arrays, Device, read_input
 from triton_backend.client.heads import Head, Heads
 from triton_backend.client.link import Trace
 from triton_backend.client.run import Client, Record, RunOptions, summary
-from triton_backend.client.server import RefusedError
+from triton_backend.client.server import Lease, Offer, OfferedCut, RefusedError
 
 SLO_US = 2_000_000  # a busy machine is no fault
 
@@ -31,9 +32,19 @@ class FakeServer:
         self._answer = Device(heads).run(heads.whole, read_input("random", heads.inputs))
         self.budgets_us: list[int] = []
         self.probes = 0
+        self.offered = Offer(cuts={0: OfferedCut(half=True), 2: OfferedCut()}, plan_id="p")
+        self.lease: Lease | None = Lease(plan_id="p", lease_us=10**7, closed=False)
+        self.announced: list[Announcement] = []
 
-    async def open_cuts(self) -> tuple[dict[int, bool], str]:
-        return {0: True, 2: False}, ""
+    async def offer(self) -> Offer:
+        return self.offered
+
+    async def announce(self, client: str, said: Announcement) -> Lease:
+        assert client == "client"
+        self.announced.append(said)
+        if self.lease is None:
+            raise RefusedError("no room for another")
+        return self.lease
 
     async def rtt_us(self) -> int:
         return 1_000
@@ -103,3 +114,41 @@ def test_what_cannot_leave_in_time_is_late_and_found_out(heads: Heads) -> None:
     assert (totals["offered"], totals["served"], totals["late"]) == (5, 0, 5)
     assert totals["unanswered"] == 5
     assert totals["tried"] > 0
+
+
+@pytest.mark.slow
+def test_it_announces_where_it_cuts_and_gives_its_lease_back(heads: Heads) -> None:
+    server = FakeServer(heads)
+    ran(heads, server)
+    first, *_, last = server.announced
+    assert (first.block, last.block, last.rate_rps) == (0, 0, 0.0)
+    assert 0 < first.rate_rps <= 10
+    assert 0 < first.budget_us <= SLO_US
+
+
+@pytest.mark.slow
+def test_who_may_not_announce_is_served_all_the_same(heads: Heads) -> None:
+    server = FakeServer(heads)
+    server.lease = None
+    records = ran(heads, server)
+    assert {(r.cut, r.on, r.outcome) for r in records} == {(0, "server", "served")}
+    assert len(server.announced) == 1  # for a second nothing is announced after that
+
+
+@pytest.mark.slow
+def test_a_cut_that_is_called_closed_rests_and_the_next_best_is_taken(heads: Heads) -> None:
+    server = FakeServer(heads)
+    server.lease = Lease(plan_id="p", lease_us=10**7, closed=True)
+    records = ran(heads, server)
+    assert [r.cut for r in records][:2] == [0, 2]
+    assert {r.outcome for r in records} == {"served"}
+    assert server.announced[0].block == 0
+
+
+@pytest.mark.slow
+def test_what_the_server_quotes_decides_not_what_heads_were_exported_with(heads: Heads) -> None:
+    server = FakeServer(heads)
+    slow = {block: OfferedCut(least_us=SLO_US) for block in (0, 2)}
+    server.offered = Offer(cuts=slow, plan_id="p")
+    assert {(r.cut, r.on) for r in ran(heads, server)} == {(4, "device")}
+    assert server.announced == []

@@ -29,7 +29,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
-from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.repository import OFFLOAD_MODEL, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
@@ -164,8 +164,8 @@ def test_the_cut_of_a_client_process_follows_the_link(
 ) -> None:
     trace = tmp_path / "link.csv"
     trace.write_text("time_s,mbit_per_s\n0,100\n3,1\n7,100\n")
-    asked = ("--rps", "5", "--slo-ms", "400", "--duration", "14", "--link", str(trace))
-    ran = client_run(heads, state.grpc_url, *asked)
+    how = ("--rps", "5", "--slo-ms", "400", "--duration", "14", "--link", str(trace))
+    ran = client_run(heads, state.grpc_url, *how)
     rows = ran["requests"]
     assert ran["offered"] == len(rows) == 70 == ran["served"] + ran["late"]
     assert {row["outcome"] for row in rows} <= {"served", "late"}
@@ -176,6 +176,11 @@ def test_the_cut_of_a_client_process_follows_the_link(
     assert set(cuts[-3:]) == {0}  # found out by a probe, as nothing large is sent
     assert ran["refused"] == 0
     assert ran["max_error"] <= 1e-4
+    asked = ran["asked"]
+    assert asked["offers"] >= 3  # at the begin, and before its cut moved
+    assert asked["announcements"] >= 4  # two moves, and its lease given back
+    assert "announcements refused" not in asked
+    assert state.ask(OFFLOAD_MODEL, {"command": "announced"})["demands"] == []
     for row in rows:
         if row["on"] == "server":
             assert row["upload_bytes"] == {0: 110_592, 1: 73_728, 3: 4_608}[row["cut"]]
@@ -194,7 +199,7 @@ def test_half_the_bytes_over_the_network_as_it_is(
 
 
 def test_without_a_server_the_device_runs_all(heads: Heads) -> None:
-    ran = client_run(heads, "127.0.0.1:1", "--rps", "10", "--slo-ms", "400", "--duration", "1")
+    ran = client_run(heads, "127.0.0.1:1", "--rps", "10", "--slo-ms", "900", "--duration", "1")
     assert ran["on_device"] == ran["served"] == 10
     assert ran["cuts"] == {"4": 10}
 

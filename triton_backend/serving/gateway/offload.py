@@ -2,13 +2,16 @@
 
 Requests and answers are one JSON object each:
 
-    {"command": "offer", "model"}                  -> plan_id, blocks, cuts: [{block, state, tail_ms: {p50, p99}}]
+    {"command": "offer", "model"}                  -> plan_id, blocks,
+                                                      cuts: [{block, state, tail_ms: {least, p50, p99}}]
     {"command": "announce", "client", "model",
      "cut", "rate_rps", "budget_ms"}               -> plan_id, lease_s, state of the cut
     {"command": "announced"}                       -> demands of all leases; for who has the system's token
 
 A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts anywhere serves it, else
 `closed`. Tails are what is to be expected by the plan: alone, and after as long a wait as half of the budget pays for.
+`least` is what a client decides by: where there is a shadow pool, what that takes, since it serves until a plan
+has another pool.
 A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing.
 """
 
@@ -19,7 +22,7 @@ from typing import Any, NamedTuple
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 
 LEASE_US = 10_000_000
@@ -47,12 +50,13 @@ class OpenCut:
 
     block: int
     state: str
+    least_us: int | None = None
     p50_us: int | None = None
     p99_us: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form."""
-        tail = {"p50": self.p50_us, "p99": self.p99_us}
+        tail = {"least": self.least_us, "p50": self.p50_us, "p99": self.p99_us}
         tail_ms = {name: None if us is None else us_to_ms(us) for name, us in tail.items()}
         return {"block": self.block, "state": self.state, "tail_ms": tail_ms}
 
@@ -65,7 +69,8 @@ def cuts_of(plan: Plan, name: str) -> tuple[OpenCut, ...]:
     """
     model = _offered(plan, name)
     anywhere = {pool.name for pool in plan.pools if pool.starts_anywhere}
-    return tuple(_cut(model, block, anywhere) for block in range(model.blocks))
+    least_us = plan.least_tails_us(name)
+    return tuple(_cut(model, block, anywhere, least_us.get(block)) for block in range(model.blocks))
 
 
 def _offered(plan: Plan, name: str) -> ModelPlan:
@@ -77,20 +82,22 @@ def _offered(plan: Plan, name: str) -> ModelPlan:
     raise InputError(f"{WHERE}, model", f"{name[:MOST_NAME]!r} is none of {listed}")
 
 
-def _cut(model: ModelPlan, block: int, anywhere: set[str]) -> OpenCut:
+def _cut(model: ModelPlan, block: int, anywhere: set[str], least_us: int | None) -> OpenCut:
     here = [p for p in model.pipelines if p.first_block == block]
     if not here:
         return OpenCut(block=block, state=CLOSED)
     own = [p for p in here if not all(stage.pool in anywhere for stage in p.stages)]
-    alone_us = min(map(_alone_us, here))
+    alone_us = min(pipeline.alone_us for pipeline in own or here)
     # A batch ends within its run and, at worst, the run of the one before it.
     p99_us = max(2 * pipeline.latency_us for pipeline in own or here)
-    state = PLANNED if own else SHADOW
-    return OpenCut(block=block, state=state, p50_us=alone_us, p99_us=max(p99_us, alone_us))
-
-
-def _alone_us(pipeline: Pipeline) -> int:
-    return sum(stage.latency_us_by_batch[0] + stage.transfer_us for stage in pipeline.stages)
+    return OpenCut(
+        block=block,
+        state=PLANNED if own else SHADOW,
+        # A shadow pool too slow for the entry serves none of it.
+        least_us=alone_us if least_us is None else least_us,
+        p50_us=alone_us,
+        p99_us=max(p99_us, alone_us),
+    )
 
 
 class Offload:

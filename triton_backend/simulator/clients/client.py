@@ -17,17 +17,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from triton_backend.client.announcing import Announcement, Announcing
 from triton_backend.client.bandwidth import LEAST_BYTES, PROBE_US, TICK_US, Bandwidth
 from triton_backend.client.decide import QUEUEING, Cut, Decision, Link, decide
 from triton_backend.client.link import EmulatedLink, Trace, Upload
-from triton_backend.client.standing import LOOK_US, Rests, SpareTime, standing
+from triton_backend.client.standing import LOOK_US, Rests, SpareTime, moves, standing
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import US_PER_S
 
-ANNOUNCED_US = 2_000_000  # a client announces the least budget and the rate of this long,
-ANNOUNCED_SOON_US = 500_000  # or since it began, but of so long at least,
 MOST_FPS = 10_000.0
-ANNOUNCED_PERIODS = 3  # or of so many requests, where that is longer
 
 
 class Missed(StrEnum):
@@ -106,6 +104,7 @@ class _Request:
     begun_us: int = 0  # at the server
     budget_us: int = 0
     least_us: int = 0
+    asked_us: int = 0  # for an offer
 
 
 @dataclass(slots=True)
@@ -179,33 +178,20 @@ class VirtualClient:
         self._open: Mapping[int, int] = {}
         self._cuts: list[Cut] = []
         self._rests = Rests()
+        self._looked_us = 0
         self._turns: deque[tuple[_Request, bool]] = deque()  # and whether the whole model runs
         self._busy = False
         self._sending = 0
         self._requests: dict[int, _Request] = {}
         self._count = 0
         self._last: Decision | None = None
-        self._decisions: deque[tuple[int, int, int]] = deque()  # feasible: when, cut, budget
-        later(0, self._watch, 0)
+        self._announcing = Announcing(spec.fps)
+        later(0, self._begin, None)
         later(first_us, self._due, None)
 
-    def announced(self, now_us: int) -> tuple[int, int, float] | None:
-        """Its last cut, the least budget and the rate there of the last seconds; None: it sends nothing.
-
-        Who has begun to send says so at once, by the rate since then.
-        """
-        long_us = max(ANNOUNCED_US, ANNOUNCED_PERIODS * US_PER_S / self.spec.fps)
-        while self._decisions and self._decisions[0][0] < now_us - long_us:
-            self._decisions.popleft()
-        if not self._decisions:
-            return None
-        block = self._decisions[-1][1]
-        budgets = [budget for _, at, budget in self._decisions if at == block]
-        since_us = next(when for when, at, _ in self._decisions if at == block)
-        span_us = min(max(now_us - since_us, ANNOUNCED_SOON_US), long_us)
-        if self.spec.fps * span_us < ANNOUNCED_PERIODS * US_PER_S:
-            span_us = long_us
-        return block, min(budgets), min(len(budgets) * US_PER_S / span_us, self.spec.fps)
+    def announced(self, now_us: int) -> Announcement | None:
+        """What it says that it sends; None: nothing."""
+        return self._announcing.sends(now_us)
 
     # A request
 
@@ -234,11 +220,17 @@ class VirtualClient:
                 continue
             self._busy = True
             request.block = block
-            self._later(now_us + self.spec.heads_us[block], self._head_done, request)
+            head_us = self.spec.heads_us[block]
+            self._later(now_us + request.asked_us + head_us, self._head_done, request)
 
     def _choose(self, request: _Request, now_us: int) -> int | None:
         """Where a request is cut; None: nothing answers it in time as far as is known, and it is not tried."""
         found = self._decided(request.deadline_us - now_us, now_us)
+        request.asked_us = 0
+        if moves(found, self._last, len(self.spec.upload_bytes), now_us - self._looked_us):
+            self._look(now_us)
+            request.asked_us = self.spec.rtt_us
+            found = self._decided(request.deadline_us - now_us - request.asked_us, now_us)
         if request.again:
             return self._tried(request, found, now_us)
         foreseen = self._foreseen(now_us, request.deadline_us - now_us)
@@ -251,7 +243,7 @@ class VirtualClient:
             self.counts.changes += self._last is not None
         self._last = found
         if found.feasible and found.block < len(self.spec.upload_bytes):
-            self._decisions.append((now_us, found.block, found.budget_us))
+            self._announcing.decided(now_us, found.block, found.budget_us)
         return self._tried(request, found, now_us)
 
     def _tried(self, request: _Request, found: Decision, now_us: int) -> int | None:
@@ -381,24 +373,32 @@ class VirtualClient:
 
     # What it knows
 
-    def _watch(self, now_us: int, looked_us: int) -> None:
+    def _begin(self, now_us: int, _: Any) -> None:
+        self._look(now_us)
+        self._watch(now_us, None)
+
+    def _look(self, now_us: int) -> None:
+        """Ask for an offer: what is open, and what it takes there."""
+        self._looked_us, self._open = now_us, self._look_at(self.spec.model)
+        self._cuts = [
+            Cut(
+                block=block,
+                upload_bytes=self.spec.upload_bytes[block],
+                head_us=self.spec.heads_us[block],
+                least_tail_us=tail_us,
+            )
+            for block, tail_us in self._open.items()
+        ]
+
+    def _watch(self, now_us: int, _: Any) -> None:
         """Probe a link of which nothing was heard, and look what is open."""
-        if now_us - looked_us >= LOOK_US or now_us == 0:
-            looked_us, self._open = now_us, self._look_at(self.spec.model)
-            self._cuts = [
-                Cut(
-                    block=block,
-                    upload_bytes=self.spec.upload_bytes[block],
-                    head_us=self.spec.heads_us[block],
-                    least_tail_us=tail_us,
-                )
-                for block, tail_us in self._open.items()
-            ]
+        if now_us - self._looked_us >= LOOK_US:
+            self._look(now_us)
         if not self._sending and self._bandwidth.probe_due(now_us):
             upload = self._link.upload(now_us, LEAST_BYTES, now_us + PROBE_US)
             self._later(upload.end_us, self._probed, upload)
         if now_us + TICK_US < self._end_us:
-            self._later(now_us + TICK_US, self._watch, looked_us)
+            self._later(now_us + TICK_US, self._watch, None)
 
     def _probed(self, now_us: int, upload: Upload) -> None:
         self._bandwidth.note(now_us, LEAST_BYTES, upload.end_us - upload.start_us, upload.sent)

@@ -251,7 +251,7 @@ class ClosedLoop:
         anywhere = {pool.name for pool in self.plan.pools if pool.starts_anywhere}
         queue = 0
         for number, model in enumerate(self.plan.models):
-            self._tails[model.name] = least_tails_us(self.plan, model.name)
+            self._tails[model.name] = self.plan.least_tails_us(model.name)
             for entry in model.queues:
                 self._queues.setdefault((model.name, entry.block), []).append((number, queue))
                 self._budget_us[queue] = entry.budget_us
@@ -267,25 +267,6 @@ class ClosedLoop:
 
     def _open_cuts(self, model: str) -> Mapping[int, int]:
         return self._tails[model]
-
-
-def least_tails_us(plan: Plan, name: str) -> dict[int, int]:
-    """Of every open cut of a model, by block: the least time of a batch of one, moves included.
-
-    With a shadow pool it is that pool's. Clients use what time there is: where they knew of a faster pool, they
-    would leave the server less, for which another plan needs faster ones still.
-    """
-    model = plan.model(name)
-    anywhere = {pool.name for pool in plan.pools if pool.starts_anywhere}
-    found: dict[int, int] = {}
-    for pipeline in model.pipelines:
-        if anywhere and any(stage.pool not in anywhere for stage in pipeline.stages):
-            continue
-        moves = sum(stage.transfer_us for stage in pipeline.stages)
-        alone = moves + sum(stage.latency_us_by_batch[0] for stage in pipeline.stages)
-        block = pipeline.first_block
-        found[block] = min(alone, found.get(block, alone))
-    return dict(sorted(found.items()))
 
 
 def percents(plan: Plan) -> float:

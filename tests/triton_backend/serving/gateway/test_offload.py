@@ -36,7 +36,15 @@ def test_cuts_are_planned_served_by_the_shadow_pool_or_closed() -> None:
     assert [c.state for c in cuts_of(planned(30.0), "net")] == ["shadow", "planned", "shadow"]
     bare = cuts_of(planned(0.0), "net")
     assert [c.state for c in bare] == ["closed", "planned", "closed"]
-    assert bare[0].to_dict()["tail_ms"] == {"p50": None, "p99": None}
+    assert bare[0].to_dict()["tail_ms"] == {"least": None, "p50": None, "p99": None}
+
+
+def test_a_cut_with_a_pool_of_its_own_quotes_the_shadow_pool_as_least() -> None:
+    """It serves until a plan has another pool, and clients leave it time enough."""
+    plan = planned(30.0)
+    assert {c.block: c.least_us for c in cuts_of(plan, "net")} == plan.least_tails_us("net")
+    own, shadow = cuts_of(planned(0.0), "net")[1], cuts_of(plan, "net")[1]
+    assert own.least_us == own.p50_us == shadow.p50_us
 
 
 def test_a_lease_lasts_ten_seconds_and_is_renewed_moved_and_given_back() -> None:

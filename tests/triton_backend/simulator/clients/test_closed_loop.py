@@ -11,7 +11,7 @@ from triton_backend.client.link import Trace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.clients.client import ClientSpec
-from triton_backend.simulator.clients.closed_loop import ClosedLoop, least_tails_us, percents
+from triton_backend.simulator.clients.closed_loop import ClosedLoop, percents
 from triton_backend.simulator.scenario import SimOptions
 
 MS = 1_000
@@ -81,7 +81,7 @@ def test_a_plan_that_takes_over_opens_its_cuts_and_keeps_who_waits() -> None:
 
 def test_a_shadow_pool_serves_a_cut_that_nobody_planned_for_at_once() -> None:
     plan = planned(entry("a", 0, 60, 30), shadow_rps=60.0)
-    assert set(least_tails_us(plan, "net")) == {0, 1, 2}
+    assert set(plan.least_tails_us("net")) == {0, 1, 2}
     slow = ran(plan, client("c", 10.0, upload_bytes=(900_000, 800_000, 10_000)))
     assert set(slow.client_counts[0].cuts) - {2, 3} <= {0}  # the first, before the link is known
     assert slow.client_counts[0].reached_served == slow.client_counts[0].reached > 60
