@@ -53,6 +53,12 @@ def load(
             min=0.001, max=1e7, help="Send this deadline with every request, not the SLO."
         ),
     ] = None,
+    retries: Annotated[
+        int, typer.Option(metavar="N", min=0, max=10, help="Send again what failed or was dropped.")
+    ] = 0,
+    connections: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="gRPC connections, used in turn.")
+    ] = 1,
     seed: shared_options.Seed = 0,
     check: Annotated[
         list[str] | None,
@@ -102,6 +108,8 @@ def load(
         "model": model,
         "samples": samples,
         "deadline-ms": deadline_ms,
+        "retries": retries or None,
+        "connections": connections if connections > 1 else None,
         "trace-time": trace_time,
         "trace-model": trace_model,
         "trace-interval": trace_interval,

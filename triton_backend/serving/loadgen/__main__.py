@@ -96,6 +96,7 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
             loads=loads,
             duration_us=s_to_us(options.duration),
             give_up_s=options.give_up_s,
+            retries=options.retries,
             progress=_progress if sys.stderr.isatty() else None,
         )
         return await _until_stopped(drive)
@@ -143,12 +144,16 @@ def _client(options: argparse.Namespace) -> Client:
     tls = None
     if options.ca is None and (options.cert is not None or options.key is not None):
         raise InputError("--cert and --key", "need --ca")
+    if options.retries < 0 or options.connections < 1:
+        raise InputError("--retries and --connections", "are at least 0 and 1")
     if (options.cert is None) != (options.key is None):
         raise InputError("--cert and --key", "one needs the other")
     if options.ca is not None:
         tls = Tls(authority=options.ca, certificate=options.cert, key=options.key)
     if options.protocol == "grpc":
-        return GrpcClient(options.url, connect_s=options.connect_s, tls=tls)
+        return GrpcClient(
+            options.url, connect_s=options.connect_s, tls=tls, connections=options.connections
+        )
     if tls is not None:
         raise InputError("--ca", "TLS is for gRPC; Triton speaks plain HTTP")
     return HttpClient(options.url, connect_s=options.connect_s)

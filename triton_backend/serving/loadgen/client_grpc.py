@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC: one channel, bytes in and bytes out.
+"""KServe v2 over gRPC: one channel or several in turn, bytes in and bytes out.
 
 The request is serialised once per payload and the answer is not parsed unless somebody looks at
 it, so a call costs the event loop little more than gRPC's own work.
@@ -7,6 +7,7 @@ it, so a call costs the event loop little more than gRPC's own work.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +68,37 @@ def _read(path: Path | None) -> bytes | None:
 class GrpcClient:
     """A gRPC endpoint `host:port`, over TLS where `tls` is given; see `client.Client`."""
 
-    def __init__(self, address: str, *, connect_s: float = 10.0, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_s: float = 10.0,
+        tls: Tls | None = None,
+        connections: int = 1,
+    ) -> None:
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             # An endpoint that comes back is found at once, or its time away would look longer.
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
+            # Channels to one address share a connection otherwise.
+            ("grpc.use_local_subchannel_pool", int(connections > 1)),
         ]
         self._address = address
         self._connect_s = connect_s
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
+        credentials = None if tls is None else tls.credentials()
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=options)
+            for _ in range(connections)
+        ]
         self._calls: set[asyncio.Task[Answer]] = set()
-        self._infer = self._channel.unary_unary(f"{SERVICE}/ModelInfer")
-        self._metadata = self._channel.unary_unary(
+        self._infer = cycle(
+            [channel.unary_unary(f"{SERVICE}/ModelInfer") for channel in self._channels]
+        )
+        self._metadata = self._channels[0].unary_unary(
             f"{SERVICE}/ModelMetadata",
             request_serializer=pb.ModelMetadataRequest.SerializeToString,
             response_deserializer=pb.ModelMetadataResponse.FromString,
@@ -92,7 +107,9 @@ class GrpcClient:
     async def connect(self) -> None:
         """See `Client`."""
         try:
-            await asyncio.wait_for(self._channel.channel_ready(), self._connect_s)
+            async with asyncio.timeout(self._connect_s):
+                for channel in self._channels:
+                    await channel.channel_ready()
         except TimeoutError as error:
             reason = f"nothing answers gRPC there within {self._connect_s:g} s"
             raise InputError(self._address, reason) from error
@@ -129,7 +146,7 @@ class GrpcClient:
 
     async def _ask(self, request: bytes, give_up_s: float) -> Answer:
         try:
-            return Answer(Status.OK, await self._infer(request, timeout=give_up_s))
+            return Answer(Status.OK, await next(self._infer)(request, timeout=give_up_s))
         except grpc.aio.AioRpcError as error:
             code = error.code()
             unavailable = code == grpc.StatusCode.UNAVAILABLE
@@ -151,4 +168,5 @@ class GrpcClient:
 
     async def close(self) -> None:
         """See `Client`."""
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()

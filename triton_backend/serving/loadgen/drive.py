@@ -26,6 +26,7 @@ T = TypeVar("T")
 LEAD_S = 0.05  # the first instant lies this far ahead, so that the first request is not late
 BURST = 16  # requests sent in one go when behind, before answers are looked at again
 PROGRESS_S = 1.0
+RETRY_S = 0.1  # what gRPC's own retries usually wait first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Drive:
 
     Attributes:
         give_up_s: a request is failed when its answer takes this much longer than its deadline.
+        retries: a request that fails or is dropped is sent again after `RETRY_S`, so often at most.
         progress: called with (seconds since the start, sent, answered) about once a second.
     """
 
@@ -70,10 +72,12 @@ class Drive:
     loads: Sequence[ModelLoad]
     duration_us: int
     give_up_s: float = 10.0
+    retries: int = 0
     progress: Callable[[float, int, int], None] | None = None
     _messages: Counter[str] = field(default_factory=Counter[str], init=False)
     _checks: dict[str, Checks] = field(default_factory=dict[str, Checks], init=False)
     _answered: int = field(default=0, init=False)
+    _sent_again: int = field(default=0, init=False)
     _start_s: float = field(default=0.0, init=False)
     _stop: bool = field(default=False, init=False)
     _sent_us: list[int] = field(default_factory=list[int], init=False)
@@ -116,6 +120,7 @@ class Drive:
             duration_us=self.duration_us,
             messages=self._messages,
             checks=self._checks,
+            sent_again=self._sent_again,
         )
 
     def _encode(self, load: ModelLoad) -> list[bytes]:
@@ -154,8 +159,19 @@ class Drive:
     def _send(self, row: int, model: int, choice: int, request: bytes, intended_us: int) -> None:
         load = self.loads[model]
         deadline_us = load.deadline_of(choice)
+        give_up_s = us_to_s(deadline_us) + self.give_up_s
+        left = self.retries
+
+        def send() -> None:
+            self.client.send(request, give_up_s=give_up_s, done=done)
 
         def done(answer: Answer) -> None:
+            nonlocal left
+            if answer.status != Status.OK and left > 0:
+                left -= 1
+                self._sent_again += 1
+                asyncio.get_running_loop().call_later(RETRY_S, send)
+                return
             done_us = self._now_us()
             self._done_us[row] = done_us
             in_time = done_us - intended_us <= deadline_us
@@ -165,8 +181,7 @@ class Drive:
 
         self._sent_us.append(self._now_us())
         self._entry.append(load.requests[choice].entry)
-        give_up_s = us_to_s(deadline_us) + self.give_up_s
-        self.client.send(request, give_up_s=give_up_s, done=done)
+        send()
 
     def _end_if_all_answered(self, sent: int) -> None:
         end = self._all_sent

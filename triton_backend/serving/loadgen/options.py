@@ -47,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--samples", type=int, default=1, help="samples in each request")
     add("--deadline-ms", type=_positive, help="send this deadline with every request, not the SLO")
     add("--give-up-s", type=_positive, default=10.0, help="wait so long after the deadline")
+    add("--retries", type=int, default=0, help="send what failed or was dropped again, so often")
+    add("--connections", type=int, default=1, help="of gRPC, used in turn (HTTP has what it needs)")
     add("--connect-s", type=_positive, default=10.0, help="wait so long for the endpoint")
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="print one JSON object")

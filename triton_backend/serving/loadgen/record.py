@@ -60,6 +60,7 @@ class LoadRun:
         entries: names of a model's entries, where it has some.
         started_monotonic_us: the run's start on the host's monotonic clock.
         messages: text of errors and how often each came.
+        sent_again: how often a request was sent once more.
     """
 
     models: tuple[str, ...]
@@ -69,6 +70,7 @@ class LoadRun:
     duration_us: int
     messages: Counter[str] = field(default_factory=Counter[str])
     checks: Mapping[str, Checks] = field(default_factory=dict[str, Checks])
+    sent_again: int = 0
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def save(self, path: Path) -> None:
@@ -104,6 +106,7 @@ class LoadRun:
             "offered_rps": len(self.records) / us_to_s(self.duration_us),
             "wall_seconds": us_to_s(wall_us),
             "send_lag_ms": _percentiles(lag_us) | {"max": us_to_ms(int(lag_us.max(initial=0)))},
+            "sent_again": self.sent_again,
             "messages": dict(self.messages.most_common(MESSAGES_KEPT)),
         }
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ PROTOCOLS = {"grpc": (grpc_sink, GrpcClient), "http": (http_sink, HttpClient)}
 GENEROUS_US = 20_000_000
 
 
-def drive(protocol: str, reply: Reply = doubled, **changes: Any) -> LoadRun:
+def drive(protocol: str, reply: Reply = doubled, *, retries: int = 0, **changes: Any) -> LoadRun:
     """Half a second of two models at 100 and 20 requests/s."""
     sink, client_type = PROTOCOLS[protocol]
     x = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -46,7 +47,11 @@ def drive(protocol: str, reply: Reply = doubled, **changes: Any) -> LoadRun:
                 offer = Offer(rates_rps={"a": 100, "b": 20}, numbers=(0, 1))
                 schedule = make_schedule(offer, duration_s=0.5, seed=0)
                 return await Drive(
-                    client=client, schedule=schedule, loads=loads, duration_us=500_000
+                    client=client,
+                    schedule=schedule,
+                    loads=loads,
+                    duration_us=500_000,
+                    retries=retries,
                 ).run()
             finally:
                 await client.close()
@@ -100,6 +105,31 @@ def test_refusals_for_the_deadlines_sake_are_drops_and_others_fail(protocol: str
     run = drive(protocol, refuse, send_deadline=True)
     assert totals(run) == {"failed": len(run.records)}
     assert any("its worker died" in text for text in run.messages)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_fails_is_sent_again_as_often_as_is_said_and_counts_once(protocol: str) -> None:
+    seen = count()
+
+    def every_other(inputs: dict[str, np.ndarray], _: int | None) -> np.ndarray:
+        if next(seen) % 2 == 0:
+            message = "its worker died"
+            raise RefusedError(message)
+        return inputs["x"] * 2
+
+    run = drive(protocol, every_other, retries=8)
+    assert totals(run) == {"served": len(run.records)}
+    assert run.summary()["sent_again"] == next(seen) - len(run.records) > 0
+
+    def never(inputs: dict[str, np.ndarray], _: int | None) -> np.ndarray:
+        del inputs
+        message = "its worker died"
+        raise RefusedError(message)
+
+    run = drive(protocol, never, retries=1)
+    assert totals(run) == {"failed": len(run.records)}
+    assert run.summary()["sent_again"] == len(run.records)
+    assert sum(run.messages.values()) == len(run.records)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
