@@ -6,7 +6,7 @@ of counters, every time in seconds. Not here: what follows from the values.
 
 import re
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 
 from triton_backend.contract.errors import PoolPipeError
@@ -42,6 +42,28 @@ def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
         reason = getattr(error, "reason", None) or error  # without urllib's wrapping
         raise MetricsError(f"no metrics from {url}: {reason}") from error
     return parse_metrics(text)
+
+
+def read_all_metrics(urls: Sequence[str], timeout_s: float) -> dict[str, dict[Labels, float]]:
+    """What the gateways of a system say together: what each counts is added; one that is gone counts nothing.
+
+    Raises:
+        MetricsError: none of them answers.
+    """
+    found: list[dict[str, dict[Labels, float]]] = []
+    for url in urls:
+        try:
+            found.append(read_metrics(url, timeout_s))
+        except MetricsError:
+            if url == urls[-1] and not found:
+                raise
+    whole = found[0]
+    for other in found[1:]:
+        for name, series in other.items():
+            mine = whole.setdefault(name, {})
+            for labels, value in series.items():
+                mine[labels] = mine.get(labels, 0.0) + value
+    return whole
 
 
 def parse_metrics(text: str) -> dict[str, dict[Labels, float]]:

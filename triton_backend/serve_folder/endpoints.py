@@ -122,11 +122,16 @@ class Endpoints:
         """What Triton answers only to who sends the token, by Triton's names."""
         return tuple(name for name in RESTRICTED if name not in self.opened)
 
-    def check_can_listen(self, server_root: Path | None = None) -> None:
+    def metrics_port(self, gateway: int) -> int:
+        """Where one of the gateways publishes its metrics: every one has a port of its own."""
+        return self.metrics + gateway
+
+    def check_can_listen(self, server_root: Path | None = None, gateways: int = 1) -> None:
         """Refuse what would fail, or be unsafe, only once the server is started.
 
         Args:
             server_root: the Triton of a container; None is that of the PyTriton wheel.
+            gateways: servers that share the ports but for that of metrics.
 
         Raises:
             InputError: files are no certificates, an address is open on the old server, or
@@ -146,9 +151,18 @@ class Endpoints:
         listening = (
             ("http", self.http, self.http_address),
             ("grpc", self.grpc, self.address),
-            ("metrics", self.metrics, self.metrics_address),
+            *(
+                ("metrics", self.metrics_port(number), self.metrics_address)
+                for number in range(gateways)
+            ),
         )
+        ports = [port for _, port, _ in listening]
         for name, port, address in listening:
+            if ports.count(port) > 1:
+                raise InputError(
+                    f"--metrics-port {self.metrics}",
+                    f"metrics of the second gateway are at the port after it, and {port} is another's",
+                )
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:

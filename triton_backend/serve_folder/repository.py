@@ -2,7 +2,8 @@
 
 The serve folder has `settings.json` (written once per start), `generations/N/plan.json` (one per
 rollout) and `repository/` with a folder per Triton model: a front per served model, the scheduler,
-and one node model per node *and generation*, so that two generations can live side by side.
+and one node model per node *and generation*, so that two generations can live side by side. A second
+gateway has `gateway-2/` with settings and a repository of its own, of the same models but for the scheduler's.
 Every template variable is explained in `model_repo_templates/README.md`.
 """
 
@@ -27,7 +28,12 @@ from triton_backend.runtimes.stage_tensors import (
 from triton_backend.serve_folder.batches import BATCHES_NAME, batches_text
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
-from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
+from triton_backend.serve_folder.settings import (
+    SETTINGS_NAME,
+    ServeOptions,
+    ServeSettings,
+    gateway_folder,
+)
 
 CONTROL_MODEL = "poolpipe_control"
 STANDBY_MODEL = "poolpipe_standby"
@@ -130,11 +136,19 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSet
 
 
 def _begin(settings: ServeSettings) -> ServeSettings:
-    for name in ("repository", "generations", "pids", "backends"):
+    for name in ("repository", "generations", "pids", "backends", gateway_folder(Path(), 1)):
         shutil.rmtree(settings.folder / name, ignore_errors=True)
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    settings.write(settings.path)
+    for number in range(settings.gateways):
+        one = settings.of_gateway(number)
+        one.place.mkdir(parents=True, exist_ok=True)
+        one.write(one.path)
     return settings
+
+
+def gateway_folders(folder: Path) -> tuple[Path, ...]:
+    """Where the gateways of a serve folder have their repositories: itself, and below it the second's."""
+    second = gateway_folder(folder, 1)
+    return (folder, second) if (second / SETTINGS_NAME).exists() else (folder,)
 
 
 def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
@@ -238,8 +252,12 @@ def front_ports(
 
     Raises:
         InputError: there are not as many ports as the plan needs, or modules of its applications would
-            be on several hosts.
+            be on several hosts, or two gateways would serve a model with entries.
     """
+    if settings.gateways > 1 and has_entries(plan):
+        name = next(model.name for model in plan.models if model.entries)
+        reason = f"model {name!r} has entries, which two gateways (--gateways 2) do not serve"
+        raise InputError(f"plan {plan.plan_id}", reason)
     if settings.hosts and plan.applications:
         name = plan.applications[0].application.name
         reason = f"application {name!r}: its modules must run on the gateway's host, no `hosts` beside it"
@@ -296,8 +314,11 @@ def render_control(
     folder: Path, generation: int, settings: Path | None = None, *, standby: bool
 ) -> None:
     """The scheduler's models, which begin with this generation where no scheduler is active yet."""
-    for name in (CONTROL_MODEL, STANDBY_MODEL) if standby else (CONTROL_MODEL,):
-        _model(folder, "scheduler", name, settings, generation=generation)
+    first, *others = gateway_folders(folder)
+    _write_model(first, "scheduler", CONTROL_MODEL, settings, generation=generation)
+    if standby:  # in the second gateway, where there is one
+        place = others[0] if others else first
+        _write_model(place, "scheduler", STANDBY_MODEL, settings, generation=generation)
 
 
 def render_offload(folder: Path, generation: int, settings: Path | None = None) -> None:
@@ -330,7 +351,8 @@ def render_front(
 
 def remove_model(folder: Path, name: str) -> None:
     """Take a model out of the repository's files (after its unload)."""
-    shutil.rmtree(folder / "repository" / name, ignore_errors=True)
+    for place in gateway_folders(folder):
+        shutil.rmtree(place / "repository" / name, ignore_errors=True)
 
 
 def used_nodes(plan: Plan) -> tuple[str, ...]:
@@ -351,6 +373,14 @@ def node_generation(name: str) -> int | None:
 
 
 def _model(folder: Path, kind: str, name: str, settings: Path | None, **variables: Any) -> None:
+    """Write a model that every gateway has."""
+    for place in gateway_folders(folder):
+        _write_model(place, kind, name, settings, **variables)
+
+
+def _write_model(
+    folder: Path, kind: str, name: str, settings: Path | None, **variables: Any
+) -> None:
     place = folder / "repository" / name
     (place / "1").mkdir(parents=True, exist_ok=True)
     path = (folder / SETTINGS_NAME).resolve() if settings is None else settings

@@ -9,7 +9,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,9 +51,12 @@ class ServeOptions:
         base_port: first of the TCP ports used when there are several hosts.
         host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
         standby: keep a second scheduler that takes over where the first dies or hangs.
+        gateways: servers that take requests, one or two, on the same ports; of two each has fronts of its
+            own, one the scheduler and the other its standby.
 
     Raises:
-        InputError: a value that the scheduler or an emulated stage would refuse once it is started.
+        InputError: a value that the scheduler or an emulated stage would refuse once it is started, or
+            two gateways that could not stand in for each other.
     """
 
     artifacts: Path | None = None
@@ -71,8 +74,16 @@ class ServeOptions:
     base_port: int = 18_500
     host_http_port: int = 8000
     standby: bool = True
+    gateways: int = 1
 
     def __post_init__(self) -> None:
+        if self.gateways not in {1, 2}:
+            raise InputError(f"--gateways {self.gateways}", "is neither 1 nor 2")
+        if self.gateways > 1 and not self.standby:
+            raise InputError("--gateways 2", "needs the standby scheduler (no --no-standby)")
+        if self.gateways > 1 and self.hosts:
+            named = ", ".join(self.hosts)
+            raise InputError("--gateways 2", f"all nodes must run on this host, {named} do not")
         if self.policy is not None or self.nic != USUAL_NIC:
             _check_choices(self.policy, self.nic)
         if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
@@ -105,6 +116,7 @@ class ServeSettings(ServeOptions):
         token: opens the repository API and the control request; the key of TCP connections
             is derived from it.
         python: interpreter that workers run under.
+        gateway: which of the gateways reads these settings, counted from 0; others write 0.
     """
 
     system: str
@@ -113,6 +125,7 @@ class ServeSettings(ServeOptions):
     socket_folder: Path
     token: str
     python: str
+    gateway: int = 0
 
     @classmethod
     def of(cls, options: ServeOptions, **own: Any) -> Self:
@@ -163,9 +176,23 @@ class ServeSettings(ServeOptions):
         write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n", mode=PRIVATE)
 
     @property
+    def place(self) -> Path:
+        """Where this gateway's server has its own: model repository, process ids, backends."""
+        return gateway_folder(self.folder, self.gateway)
+
+    @property
     def path(self) -> Path:
         """The settings file."""
-        return self.folder / SETTINGS_NAME
+        return self.place / SETTINGS_NAME
+
+    def of_gateway(self, number: int) -> "ServeSettings":
+        """The same system's settings as another of its gateways reads them."""
+        return replace(self, gateway=number)
+
+    @property
+    def server_id(self) -> str | None:
+        """What this gateway's server calls itself where two share their ports; None where it is alone."""
+        return server_id(self.gateway) if self.gateways > 1 else None
 
     @property
     def segment_prefix(self) -> str:
@@ -175,7 +202,8 @@ class ServeSettings(ServeOptions):
     @property
     def stub_prefix(self) -> str:
         """How the segments of Triton's own Python backend begin."""
-        return f"poolpipe-{self.instance}-stub"
+        number = f"{self.gateway + 1}-" if self.gateways > 1 else ""
+        return f"poolpipe-{self.instance}-stub{number}"
 
     def generation_folder(self, generation: int) -> Path:
         """Where a generation's plan lies."""
@@ -191,9 +219,24 @@ class ServeSettings(ServeOptions):
             return f"tcp:{self.gateway_host}:{self.base_port}"
         return self.scheduler_address()
 
-    def front_address(self, model: str) -> str:
-        """Where a front takes answers on its own host."""
-        return f"unix:{self.socket_folder}/front-{short_name(model)}"
+    def front_address(self, model: str, gateway: int = 0) -> str:
+        """Where the front of a model in one of the gateways takes answers on its own host."""
+        return f"unix:{self.socket_folder}/front-{short_name(model)}{gateway_suffix(gateway)}"
+
+
+def gateway_folder(folder: Path, gateway: int) -> Path:
+    """Where a gateway has its own, below the serve folder; the first has the serve folder itself."""
+    return folder / f"gateway{gateway_suffix(gateway)}" if gateway else folder
+
+
+def server_id(gateway: int) -> str:
+    """What the server of one of two gateways calls itself."""
+    return f"gateway-{gateway + 1}"
+
+
+def gateway_suffix(gateway: int) -> str:
+    """What distinguishes names of a second gateway; those of the first are as if it were alone."""
+    return f"-{gateway + 1}" if gateway else ""
 
 
 def plan_artifacts(plan: Plan) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from triton_backend.serve_folder.endpoints import reached_at
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
@@ -33,9 +34,37 @@ def keeper_runs(state: dict[str, Any]) -> bool:
 
 
 def server_runs(state: dict[str, Any]) -> bool:
-    """Whether the tritonserver of a state file still runs, with a keeper or without."""
-    repository = f"--model-repository={Path(state['folder']) / 'repository'}"
-    return repository in command_line(int(state["triton_pid"]))
+    """Whether a tritonserver of a state file still runs, with a keeper or without."""
+    return any(one_server_runs(server) for server in servers_of(state) if server is not None)
+
+
+def servers_of(state: dict[str, Any]) -> list[dict[str, Any] | None]:
+    """What a state file says of each gateway's server; None of one that was not started yet."""
+    group = state.get("server_group", state.get("process_group"))
+    only = {
+        "server_id": None,
+        "triton_pid": state["triton_pid"],
+        "server_group": group,
+        "metrics_port": state.get("ports", {}).get("metrics"),
+        "repository": str(Path(state["folder"]) / "repository"),
+        "ready": state.get("ready", False),
+        "restarts": state.get("restarts", 0),
+        "restarted_us": state.get("restarted_us"),
+    }
+    return state.get("servers", [only])
+
+
+def metrics_urls(state: dict[str, Any]) -> list[str]:
+    """Where Prometheus reads what each gateway counts."""
+    several = [server["metrics_port"] for server in state.get("servers", ()) if server is not None]
+    ports = several or [state["ports"]["metrics"]]
+    return [f"http://{reached_at(state['address'])}:{port}/metrics" for port in ports]
+
+
+def one_server_runs(server: dict[str, Any]) -> bool:
+    """Whether the tritonserver of an entry of `servers_of` still runs."""
+    repository = f"--model-repository={server['repository']}"
+    return repository in command_line(int(server["triton_pid"]))
 
 
 def command_line(pid: int) -> list[str]:

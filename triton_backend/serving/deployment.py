@@ -40,7 +40,7 @@ from triton_backend.serve_folder.repository import (
     read_front_ports,
     read_workers,
 )
-from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serve_folder.settings import ServeSettings, gateway_suffix
 from triton_backend.serving.layout import SlotLayout
 
 if TYPE_CHECKING:
@@ -256,7 +256,18 @@ class Deployment:
 
     @cached_property
     def shelved(self) -> frozenset[str]:
-        """Models that modules of applications run: their outputs go to shelves, whoever asked."""
+        """Models whose outputs go to shelves, whoever asked: those that modules of applications run.
+
+        With two gateways all do: then a batch holds requests of two fronts, neither of which could
+        gather it, nor take the other's part of the answer.
+        """
+        if self.settings.gateways > 1:
+            return frozenset(model.name for model in self.plan.models)
+        return self._modules
+
+    @cached_property
+    def _modules(self) -> frozenset[str]:
+        """Models that modules of applications run."""
         graphs = (planned.application for planned in self.plan.applications)
         return frozenset(module.model for graph in graphs for module in graph.modules)
 
@@ -312,7 +323,7 @@ class Deployment:
     @cached_property
     def _counts(self) -> dict[str, dict[str, str]]:
         """Of every model of modules: outputs whose rows vary, and their counts."""
-        models = (self.plan.model(name) for name in self.shelved)
+        models = (self.plan.model(name) for name in self._modules)
         return {m.name: counts_of(spec.name for spec in m.outputs) for m in models}
 
     def row_groups(self, model: str) -> tuple[str, ...]:
@@ -576,9 +587,10 @@ class Deployment:
         """How an express request lies in a slot of its front."""
         return SlotLayout(specs=model.inputs, batch=self.largest_request(model))
 
-    def express_segment(self, model: str) -> str:
-        """Name of the segment of a front's express requests."""
-        return f"{self.settings.segment_prefix}g{self.generation}-e{short_name(model)}"
+    def express_segment(self, model: str, gateway: int = 0) -> str:
+        """Name of the segment of express requests, and of those of modules, of a front in a gateway."""
+        name = f"{short_name(model)}{gateway_suffix(gateway)}"
+        return f"{self.settings.segment_prefix}g{self.generation}-e{name}"
 
     def front_port(self, model: str) -> int:
         """TCP port of a front, the same in every generation."""

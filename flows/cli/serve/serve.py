@@ -78,6 +78,15 @@ def serve(
         bool,
         typer.Option("--standby/--no-standby", help="Keep a second scheduler that takes over."),
     ] = True,
+    gateways: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=2,
+            help="Servers on the same ports: of two, one may die. Metrics of the second: the next port.",
+        ),
+    ] = 1,
     join: Annotated[
         Path | None,
         typer.Option(
@@ -122,6 +131,7 @@ def serve(
         gateway_host=gateway_host,
         host_http_port=host_http_port,
         standby=standby,
+        gateways=gateways,
     )
     with progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)
@@ -130,6 +140,7 @@ def serve(
         "http": running.http_url,
         "grpc": running.grpc_url,
         "metrics": running.metrics_url,
+        **dict(zip(("second_metrics",), running.metrics_urls[1:], strict=False)),
         "state_file": state.serve / "state.json",
     }
     if as_json:
@@ -181,10 +192,11 @@ def _start(
         stop(folder)
         render_host(folder, given, plan, host, asked.artifacts)
         return start(folder, reachable, report, wait_for_workers=False)
-    check_can_start(folder, ports)
-    stop(folder)
+    check_can_start(folder, ports, asked.gateways)
     elsewhere = other_hosts(plan, asked.gateway_host)
-    render_repository(folder, plan, replace(asked, hosts=elsewhere))
+    options = replace(asked, hosts=elsewhere)
+    stop(folder)
+    render_repository(folder, plan, options)
     return start(folder, ports, report, wait_for_workers=not elsewhere)
 
 

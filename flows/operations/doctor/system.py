@@ -23,10 +23,15 @@ from flows.operations.doctor.registry import (
     good,
     problem,
 )
-from flows.release.server.running import ServerState, keeper_of
+from flows.release.server.running import ServerState, gateways_of, keeper_of
 from triton_backend.serve_folder.endpoints import is_loopback
 from triton_backend.serve_folder.settings import SETTINGS_NAME
-from triton_backend.serve_folder.state import STATE_NAME, keeper_runs, read_state_file
+from triton_backend.serve_folder.state import (
+    STATE_NAME,
+    keeper_runs,
+    read_state_file,
+    servers_of,
+)
 
 # CVE-2026-24206 to 24209, requests without a login among them; mended in container 26.03, which is 2.67.
 BULLETIN = "NVIDIA's bulletin 5828 of May 2026"
@@ -161,3 +166,20 @@ def keeper(at: Surroundings) -> Iterator[Finding]:
     else:
         seen, _, remedy = keeper_of(state).partition(": ")
         yield problem(seen, remedy)
+
+
+@check("gateways")
+def gateways(at: Surroundings) -> Iterator[Finding]:
+    """Of two gateways, whether each has its server, so that the other may die."""
+    state = at.served()
+    servers = [] if state is None else servers_of(state)
+    if state is None or len(servers) == 1:
+        yield good("one server, or none" if state is None else "one server")
+        return
+    for name, how in gateways_of(state).items():
+        if how.startswith("runs"):
+            yield good(f"{name} {how}")
+        else:
+            yield problem(
+                f"{name} {how}, nobody takes requests if the other one dies", "see server.log"
+            )

@@ -101,7 +101,7 @@ def roll_out(
         )
     check_plan(work, plan)
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
-    before = read_outcomes(state.metrics_url)
+    before = read_outcomes(state.metrics_urls)
     # Open throughout: nobody may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
@@ -255,7 +255,7 @@ def bake(
     while watch.seconds() < options.bake_seconds:
         time.sleep(min(options.poll_seconds, options.bake_seconds))
         try:
-            after = read_outcomes(state.metrics_url)
+            after = read_outcomes(state.metrics_urls)
         except MetricsError as error:
             failure = error
             continue

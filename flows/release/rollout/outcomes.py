@@ -1,8 +1,9 @@
 """What the running system counts, read from its metrics endpoint: outcomes per model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.system_metrics import Metrics, by_label, read_metrics
+from flows.system_metrics import Metrics, by_label, read_all_metrics
 
 READ_SECONDS = 10
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
@@ -38,13 +39,13 @@ class Outcomes:
         )
 
 
-def read_outcomes(metrics_url: str) -> dict[str, Outcomes]:
-    """Outcomes per model from a Prometheus endpoint.
+def read_outcomes(metrics_urls: Sequence[str]) -> dict[str, Outcomes]:
+    """Outcomes per model from the Prometheus endpoints of a system, one per gateway.
 
     Raises:
-        MetricsError: it does not answer, or not to the end.
+        MetricsError: none answers, or one not to the end.
     """
-    return outcomes_of(read_metrics(metrics_url, READ_SECONDS))
+    return outcomes_of(read_all_metrics(metrics_urls, READ_SECONDS))
 
 
 def outcomes_of(metrics: Metrics) -> dict[str, Outcomes]:

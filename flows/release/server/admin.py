@@ -20,11 +20,13 @@ import psutil
 from flows.release.server.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
     read_state_file,
     server_runs,
+    servers_of,
 )
 
 START_POLLS = 600
@@ -33,8 +35,13 @@ STOP_SECONDS = 15
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
 
 
-def check_can_start(folder: Path, endpoints: Endpoints) -> None:
+def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> None:
     """Refuse what `start` would refuse now.
+
+    Args:
+        folder: the serve folder.
+        endpoints: where its servers would listen.
+        gateways: how many there would be.
 
     Raises:
         InputError: something is served from the folder already, an address is not safe, a file is
@@ -51,7 +58,7 @@ def check_can_start(folder: Path, endpoints: Endpoints) -> None:
             "is being served already, but its keeper is gone: `poolpipe serve` of the plan in force"
             " takes it over, `poolpipe stop` ends it",
         )
-    endpoints.check_can_listen()
+    endpoints.check_can_listen(gateways=gateways)
 
 
 def start(
@@ -76,7 +83,7 @@ def start(
         InputError: as `check_can_start`.
         ServerError: the server or a worker does not come up; what was started is stopped.
     """
-    check_can_start(folder, endpoints)
+    check_can_start(folder, endpoints, ServeSettings.read(folder / SETTINGS_NAME).gateways)
     stop(folder)
     arguments = ["start", f"--folder={folder}", *endpoints.arguments()]
     return _run_keeper(folder, arguments, progress, wait_for_workers=wait_for_workers)
@@ -230,8 +237,9 @@ def stop(folder: Path) -> bool:
             os.kill(int(data["pid"]), signal.SIGTERM)
         with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             psutil.Process(int(data["pid"])).wait(STOP_SECONDS)
-    # The server is in the group of another keeper where this one took it over.
-    groups = {int(data["process_group"]), int(data.get("server_group", data["process_group"]))}
+    # A server is in the group of another keeper where this one took it over.
+    servers = [server for server in servers_of(data) if server is not None]
+    groups = {int(data["process_group"]), *(int(server["server_group"]) for server in servers)}
     members = [p for p in psutil.process_iter() if _in_group(p, groups)]
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):

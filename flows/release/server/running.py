@@ -5,10 +5,9 @@ processes (`admin`).
 """
 
 import contextlib
+import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,22 +16,32 @@ from typing import Any
 from flows.clock import Stopwatch
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.units import US_PER_S
+from triton_backend.serve_folder.connect import connect_to
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
+    metrics_urls,
+    one_server_runs,
     read_state_file,
     server_runs,
+    servers_of,
     write_state_file,
 )
 
 REQUEST_SECONDS = 30
-BAD_REQUEST, UNAVAILABLE = 400, 503
+HTTP_OK, BAD_REQUEST, UNAVAILABLE = 200, 400, 503
+# A server that was killed is back within seconds.
+GATEWAY_SECONDS = 60.0
 TAKEOVER_SECONDS, TAKEOVER_POLL_SECONDS = 2.0, 0.05
 
 
 class ServerError(PoolPipeError):
     """The running system refused or failed; the message is its own."""
+
+
+class AbsentError(ServerError):
+    """There is no answer."""
 
 
 class RefusedError(ServerError):
@@ -61,45 +70,63 @@ class ServerState:
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus reads."""
-        return f"http://{self.data['address']}:{self.data['ports']['metrics']}/metrics"
+        """Where Prometheus reads; of two gateways, the first one's."""
+        return self.metrics_urls[0]
+
+    @property
+    def metrics_urls(self) -> list[str]:
+        """Where Prometheus reads what each gateway counts."""
+        return metrics_urls(self.data)
 
     @property
     def folder(self) -> Path:
         """The serve folder."""
         return Path(self.data["folder"])
 
-    def post(self, path: str, body: object) -> dict[str, Any]:
-        """POST JSON with the token.
+    def post(self, path: str, body: object, gateway: int = 0) -> dict[str, Any]:
+        """POST JSON with the token, to the server of a gateway.
 
         Raises:
-            ServerError: the server answers with an error, or not at all.
+            AbsentError: that does not answer.
+            ServerError: it answers with an error.
         """
-        request = urllib.request.Request(
-            f"http://{self.http_url}{path}",
-            data=json.dumps(body).encode(),
-            headers={self.data["token_header"]: self.data["token"]},
-        )
+        headers = {self.data["token_header"]: self.data["token"]}
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:  # noqa: S310  # http, an address of our own state file
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            kind = {BAD_REQUEST: RefusedError, UNAVAILABLE: UnavailableError}.get(
-                error.code, ServerError
-            )
-            with contextlib.suppress(ValueError):
-                raise kind(json.loads(error.read())["error"]) from error
-            raise kind(str(error)) from error
-        except OSError as error:
-            raise ServerError(f"no answer from {self.http_url}: {error}") from error
+            with contextlib.closing(self._connected(gateway)) as connection:
+                connection.request("POST", path, json.dumps(body).encode(), headers)
+                answer = connection.getresponse()
+                code, text = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise AbsentError(f"no answer from {self.http_url}: {error}") from error
+        if code != HTTP_OK:
+            kind = {BAD_REQUEST: RefusedError, UNAVAILABLE: UnavailableError}.get(code, ServerError)
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                raise kind(json.loads(text)["error"])
+            raise kind(f"HTTP {code} {answer.reason}")
         return json.loads(text) if text else {}
 
+    def _connected(self, gateway: int) -> http.client.HTTPConnection:
+        """A connection to the server of a gateway, which may share its port with another."""
+        address, port = self.data["http_address"], int(self.data["ports"]["http"])
+        server = servers_of(self.data)[gateway]
+        if server is not None and server["server_id"] is None:
+            return http.client.HTTPConnection(address, port, timeout=REQUEST_SECONDS)
+        if server is None or not server["ready"] or not one_server_runs(server):
+            raise ConnectionError(f"the server of gateway {gateway + 1} is not there")
+        return connect_to(address, port, server["server_id"], REQUEST_SECONDS)
+
+    @property
+    def gateways(self) -> range:
+        """Numbers of the gateways."""
+        return range(len(servers_of(self.data)))
+
     def ask(self, model: str, request: dict[str, Any]) -> dict[str, Any]:
-        """An infer on one of the JSON models (control, nodes).
+        """An infer on one of the JSON models (control, nodes); of two gateways, the standby is the second's.
 
         Raises:
             ServerError: the request was refused.
         """
+        gateway = self.gateways[-1] if model == STANDBY_MODEL else 0
         texts = {"request": json.dumps(request), "token": self.data["token"]}
         body = {
             "inputs": [
@@ -107,7 +134,7 @@ class ServerState:
                 for name, text in texts.items()
             ]
         }
-        answer = self.post(f"/v2/models/{model}/infer", body)
+        answer = self.post(f"/v2/models/{model}/infer", body, gateway)
         return json.loads(answer["outputs"][0]["data"][0])
 
     def control(self, command: str, **fields: Any) -> dict[str, Any]:
@@ -134,12 +161,26 @@ class ServerState:
             time.sleep(TAKEOVER_POLL_SECONDS)
 
     def load(self, model: str) -> None:
-        """Load a model of the repository, or load it anew if its configuration changed."""
-        self.post(f"/v2/repository/models/{model}/load", {})
+        """Load a model of the repository in every gateway, or load it anew if its configuration changed."""
+        self._post_to_all(f"/v2/repository/models/{model}/load")
 
     def unload(self, model: str) -> None:
-        """Unload a model; its process ends."""
-        self.post(f"/v2/repository/models/{model}/unload", {})
+        """Unload a model from every gateway; its processes end."""
+        self._post_to_all(f"/v2/repository/models/{model}/unload")
+
+    def _post_to_all(self, path: str) -> None:
+        """One of two servers that has died is waited for: it comes back with what the repository has now."""
+        for gateway in self.gateways:
+            state, waited = self, Stopwatch()
+            while True:
+                try:
+                    state.post(path, {}, gateway)
+                    break
+                except AbsentError:
+                    if len(self.gateways) == 1 or waited.seconds() > GATEWAY_SECONDS:
+                        raise
+                time.sleep(TAKEOVER_POLL_SECONDS)
+                state = read_state(self.folder)
 
 
 def read_state(folder: Path) -> ServerState:
@@ -180,8 +221,26 @@ def status(folder: Path) -> dict[str, Any]:
         "keeper": keeper_of(state.data),
         "restarts": state.data.get("restarts", 0),
         "restarted": _instant(state.data.get("restarted_us")),
+        **({"gateways": gateways_of(state.data)} if len(state.gateways) > 1 else {}),
         **state.control("status"),
     }
+
+
+def gateways_of(state: dict[str, Any]) -> dict[str, str]:
+    """How the server of each of two gateways is."""
+    found: dict[str, str] = {}
+    for number, server in enumerate(servers_of(state), 1):
+        if server is None or not one_server_runs(server):
+            how = "is gone"
+        elif not server["ready"]:
+            how = "starts"
+        else:
+            how = "runs"
+        restarts = 0 if server is None else server["restarts"]
+        found[f"gateway {number}"] = (
+            how if not restarts else f"{how}, started anew {restarts} times"
+        )
+    return found
 
 
 def keeper_of(state: dict[str, Any]) -> str:

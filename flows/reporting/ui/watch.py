@@ -17,9 +17,10 @@ from flows.clock import now_utc
 from flows.reporting.ui.history import History, read_history
 from flows.reporting.ui.live import LiveView, Sample
 from flows.reporting.ui.vgpus import VGpuWatch
-from flows.system_metrics import Metrics, MetricsError, read_metrics
+from flows.system_metrics import Metrics, MetricsError, read_all_metrics
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.state import metrics_urls
 
 INTERVAL_S = 2.0
 HISTORY_EVERY, HISTORY_SOONER = 30, 3  # samples
@@ -79,7 +80,7 @@ class SystemWatch:
         vgpus: list[dict[str, Any]] = []
         try:
             state = json.loads(self._state_path.read_text())
-            metrics = read_metrics(_metrics_url(state), FETCH_S)
+            metrics = read_all_metrics(metrics_urls(state), FETCH_S)
             self._view.add(Sample(now.timestamp(), metrics))
             warning = _warning(metrics)
             self._follow(Path(state["folder"]))
@@ -137,8 +138,3 @@ def _warning(metrics: Metrics) -> str | None:
         if max(metrics.get(name, {}).values(), default=1.0) == 0.0:
             return words
     return None
-
-
-def _metrics_url(state: dict[str, Any]) -> str:
-    address = "127.0.0.1" if state["address"] == "0.0.0.0" else state["address"]  # noqa: S104 - compared, not bound
-    return f"http://{address}:{state['ports']['metrics']}/metrics"

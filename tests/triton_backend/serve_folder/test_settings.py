@@ -37,6 +37,8 @@ def test_every_choice_arrives_where_it_is_read(tmp_path: Path) -> None:
     read = ServeSettings.read(tmp_path / "settings.json")
     assert read == made
     for field in fields(ServeOptions):
+        if field.name == "gateways":  # which two of go with neither hosts nor without a standby
+            continue
         value = getattr(CHOSEN, field.name)
         assert getattr(read, field.name) == value, field.name
         assert value != getattr(ServeOptions(), field.name), field.name
@@ -80,3 +82,38 @@ def test_a_setting_that_nobody_knows_is_not_a_settings_file(tmp_path: Path) -> N
     path.write_text(json.dumps({**made.to_dict(), "colour": "blue"}))
     with pytest.raises(InputError, match="colour"):
         ServeSettings.read(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"gateways": 3}, "--gateways 3: is neither 1 nor 2"),
+        ({"gateways": 0}, "--gateways 0: is neither 1 nor 2"),
+        ({"gateways": 2, "standby": False}, "--gateways 2: needs the standby"),
+        ({"gateways": 2, "hosts": {"SLOW": "10.0.0.2"}}, "--gateways 2: all nodes .*SLOW do not"),
+    ],
+)
+def test_two_gateways_that_could_not_stand_in_for_each_other_are_refused(
+    wrong: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        replace(ServeOptions(), **wrong)
+
+
+def test_a_second_gateway_has_names_of_its_own_and_everything_else_in_common(
+    tmp_path: Path,
+) -> None:
+    first = ServeSettings.begin(tmp_path, plan(two_stage()), ServeOptions(gateways=2))
+    second = first.of_gateway(1)
+    second.place.mkdir()
+    second.write(second.path)
+    assert ServeSettings.read(second.path) == second
+    for name in ("segment_prefix", "token", "socket_folder", "folder"):
+        assert getattr(first, name) == getattr(second, name)
+    for name in ("place", "path", "server_id", "stub_prefix"):
+        assert getattr(first, name) != getattr(second, name)
+    assert not second.stub_prefix.startswith(first.stub_prefix)
+    assert not first.stub_prefix.startswith(second.stub_prefix)
+    alone = ServeSettings.begin(tmp_path, plan(two_stage()), ServeOptions())
+    assert (alone.place, alone.server_id) == (tmp_path, None)
+    assert alone.front_address("pair") != second.front_address("pair", 1)

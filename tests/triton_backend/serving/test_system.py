@@ -22,12 +22,14 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
 from triton_backend.contract.units import transfer_us
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front import batches as front_batches
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.authentication import CHALLENGE_FRAME_BYTES
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
-from triton_backend.serving.transport.wire import Kind, frame
+from triton_backend.serving.transport.wire import LOCAL_BITS, Kind, frame
 
 pytestmark = pytest.mark.slow
 
@@ -329,3 +331,44 @@ def test_hosts_without_common_memory_are_served_over_tcp(tmp_path: Path) -> None
             assert stranger.recv(1) == b""
     assert not isinstance(system.ask("halves", {"x": numbers(4)}, PATIENT_US)(), Refusal)
     system.stop()
+
+
+def test_a_batch_holds_requests_of_both_gateways_and_each_front_answers_its_own(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(artifacts=root, gateways=2)
+    system = LocalSystem(tmp_path / "serve", plan(affine(root)), options)
+    second = system.settings.of_gateway(1)
+    other = FrontService(second, Deployment.read(second, 1), "affine", system.clock)
+    fronts = system.fronts["affine"], other
+    other.start()
+    try:
+        # Announced by both before anything is dispatched, so that batches hold requests of both.
+        system.control("flush")
+        questions = [(n, numbers(1 + n % 2, n)) for n in range(40)]
+        asked: list[tuple[NDArray[np.float32], Callable[[], Answer]]] = []
+        for n, question in questions:
+            system.fronts["affine"] = fronts[n % 2]
+            asked.append((question, system.ask("affine", {"x": question}, PATIENT_US)))
+        wait_for(lambda: system.status()["counters"]["offered"] == {"affine": len(asked)})
+        system.control("abort")
+        for question, answer in asked:
+            found = answer()
+            assert not isinstance(found, Refusal), found
+            assert np.array_equal(found["y"], question * FACTOR + OFFSET)
+    finally:
+        other.stop()
+        system.fronts["affine"] = fronts[0]
+        system.stop()
+    batches = [
+        item.request_ids
+        for path in sorted((tmp_path / "serve" / "events").iterdir())
+        for item in read_events(path.read_text().splitlines())
+        if isinstance(item, Dispatch)
+    ]
+    mixed = [ids for ids in batches if len({number >> LOCAL_BITS for number in ids}) == 2]
+    assert mixed
+    assert sorted(number for ids in batches for number in ids) == sorted(
+        {number for ids in batches for number in ids}
+    )

@@ -47,7 +47,8 @@ class _Generation:
         self.outputs = {spec.name: spec for spec in model.outputs}
         slots = deployment.request_slots(model)
         layout = deployment.express_layout(model)
-        self.requests = Segment.create(deployment.express_segment(name), layout, slots)
+        segment = deployment.express_segment(name, deployment.settings.gateway)
+        self.requests = Segment.create(segment, layout, slots)
         self.free = deque(range(slots))  # of any thread
 
     def write(self, request: Request) -> int | None:

@@ -148,7 +148,7 @@ class FrontService:
 
     def start(self) -> None:
         """Listen for answers and connect to the scheduler."""
-        self._loop.listen(self._settings.front_address(self.model))
+        self._loop.listen(self._settings.front_address(self.model, self._settings.gateway))
         if self._settings.hosts:
             port = self._current.front_port(self.model)
             self._loop.listen(f"tcp:{self._settings.gateway_host}:{port}")
@@ -278,7 +278,9 @@ class FrontService:
         connection = self._loop.connect(self._settings.scheduler_address())
         if connection is None:
             return
-        connection.send(frame(Kind.HELLO, pack_hello(FrontHello(self.model))))
+        connection.send(
+            frame(Kind.HELLO, pack_hello(FrontHello(self.model, self._settings.gateway)))
+        )
         self._scheduler = connection
         # Announced again by number, so that one already known is not counted twice. An express request may
         # be in flight since the last scheduler's life, and runs twice then.

@@ -16,6 +16,7 @@ Here: which slots hold what. Not here: what runs, frames (`state`), mapped memor
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from triton_backend.contract.applications import Application
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
@@ -24,6 +25,25 @@ from triton_backend.serving.transport.shared_memory import SlotPool
 from triton_backend.serving.transport.wire import NONE, Piece
 
 _THE_ANSWER = -1  # among those that read a module
+
+
+class InputSlot(NamedTuple):
+    """Where a front has written the inputs of a job: by whose generation's layout, in which gateway's front."""
+
+    generation: int
+    gateway: int
+    slot: int
+
+
+class _Place(NamedTuple):
+    """A slot of a vGPU's shelf."""
+
+    generation: int
+    vgpu: int
+    slot: int
+
+
+_NOWHERE = _Place(NONE, NONE, NONE)
 
 
 class ShelfSlots:
@@ -84,7 +104,7 @@ class Job:
 
     Attributes:
         number: the core's.
-        generation, slot: where its front has written its inputs.
+        inputs: where its front has written them.
         outputs: by module, what its tasks have given so far and is still wanted.
         readers: by module, who still wants its outputs.
         tasks: by module, those that have not ended.
@@ -96,8 +116,7 @@ class Job:
     number: int
     graph: Application
     samples: int
-    generation: int
-    slot: int
+    inputs: InputSlot
     outputs: dict[int, list[_Output]] = field(default_factory=dict[int, list[_Output]])
     readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     tasks: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
@@ -178,24 +197,20 @@ class Jobs:
 
     def generations(self) -> set[int]:
         """Those on whose shelves outputs lie, or in whose front's slots inputs do."""
-        found = {job.generation for job in self._jobs.values()}
+        found = {job.inputs.generation for job in self._jobs.values()}
         for job in self._jobs.values():
             found |= {out.shelf.generation for outs in job.outputs.values() for out in outs}
         return found
 
     # A job's life, as the core tells it
 
-    def begin(
-        self, number: int, graph: Application, samples: int, generation: int, slot: int
-    ) -> None:
+    def begin(self, number: int, graph: Application, samples: int, inputs: InputSlot) -> None:
         """A job came, its inputs in a slot of its front."""
-        self._jobs[number] = Job(number, graph, samples, generation, slot)
+        self._jobs[number] = Job(number, graph, samples, inputs)
 
-    def begin_alone(
-        self, number: int, graph: Application, samples: int, generation: int, slot: int
-    ) -> None:
+    def begin_alone(self, number: int, graph: Application, samples: int, inputs: InputSlot) -> None:
         """A request of a model came that is served like a job of one module."""
-        self.begin(number, graph, samples, generation, slot)
+        self.begin(number, graph, samples, inputs)
         self._tasks[number] = _Task(self._jobs[number], 0, 0, samples, samples)
 
     def ready(self, task: TaskReady) -> None:
@@ -261,7 +276,7 @@ class Jobs:
             task = self._tasks[number]
             application = deployment.application_numbers[task.job.graph.name]
             for producer, group in deployment.producers(application, task.module):
-                for offset, rows, (generation, vgpu, slot), row in _sources(task, producer, group):
+                for offset, rows, (generation, where, slot), row in _sources(task, producer, group):
                     found.append(
                         Piece(
                             at + offset,
@@ -271,7 +286,7 @@ class Jobs:
                             producer,
                             group,
                             generation,
-                            vgpu,
+                            where,
                             slot,
                             row,
                         )
@@ -367,11 +382,9 @@ def _groups_after(deployment: Deployment, graph: Application, module: int) -> li
     ]
 
 
-_Place = tuple[int, int, int]
-"""Generation, vGPU and slot."""
-
-
-def _sources(task: _Task, producer: int, group: int) -> Iterator[tuple[int, int, _Place, int]]:
+def _sources(
+    task: _Task, producer: int, group: int
+) -> Iterator[tuple[int, int, InputSlot | _Place, int]]:
     """Where the rows of a task are that it reads of one producer.
 
     Row i of a module is row i of what its producer gave, or the last one where that gave fewer (one row
@@ -382,16 +395,16 @@ def _sources(task: _Task, producer: int, group: int) -> Iterator[tuple[int, int,
     """
     job = task.job
     if producer == THE_REQUEST:
-        runs = [(job.samples, (job.generation, NONE, job.slot), 0)]
+        runs = [(job.samples, job.inputs, 0)]
     else:
         outputs = sorted(job.outputs.get(producer, ()), key=lambda one: one.first_row)
         runs = [
-            (o.rows[group], (o.shelf.generation, o.shelf.vgpu, o.shelf.slot), o.row[group])
+            (o.rows[group], _Place(o.shelf.generation, o.shelf.vgpu, o.shelf.slot), o.row[group])
             for o in outputs
             if o.rows[group]
         ]
     if job.over or not task.wanted or not runs:
-        yield 0, task.rows, (NONE, NONE, NONE), 0
+        yield 0, task.rows, _NOWHERE, 0
         return
     offset, begin = 0, 0
     for rows, place, row in runs:

@@ -388,7 +388,7 @@ class SchedulerService:
     def _hello(self, connection: Connection, hello: Hello, now_us: int) -> None:
         idle = False
         if isinstance(hello, FrontHello):
-            peer = FrontAddress(hello.model)
+            peer = FrontAddress(hello.model, hello.gateway)
         elif isinstance(hello, StandbyHello):
             peer = StandbyAddress(hello.standby)
         else:

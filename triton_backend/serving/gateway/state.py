@@ -55,7 +55,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
-from triton_backend.serving.gateway.jobs import Jobs, ShelfSlot, ShelfSlots
+from triton_backend.serving.gateway.jobs import InputSlot, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
@@ -104,9 +104,10 @@ GUEST_PATIENCE_US = 2_000_000
 
 
 class FrontAddress(NamedTuple):
-    """The front of a model."""
+    """The front of a model in one of the gateways."""
 
     model: str
+    gateway: int = 0
 
 
 class WorkerAddress(NamedTuple):
@@ -510,10 +511,15 @@ class Gateway:
         The core's number of a request is the front's own, with the number of the front above it.
         """
         for model in self.deployment.served:
-            front = FrontAddress(model)
-            if front not in self._first_requests:
-                self._first_requests[front] = len(self._fronts) << LOCAL_BITS
-                self._fronts.append(front)
+            for front in self._fronts_of(model):
+                if front not in self._first_requests:
+                    self._first_requests[front] = len(self._fronts) << LOCAL_BITS
+                    self._fronts.append(front)
+
+    def _fronts_of(self, model: str) -> list[FrontAddress]:
+        """The fronts of a model, one in each gateway."""
+        gateways = self.deployment.settings.gateways
+        return [FrontAddress(model, number) for number in range(gateways)]
 
     def _number_of(self, front: FrontAddress, local: int) -> int:
         """The core's number of a front's request; negative for a front that no plan has had.
@@ -648,7 +654,7 @@ class Gateway:
             self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
             return False
         graph = deployment.applications[deployment.application_numbers[front.model]]
-        place = arrival.samples, tags[plan_tag], arrival.express_slot
+        place = arrival.samples, InputSlot(tags[plan_tag], front.gateway, arrival.express_slot)
         if front.model in self._served.models:
             self._jobs.begin_alone(number, graph, *place)
         else:
@@ -1224,7 +1230,8 @@ class Gateway:
     def _announce(self, deployment: Deployment, *, prepared: bool) -> None:
         data = _plan_frame(deployment, prepared=prepared)
         for model in deployment.served:
-            self._send(FrontAddress(model), data)
+            for front in self._fronts_of(model):
+                self._send(front, data)
 
     # What the core decides
 

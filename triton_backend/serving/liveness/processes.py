@@ -49,7 +49,9 @@ STUB_HEARTBEAT_SECONDS = 0.25
 OWNERS_LOOK_MS = 200
 STUCK_LOOKS = 3  # of a stub, one after the other
 
-_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _PRESSURE, _COLUMNS = 0, 1, 2, 3, 4, 5, 6
+_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _PRESSURE = range(6)
+_OWNERS = range(6, 8)  # by gateway, where there are two
+_COLUMNS = 8
 _CELL_BYTES = 8
 _MILLION = 1_000_000
 _LINE_BYTES = 40
@@ -76,8 +78,9 @@ class HealthBoard:
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
     the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
-    whether a later generation's node watches it too, and how hard the batch presses on neighbours
-    (millionths, where interference is emulated). No messages, so a hundred workers cost nothing.
+    whether a later generation's node watches it too, how hard the batch presses on neighbours (millionths,
+    where interference is emulated), and, where there are two gateways, the process of the node's model in
+    each, both of which it belongs to. No messages, so a hundred workers cost nothing.
     A worker keeps the row of the generation that it was started for.
     """
 
@@ -122,6 +125,11 @@ class HealthBoard:
         """Whether the worker has finished loading: its heart beats from then on."""
         return bool(self.rows[vgpu, _HEARTBEAT])
 
+    def belongs_to(self, vgpu: int, gateway: int, owner: int) -> None:
+        """Let a worker know of the process of the node's model in a gateway."""
+        if self.rows[vgpu, _OWNERS[gateway]] != owner:
+            self.rows[vgpu, _OWNERS[gateway]] = owner
+
     def reset(self, vgpu: int) -> None:
         """A new process takes the row."""
         for column in range(_COLUMNS):
@@ -159,11 +167,17 @@ class HealthRow:
         """Another generation's node watches it from now on, too."""
         self._rows[self._vgpu, _INHERITED] = 1
 
-    def keep_beating(self, clock: Clock, stop: threading.Event) -> None:
-        """Show that this process runs; for a thread of its own."""
+    def keep_beating(
+        self, clock: Clock, stop: threading.Event, owned_by: Callable[[int], None]
+    ) -> None:
+        """Show that this process runs, and read whom it belongs to; for a thread of its own."""
         self._rows[self._vgpu, _PID] = os.getpid()
+        known = {0}
         while True:
             self._rows[self._vgpu, _HEARTBEAT] = clock.now_us()
+            for owner in {self._rows[self._vgpu, column] for column in _OWNERS} - known:
+                known.add(owner)
+                owned_by(owner)
             if stop.wait(WORKER_HEARTBEAT_SECONDS):
                 return
 

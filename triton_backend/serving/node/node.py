@@ -2,7 +2,8 @@
 
 Workers that go on from the generation before are not started: the node finds them on the health board
 of the generation that they began with. While that generation's node lives, it restarts them; a worker
-that is started reads of itself which later generations it serves.
+that is started reads of itself which later generations it serves. Where there are two gateways, each has a model
+of the node, of which one starts and watches (`leadership`).
 
 Lives in the node's Triton model, so that loading and unloading that model is the life of a plan on
 the node. The scheduler learns of a worker's end from its connection, of its return from its HELLO;
@@ -36,6 +37,7 @@ from triton_backend.serving.liveness.processes import (
     stub_process,
 )
 from triton_backend.serving.node.fork_server import GONE, Forked, ForkServer
+from triton_backend.serving.node.leadership import NodeLeadership, node_is_loaded
 from triton_backend.serving.node.remote_files import (
     missing_artifacts,
     put_artifact,
@@ -115,6 +117,8 @@ class Node:
         self._gpus = NodeGpus(deployment, name)
         self._workers = [self._worker(vgpu) for vgpu in deployment.vgpus_on(name)]
         self._former = self._former_stub()
+        self._leadership = NodeLeadership(deployment.settings, name, deployment.generation)
+        self._leads = False
         # The plan before goes on while these load; one that is started anew is missed, and hurries.
         self._beside_others = (
             deployment.workers is not None and deployment.workers.former is not None
@@ -138,7 +142,7 @@ class Node:
         workers = self._deployment.workers
         if workers is None or workers.former is None:
             return None
-        pids = self._deployment.settings.folder / "pids"
+        pids = self._deployment.settings.place / "pids"
         return stub_process(pids / node_model(self.name, workers.former))
 
     def _fork_server(self) -> ForkServer | None:
@@ -152,13 +156,21 @@ class Node:
         command = (settings.python, "-m", "triton_backend.serving.node.fork_server")
         return ForkServer(command, environment, runtimes, self._logs() / name)
 
+    def _former_lives(self) -> bool:
+        """Whether the generation before has its model of this node, in this gateway or the other."""
+        workers, settings = self._deployment.workers, self._deployment.settings
+        if settings.gateways > 1 and workers is not None and workers.former is not None:
+            return node_is_loaded(settings, self.name, workers.former)
+        return self._former is not None and is_alive(self._former)
+
     def start(self) -> None:
         """Start the workers and the watch.
 
         Raises:
             InputError: vGPUs that are parts of a GPU cannot be made here.
         """
-        self._gpus.start()
+        with self._leadership.begin():
+            self._gpus.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -237,9 +249,41 @@ class Node:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._look(self._clock.now_us())
+            if not self._leads and self._leadership.acquire():
+                self._leads = True
+                self._find_workers()
+            if self._leads:
+                self._look(self._clock.now_us())
+            self._show_owner()
             self._stopping.wait(WATCH_SECONDS)
-        self._end()
+        if not self._leadership.release():
+            if not self._leads:
+                self._find_workers()
+            self._end()
+        if self._forks is not None:
+            self._forks.stop()
+
+    def _find_workers(self) -> None:
+        """Go on with the workers that the other gateway's model of this node has started."""
+        if self._leadership.alone:
+            return
+        for worker in self._workers:
+            pid = worker.board.process_of(worker.row)
+            if is_alive(pid):
+                worker.process = _Adopted(pid)
+
+    def _show_owner(self) -> None:
+        """Have the workers belong to this process, too: one of the other gateway may have started them.
+
+        Those of the generation before hear of it when they go on, and from its own nodes until these are gone.
+        """
+        if self._leadership.alone:
+            return
+        former_lives = self._former_lives()
+        for worker in self._workers:
+            if not (worker.inherited and former_lives):
+                gateway = self._deployment.settings.gateway
+                worker.board.belongs_to(worker.row, gateway, os.getpid())
 
     def _look(self, now_us: int) -> None:
         """Take note of what ended, and start what is to run."""
@@ -280,8 +324,6 @@ class Node:
         for board, _ in self._boards.values():
             if not board.has_inherited():  # a later node looks there for workers that go on
                 board.remove()
-        if self._forks is not None:
-            self._forks.stop()
 
     def _is_anothers(self, worker: _Process) -> bool:
         """Whether an inherited worker lives, or is its former node's to start."""
@@ -289,7 +331,7 @@ class Node:
         if is_alive(pid):
             worker.process = _Adopted(pid)
             return True
-        return self._former is not None and is_alive(self._former)
+        return self._former_lives()
 
     def _is_loading(self, worker: _Process) -> bool:
         return worker.process is not None and not worker.board.has_loaded(worker.row)

@@ -93,10 +93,10 @@ def server_command(
 ) -> list[str]:
     """The `tritonserver` command line; `server_root` None is the server of the PyTriton wheel."""
     if server_root is None:
-        root, backends = wheel_folder() / "tritonserver", lay_out_backends(settings.folder)
+        root, backends = wheel_folder() / "tritonserver", lay_out_backends(settings.place)
     else:
         root, backends = server_root, server_root / "backends"
-    repository = settings.folder / "repository"
+    repository = settings.place / "repository"
     models = sorted(p.name for p in repository.iterdir() if not p.name.startswith(STAGE_PREFIX))
     return [
         str(root / "bin" / "tritonserver"),
@@ -107,7 +107,8 @@ def server_command(
         *_access_flags(endpoints, settings.token),
         f"--http-port={endpoints.http}",
         f"--grpc-port={endpoints.grpc}",
-        f"--metrics-port={endpoints.metrics}",
+        f"--metrics-port={endpoints.metrics_port(settings.gateway)}",
+        *_sharing_flags(settings.server_id),
         "--disable-auto-complete-config",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in models),
@@ -118,6 +119,13 @@ def server_command(
         "--http-header-forward-pattern=(?i)traceparent",
         "--grpc-header-forward-pattern=(?i)traceparent",
     ]
+
+
+def _sharing_flags(server_id: str | None) -> list[str]:
+    """Of a server that shares its ports with another: the kernel gives each connection to one of them."""
+    if server_id is None:
+        return []
+    return [f"--id={server_id}", "--reuse-http-port=true", "--reuse-grpc-port=true"]
 
 
 def _access_flags(endpoints: Endpoints, token: str) -> list[str]:

@@ -75,7 +75,7 @@ class _Model(ABC):
         generation = int(self.parameters["generation"])
         self.deployment = Deployment.read(self.settings, generation)
         self.name = args["model_name"]
-        self._heartbeat = StubHeartbeat(self.settings.folder / "pids" / self.name, self.alive_us)
+        self._heartbeat = StubHeartbeat(self.settings.place / "pids" / self.name, self.alive_us)
         self.begin()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()

@@ -9,6 +9,7 @@
 3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of its
    own, so that a load that takes long hides no other death;
 4. starts the server anew when it died, or no longer answers `/v2/health/live`;
+   where there are two gateways there are two servers, each of which is kept so by itself;
 5. at the end stops the server and removes sockets, shared memory and the state file.
 
 A keeper that was killed leaves the server running. With `--take-over` the next keeper goes on with it.
@@ -16,6 +17,7 @@ A keeper that was killed leaves the server running. With `--take-over` the next 
 
 import argparse
 import contextlib
+import http.client
 import logging
 import os
 import re
@@ -24,14 +26,14 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.connect import connect_to
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints, reached_at
 from triton_backend.serve_folder.files import make_private_folder, write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX
@@ -40,8 +42,10 @@ from triton_backend.serve_folder.state import (
     STATE_NAME,
     command_line,
     keeper_runs,
+    one_server_runs,
     read_state_file,
     server_runs,
+    servers_of,
     write_state_file,
 )
 from triton_backend.serving.liveness.processes import ExitWatch, StubWatch, thread_states
@@ -69,6 +73,7 @@ PROBE_TIMEOUT_SECONDS = 1.0
 FAILED_PROBES = 3
 # Of a server that wants to run (it is overloaded, or the machine is), or waits for a disk.
 SILENT_US = 15_000_000
+_ONE_START = threading.Lock()  # the stack's limit is the whole process's
 _LOG = logging.getLogger(__name__)
 
 
@@ -76,8 +81,23 @@ class TritonApi:
     """The server's HTTP endpoint, with the token."""
 
     def __init__(self, settings: ServeSettings, endpoints: Endpoints) -> None:
-        self._base = f"http://{reached_at(endpoints.http_address)}:{endpoints.http}"
+        self._address, self._port = reached_at(endpoints.http_address), endpoints.http
+        self._metrics_address = reached_at(endpoints.metrics_address)
+        self._metrics_port = endpoints.metrics_port(settings.gateway)
+        self._server_id = settings.server_id
         self._headers = {TOKEN_HEADER: settings.token}
+
+    def is_there(self, timeout_s: float) -> bool:
+        """Whether anything is answered.
+
+        Of two servers that share a port nobody could choose whom to probe, so it is that of metrics then.
+        """
+        if self._server_id is None:
+            return self.get("/v2/health/live", timeout_s) != NO_ANSWER
+        address, port = self._metrics_address, self._metrics_port
+        return (
+            self._request("GET", "/v2/health/live", None, timeout_s, (address, port)) != NO_ANSWER
+        )
 
     def get(self, path: str, timeout_s: float) -> int:
         """GET; the status code, or `NO_ANSWER`."""
@@ -91,16 +111,26 @@ class TritonApi:
         """Unload a model; the status code, or `NO_ANSWER`."""
         return self._request("POST", f"/v2/repository/models/{model}/unload", b"{}", LOAD_SECONDS)
 
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> int:
-        request = urllib.request.Request(  # noqa: S310  # our own server
-            self._base + path, body, self._headers, method=method
-        )
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float,
+        at: tuple[str, int] | None = None,
+    ) -> int:
+        address, port = at or (self._address, self._port)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # as above
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except (OSError, ValueError):
+            if at is None and self._server_id is not None:
+                connection = connect_to(address, port, self._server_id, timeout_s)
+            else:
+                connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+            with contextlib.closing(connection):
+                connection.request(method, path, body, self._headers)
+                answer = connection.getresponse()
+                answer.read()
+                return answer.status
+        except (OSError, ValueError, http.client.HTTPException):
             return NO_ANSWER
 
 
@@ -132,7 +162,7 @@ class HealthProbe:
     def _run(self) -> None:
         while not self._stopping.wait(PROBE_SECONDS):
             # Any answer is one: what is asked is whether anybody is there.
-            if self._api.get("/v2/health/live", PROBE_TIMEOUT_SECONDS) == NO_ANSWER:
+            if not self._api.is_there(PROBE_TIMEOUT_SECONDS):
                 self._failures += 1
             else:
                 self._failures, self._answered_us = 0, self._clock.now_us()
@@ -142,7 +172,7 @@ class ModelReloads:
     """Loads models whose stubs died anew, each in a thread of its own."""
 
     def __init__(self, settings: ServeSettings, api: TritonApi) -> None:
-        self._repository = settings.folder / "repository"
+        self._repository = settings.place / "repository"
         self._api = api
         self._threads: dict[str, threading.Thread] = {}
         self._stopping = threading.Event()
@@ -232,11 +262,22 @@ class TritonServer:
         mine = os.getpid()
         if self._child is not None and self.group != mine:
             return  # started in somebody else's group, which is not ours to clear
-        for entry in Path("/proc").glob("[0-9]*"):
-            pid = int(entry.name)
+        for pid in _processes():
             with contextlib.suppress(OSError):
                 if pid != mine and os.getpgid(pid) == self.group and _is_of_triton(pid):
                     os.kill(pid, signal.SIGKILL)
+
+    def kill_stubs(self, repository: Path) -> None:
+        """Kill the stubs that a dead server left, which are known by their models' files."""
+        for pid in _processes():
+            with contextlib.suppress(OSError):
+                ours = any(word.startswith(f"{repository}/") for word in command_line(pid)[1:])
+                if ours and os.getpgid(pid) == self.group:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
 
 def _is_of_triton(pid: int) -> bool:
@@ -244,14 +285,20 @@ def _is_of_triton(pid: int) -> bool:
     return any(word in " ".join(command_line(pid)) for word in ("triton", "poolpipe"))
 
 
-class Keeper:
-    """Owns one tritonserver process.
+class KeptServer:
+    """One tritonserver, started and kept well: what a gateway has of its own.
+
+    Attributes:
+        restarts: how often it was started anew.
+        restarted_us: when, the last time.
+        ready: whether it answers, as far as is known.
 
     Args:
-        settings: of the system.
-        endpoints: where the server listens.
+        settings: of the system, as its gateway reads them.
+        endpoints: where it listens.
         server_root: of a Triton container; None is the server inside the PyTriton wheel.
-        arguments: of this process, by which others find it and another keeper could be started.
+        stopping: set when all shall end.
+        note: called when any of these has changed.
     """
 
     def __init__(
@@ -259,75 +306,69 @@ class Keeper:
         settings: ServeSettings,
         endpoints: Endpoints,
         server_root: Path | None,
-        arguments: list[str],
+        stopping: threading.Event,
+        note: Callable[[], None],
     ) -> None:
+        self.restarts = 0
+        self.restarted_us: int | None = None
+        self.ready = False
         self._settings = settings
         self._endpoints = endpoints
         self._server_root = server_root
-        self._arguments = arguments
+        self._stopping = stopping
+        self._note = note
         self._api = TritonApi(settings, endpoints)
         self._server: TritonServer | None = None
         self._probe: HealthProbe | None = None
         self._deaths_in_a_row = 0
-        self._restarts = 0
-        self._restarted_us: int | None = None
         self._clock = SystemClock()
         self._started_us = 0
         self._exits = ExitWatch()
         self._stubs = StubWatch(self._clock)
         self._reloads = ModelReloads(settings, self._api)
-        self._stopping = threading.Event()
+        number = f" of {settings.server_id}" if settings.server_id else ""
+        self._name = f"tritonserver{number}"
 
-    def run(self, *, take_over: bool = False) -> None:
-        """Start the server, or go on with one; keep it well; stop it at SIGTERM or SIGINT.
+    @property
+    def server(self) -> TritonServer | None:
+        """Its process now."""
+        return self._server
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on with a server whose keeper is gone, `state` its part of the state file."""
+        self._server = TritonServer(int(state["triton_pid"]), int(state["server_group"]), None)
+        self.restarts = int(state["restarts"])
+        self.restarted_us = state["restarted_us"]
+        self._started_us = self._clock.now_us()
+        _LOG.warning("%s %d is taken over", self._name, self._server.pid)
+        self.ready = True
+        self._note()
+        self._watch_health()
+
+    def run(self) -> None:
+        """Start it where it does not run, and keep it well until all shall end.
 
         Raises:
-            InputError: there is no server to go on with, or the folder of the sockets is not ours.
-            PoolPipeError: the server does not start, or died too often.
+            InputError: it cannot be started.
+            PoolPipeError: it does not start, or died too often.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        if take_over:
-            self._take_over()
-        else:
-            make_private_folder(self._settings.socket_folder)
-        try:
-            if not take_over:
-                self._start()
-            while not self._stopping.is_set():
-                self._exits.wait(WATCH_SECONDS)
-                self._watch_server()
-                self._watch_stubs()
-        finally:
-            self._clean()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._stopping.set()
-
-    def _take_over(self) -> None:
-        state = read_state_file(self._settings.folder)
-        if state is None or not server_runs(state):
-            raise InputError(str(self._settings.folder / STATE_NAME), "no server to take over")
-        if keeper_runs(state):
-            raise InputError(str(self._settings.folder / STATE_NAME), "its keeper runs")
-        group = int(state.get("server_group", state["process_group"]))
-        self._server = TritonServer(int(state["triton_pid"]), group, None)
-        self._restarts = int(state.get("restarts", 0))
-        self._started_us = self._clock.now_us()
-        _LOG.warning("tritonserver %d is taken over", self._server.pid)
-        self._write_state(ready=True)
-        self._watch_health()
+        if self._server is None:
+            self._start()
+        while not self._stopping.is_set():
+            self._exits.wait(WATCH_SECONDS)
+            self._watch_server()
+            self._watch_stubs()
 
     def _start(self) -> None:
         settings = self._settings
-        shutil.rmtree(settings.folder / "pids", ignore_errors=True)
-        remove_segments(settings.segment_prefix)
+        shutil.rmtree(settings.place / "pids", ignore_errors=True)
+        # Of a server that died; a second one goes on with what is the system's.
+        remove_segments(settings.segment_prefix if settings.gateways == 1 else settings.stub_prefix)
         logs = settings.folder / "logs"
         logs.mkdir(exist_ok=True)
         command = server_command(settings, self._endpoints, self._server_root)
         ask_for_short_slices()  # the server inherits them: every request passes its threads twice
-        with (logs / "triton.log").open("ab") as log, large_stack():
+        with _ONE_START, self._log_path.open("ab") as log, large_stack():
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -338,23 +379,32 @@ class Keeper:
         self._server = TritonServer(child.pid, os.getpgid(0), child)
         self._exits.watch(child.pid)
         self._started_us = self._clock.now_us()
-        self._write_state(ready=False)
+        self.ready = False
+        self._note()
         self._wait_ready(self._server)
-        self._write_state(ready=True)
+        self.ready = True
+        self._note()
         self._watch_health()
 
+    @property
+    def _log_path(self) -> Path:
+        number = f"-{self._settings.gateway + 1}" if self._settings.gateway else ""
+        return self._settings.folder / "logs" / f"triton{number}.log"
+
     def _wait_ready(self, server: TritonServer) -> None:
-        log = self._settings.folder / "logs" / "triton.log"
+        log = self._log_path
         for _ in range(int(READY_SECONDS / WATCH_SECONDS)):
             ended = server.ended()
             if ended is not None:
-                raise PoolPipeError(f"{log}: tritonserver ended with {ended}")
-            if self._api.get("/v2/health/ready", PROBE_TIMEOUT_SECONDS) == HTTP_OK:
+                raise PoolPipeError(f"{log}: {self._name} ended with {ended}")
+            # Asked for by its name only when it is there, lest the other one be asked again and again.
+            there = self._api.is_there(PROBE_TIMEOUT_SECONDS)
+            if there and self._api.get("/v2/health/ready", PROBE_TIMEOUT_SECONDS) == HTTP_OK:
                 return
             if self._stopping.wait(WATCH_SECONDS):
                 return
         server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
-        raise PoolPipeError(f"{log}: tritonserver is not ready after {READY_SECONDS} s")
+        raise PoolPipeError(f"{log}: {self._name} is not ready after {READY_SECONDS} s")
 
     def _watch_health(self) -> None:
         """Begin to probe a server that has just become ready."""
@@ -365,7 +415,7 @@ class Keeper:
         assert server is not None
         hung = None if self._probe is None else self._probe.complaint(server.pid)
         if hung is not None and server.ended() is None:
-            _LOG.warning("tritonserver is killed: %s", hung)
+            _LOG.warning("%s is killed: %s", self._name, hung)
             server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
         ended = server.ended()
         if ended is None:
@@ -376,18 +426,21 @@ class Keeper:
         lasted = self._clock.now_us() - self._started_us > LASTING_US
         self._deaths_in_a_row = 1 if lasted else self._deaths_in_a_row + 1
         if self._deaths_in_a_row > MOST_RESTARTS:
-            raise PoolPipeError(f"tritonserver: died {self._deaths_in_a_row} times, given up")
-        _LOG.warning("tritonserver ended with %s, started anew", ended)
-        self._restarts += 1
-        self._restarted_us = self._clock.wall_us()
-        server.kill_group()
+            raise PoolPipeError(f"{self._name}: died {self._deaths_in_a_row} times, given up")
+        _LOG.warning("%s ended with %s, started anew", self._name, ended)
+        self.restarts += 1
+        self.restarted_us = self._clock.wall_us()
+        if self._settings.gateways == 1:
+            server.kill_group()
+        else:  # workers belong to the other server's nodes, too
+            server.kill_stubs(self._settings.place / "repository")
         try:
             self._start()
         except PoolPipeError as error:
             _LOG.warning("%s", error)  # tried again
 
     def _watch_stubs(self) -> None:
-        pids = self._settings.folder / "pids"
+        pids = self._settings.place / "pids"
         for file in list(pids.glob("*")) if pids.is_dir() else []:
             if self._reloads.is_loading(file.name):
                 continue
@@ -403,29 +456,23 @@ class Keeper:
                     os.kill(seen.pid, signal.SIGKILL)
             self._reloads.begin(file)
 
-    def _write_state(self, *, ready: bool) -> None:
-        assert self._server is not None
-        state: dict[str, Any] = {
-            "ready": ready,
-            "instance": self._settings.instance,
-            "folder": str(self._settings.folder),
-            "socket_folder": str(self._settings.socket_folder),
-            "token": self._settings.token,
-            "token_header": TOKEN_HEADER,
-            "pid": os.getpid(),
-            "arguments": self._arguments,
-            "process_group": os.getpgid(0),
-            "server_group": self._server.group,
+    def to_state(self) -> dict[str, Any] | None:
+        """Its part of the state file; None before it has been started."""
+        if self._server is None:
+            return None
+        return {
+            "server_id": self._settings.server_id,
             "triton_pid": self._server.pid,
-            "restarts": self._restarts,
-            "restarted_us": self._restarted_us,
-            **self._endpoints.to_state(),
+            "server_group": self._server.group,
+            "metrics_port": self._endpoints.metrics_port(self._settings.gateway),
+            "repository": str(self._settings.place / "repository"),
+            "ready": self.ready,
+            "restarts": self.restarts,
+            "restarted_us": self.restarted_us,
         }
-        # Kept over a restart: what others noted (the plan being served).
-        noted = read_state_file(self._settings.folder) or {}
-        write_state_file(self._settings.folder, {**noted, **state})
 
-    def _clean(self) -> None:
+    def stop(self) -> None:
+        """End it; the thread of `run` must have ended."""
         self._reloads.stop()
         if self._probe is not None:
             self._probe.stop()
@@ -434,7 +481,132 @@ class Keeper:
                 self._server.stop(signal.SIGTERM, self._exits, EXIT_TIMEOUT_SECONDS + 5)
             if self._server.ended() is None:
                 self._server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
-            self._server.kill_group()
+
+
+class Keeper:
+    """Owns the tritonserver of every gateway of a system, each watched by a thread of its own.
+
+    Args:
+        settings: of the system.
+        endpoints: where its servers listen.
+        server_root: of a Triton container; None is the server inside the PyTriton wheel.
+        arguments: of this process, by which others find it and another keeper could be started.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        endpoints: Endpoints,
+        server_root: Path | None,
+        arguments: list[str],
+    ) -> None:
+        self._settings = settings
+        self._endpoints = endpoints
+        self._arguments = arguments
+        self._stopping = threading.Event()
+        self._asked_to_stop = False
+        self._failed = threading.Event()
+        self._failure: Exception | None = None
+        self._writing = threading.Lock()
+        self._servers = [
+            KeptServer(
+                settings.of_gateway(number),
+                endpoints,
+                server_root,
+                self._stopping,
+                self._write_state,
+            )
+            for number in range(settings.gateways)
+        ]
+
+    def run(self, *, take_over: bool = False) -> None:
+        """Start the servers, or go on with them; keep them well; stop them at SIGTERM or SIGINT.
+
+        Raises:
+            InputError: there is no server to go on with, or the folder of the sockets is not ours.
+            PoolPipeError: a server does not start, or died too often.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        if take_over:
+            self._take_over()
+        else:
+            make_private_folder(self._settings.socket_folder)
+            remove_segments(self._settings.segment_prefix)
+        threads = [
+            threading.Thread(target=self._keep, args=(server,), daemon=True)
+            for server in self._servers
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            while not self._asked_to_stop and not self._failed.wait(WATCH_SECONDS):
+                pass
+        finally:
+            self._stopping.set()
+            for thread in threads:
+                thread.join()
+            self._clean()
+        if self._failure is not None:
+            raise self._failure
+
+    def _keep(self, server: KeptServer) -> None:
+        try:
+            server.run()
+        except Exception as error:  # noqa: BLE001  # raised by the thread that waits for it
+            self._failure = error
+            self._failed.set()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._asked_to_stop = True
+
+    def _take_over(self) -> None:
+        path = str(self._settings.folder / STATE_NAME)
+        state = read_state_file(self._settings.folder)
+        if state is None or not server_runs(state):
+            raise InputError(path, "no server to take over")
+        if keeper_runs(state):
+            raise InputError(path, "its keeper runs")
+        for server, kept in zip(self._servers, servers_of(state), strict=True):
+            if kept is not None and one_server_runs(kept):
+                server.take_over(kept)
+
+    def _write_state(self) -> None:
+        with self._writing:
+            kept = [server.to_state() for server in self._servers]
+            known = [one for one in kept if one is not None]
+            first = known[0]
+            state: dict[str, Any] = {
+                "ready": len(known) == len(kept) and all(one["ready"] for one in known),
+                "instance": self._settings.instance,
+                "folder": str(self._settings.folder),
+                "socket_folder": str(self._settings.socket_folder),
+                "token": self._settings.token,
+                "token_header": TOKEN_HEADER,
+                "pid": os.getpid(),
+                "arguments": self._arguments,
+                "process_group": os.getpgid(0),
+                "server_group": first["server_group"],
+                "triton_pid": first["triton_pid"],
+                "restarts": sum(one["restarts"] for one in known),
+                "restarted_us": max(one["restarted_us"] or 0 for one in known) or None,
+                **self._endpoints.to_state(),
+            }
+            if len(kept) > 1:
+                state["servers"] = kept
+            # Kept over a restart: what others noted (the plan being served).
+            noted = read_state_file(self._settings.folder) or {}
+            write_state_file(self._settings.folder, {**noted, **state})
+
+    def _clean(self) -> None:
+        stops = [threading.Thread(target=server.stop) for server in self._servers]
+        for thread in stops:
+            thread.start()
+        for thread in stops:
+            thread.join()
+        for process in [server.server for server in self._servers if server.server is not None]:
+            process.kill_group()
         remove_segments(self._settings.segment_prefix)
         shutil.rmtree(self._settings.socket_folder, ignore_errors=True)
         (self._settings.folder / STATE_NAME).unlink(missing_ok=True)
@@ -455,7 +627,7 @@ def main(arguments: list[str] | None = None) -> int:
         endpoints = Endpoints.from_options(options)
         settings = ServeSettings.read(options.folder / SETTINGS_NAME)
         if not options.take_over:
-            endpoints.check_can_listen(options.server_root)
+            endpoints.check_can_listen(options.server_root, settings.gateways)
         own = [argument for argument in given if argument != "--take-over"]
         keeper = Keeper(settings, endpoints, options.server_root, own)
         keeper.run(take_over=options.take_over)

@@ -25,6 +25,10 @@ BUFFERS = 4
 PATIENCE_SECONDS = 0.5
 
 
+_Key = tuple[int, int | tuple[str, int]]
+"""Generation, and a vGPU or a model with the gateway of its front."""
+
+
 class Channel:
     """A connection to a receiver and the memory its tensors are written to.
 
@@ -114,7 +118,7 @@ class Channels:
         self._loop = loop
         self._settings = settings
         self._node = node
-        self._open_channels: dict[tuple[int, int | str], Channel] = {}
+        self._open_channels: dict[_Key, Channel] = {}
 
     def to_worker(self, deployment: Deployment, vgpu: int) -> Channel | None:
         """The channel to a worker; None when it is gone."""
@@ -127,18 +131,18 @@ class Channels:
         layout = deployment.worker_layout(vgpu)
         return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
 
-    def to_front(self, deployment: Deployment, model: str) -> Channel | None:
-        """The channel back to the front of a model, or of an application; None when it is gone."""
+    def to_front(self, deployment: Deployment, model: str, gateway: int = 0) -> Channel | None:
+        """The channel back to a gateway's front of a model, or of an application; None when it is gone."""
         plan = deployment.served[model]
-        key = (deployment.generation, plan.name)
+        key = (deployment.generation, (plan.name, gateway))
         channel = self._open_channels.get(key)
         if channel is not None and not channel.connection.closed:
             return channel
         shared = self._node is None or deployment.same_host(self._node, None)
-        address = self._settings.front_address(plan.name)
+        address = self._settings.front_address(plan.name, gateway)
         if not shared:
             address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
-        inputs = deployment.express_segment(plan.name), deployment.express_layout(plan)
+        inputs = deployment.express_segment(plan.name, gateway), deployment.express_layout(plan)
         if deployment.answers_from_shelves(model):  # nothing is written to such a front
             return self._open(key, address, *inputs, shared=shared, express=inputs)
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
@@ -148,7 +152,7 @@ class Channels:
 
     def _open(
         self,
-        key: tuple[int, int | str],
+        key: _Key,
         address: str,
         name: str,
         layout: SlotLayout,

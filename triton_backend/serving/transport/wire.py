@@ -158,9 +158,10 @@ def check_body(header: Header, body: bytes) -> None:
 
 
 class FrontHello(NamedTuple):
-    """HELLO of the front of a model."""
+    """HELLO of the front of a model in one of the gateways."""
 
     model: str
+    gateway: int = 0
 
 
 class WorkerHello(NamedTuple):
@@ -228,7 +229,7 @@ def unpack_hello(body: bytes) -> Hello:
     """Inverse of `pack_hello`."""
     data = _unpack_json(body)
     if "model" in data:
-        return FrontHello(_text(data, "model"))
+        return FrontHello(_text(data, "model"), _integer(data, "gateway"))
     if "standby" in data:
         return StandbyHello(_text(data, "standby"))
     idle = data.get("idle") is True
@@ -421,7 +422,7 @@ class Piece(NamedTuple):
 
     They are read by a module of an application, by their numbers in the deployment.
     The slot is one of the shelf of `vgpu`, which holds outputs of the module `producer`; where that is
-    NONE, it is one of the front's and holds a request. Slot NONE: there are no such rows, zeros do.
+    NONE, it is one of a front's, in the gateway of the number `vgpu`, and holds a request. Slot NONE: there are no such rows, zeros do.
     """
 
     at: int

@@ -24,6 +24,7 @@ from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays
+from triton_backend.serving.transport.wire import SHELVED
 from triton_backend.serving.worker.output import (
     BatchHeader,
     OutputSender,
@@ -234,7 +235,7 @@ class LeaderFollowers:
             self._execute_ride(batch)
             return
         target: OutputTarget | None = None
-        samples = batch.samples
+        samples, losses = batch.samples, self._scheduler.losses
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)
             inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
@@ -247,6 +248,9 @@ class LeaderFollowers:
             _LOG.exception("batch %d failed", batch.batch_id)
             self._report_failure(batch, error)
         else:
+            if batch.body.express == SHELVED and losses != self._scheduler.losses:
+                target.release()  # nobody would read what it comes to
+                return
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)
 
     def _execute_ride(self, ride: QueuedRide) -> None:

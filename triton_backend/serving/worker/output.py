@@ -184,10 +184,16 @@ class OutputSender:
             return self._shelves.tensors(application, piece)
         try:
             deployment = self._shelves.deployment(piece.generation)
-            channel = self._channels.to_front(deployment, application)
+            channel = self._channels.to_front(deployment, application, piece.vgpu)
+            requests = None if channel is None else channel.express
+            if channel is None and deployment.settings.gateways > 1:
+                # It has died, and others wait for the rest of the batch: what it wrote outlives it.
+                layout = deployment.express_layout(deployment.served[application])
+                requests = Segment.attach(
+                    deployment.express_segment(application, piece.vgpu), layout
+                )
         except (InputError, KeyError) as error:
             raise FrameError(f"{piece} is nowhere: {error}") from error
-        requests = None if channel is None else channel.express
         if requests is None or piece.slot >= requests.slots:
             raise FrameError(f"the front of {application!r} is gone, or has no {piece}")
         most = requests.layout.batch

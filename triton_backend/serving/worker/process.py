@@ -10,6 +10,7 @@ Here: what a worker is made of, and what its peers may say to it. Not here: when
 Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION VGPU PARENT_PID`.
 """
 
+import contextlib
 import logging
 import sys
 import threading
@@ -303,7 +304,8 @@ class StageWorker:
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is gone, or was refused."""
         del reason
-        self._scheduler.closed(connection)
+        if self._scheduler.closed(connection):
+            self._queue.forget_shelved()
         self._outputs.closed(connection)
 
 
@@ -330,14 +332,19 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
     health = health_row(deployment, vgpu)
     owners = OwnerWatch(parent)
 
+    def owned_by(pid: int) -> None:
+        with contextlib.suppress(OSError):  # it is gone already
+            owners.add(pid)
+
     def belongs_to(node: str) -> None:
-        pid = stub_process(deployment.settings.folder / "pids" / node)
-        try:
-            if pid is not None:
-                owners.add(pid)
-                health.inherited()
-        except OSError as error:
-            _LOG.warning("node model %s is gone: %s", node, error)
+        for number in range(deployment.settings.gateways):
+            pid = stub_process(deployment.settings.of_gateway(number).place / "pids" / node)
+            try:
+                if pid is not None:
+                    owners.add(pid)
+                    health.inherited()
+            except OSError as error:
+                _LOG.warning("node model %s is gone: %s", node, error)
 
     neighbours = Neighbours()
     loaded = open_runtimes(deployment, vgpu, clock, pressing=neighbours.pressing)
@@ -347,7 +354,7 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
     ask_for_short_slices(like=parent)  # its node may have had it load at a lower priority
     worker.listen()
     stop = threading.Event()
-    threading.Thread(target=health.keep_beating, args=(clock, stop), daemon=True).start()
+    threading.Thread(target=health.keep_beating, args=(clock, stop, owned_by), daemon=True).start()
     worker.run()
 
 

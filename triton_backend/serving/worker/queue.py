@@ -18,7 +18,7 @@ from typing import NamedTuple
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.wire import BatchBody, FrameError, Header, RideBody
+from triton_backend.serving.transport.wire import SHELVED, BatchBody, FrameError, Header, RideBody
 
 RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
 
@@ -240,6 +240,17 @@ class BatchQueue:
             self._batches.pop(batch_id, None)
             if self._boarding.pop(batch_id, None) is not None:
                 self._arriving = [b for b in self._arriving if b.batch_id != batch_id]
+
+    def forget_shelved(self) -> None:
+        """Forget batches of modules: the scheduler that would read what they come to is gone.
+
+        The next one has their jobs run from the beginning, and needs the vGPU for that.
+        """
+        with self._lock:
+            for batches in (self._batches, self._boarding):
+                for batch in [b for b in batches.values() if b.body.express == SHELVED]:
+                    del batches[batch.batch_id]
+            self._arriving = [b for b in self._arriving if b.batch_id in self._boarding]
 
     def begin(self) -> QueuedBatch | QueuedRide | None:
         """The batch or ride to run now, where nothing runs; it runs from then on."""

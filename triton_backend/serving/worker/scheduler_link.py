@@ -81,6 +81,7 @@ class SchedulerLink:
         self._introduced = False  # said HELLO on this connection
         self._known = False  # as idle
         self._life = 0  # of the scheduler, the newest heard of
+        self.losses = 0  # connections that have ended
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Say HELLO for a generation too, at once where the scheduler knows this worker."""
@@ -149,9 +150,12 @@ class SchedulerLink:
         tag, hello = next(reversed(self._hellos.items()))
         self.send_times(Kind.PACE_RESULT, TimesBody(hello.vgpu, *times_us), tag=tag)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: Connection) -> bool:
         """A connection ended; if it was this one, `report` makes another."""
-        if connection is self._connection:
-            self._connection = None
-            self._introduced = self._known = False
-            self._time.forget()
+        if connection is not self._connection:
+            return False
+        self._connection = None
+        self._introduced = self._known = False
+        self._time.forget()
+        self.losses += 1
+        return True

@@ -9,7 +9,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.jobs import Jobs, ShelfSlot, ShelfSlots
+from triton_backend.serving.gateway.jobs import InputSlot, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.transport.wire import NONE, Piece
 
 A, B, C, D = range(4)
@@ -31,7 +31,7 @@ class Books:
         self.deployment = deployment
         self.shelves = ShelfSlots(deployment, 0)
         self.jobs = Jobs()
-        self.jobs.begin(JOB, deployment.applications[0], samples, 1, 9)
+        self.jobs.begin(JOB, deployment.applications[0], samples, InputSlot(1, 0, 9))
         self._next = FIRST_TASK
 
     def ready(self, module: int, *rows: int, of_rows: int = 3) -> list[int]:
@@ -87,8 +87,8 @@ def test_rows_come_from_the_request_and_then_from_the_shelves(deployment: Deploy
     books = Books(deployment)
     first = books.ready(A, 2, 1)
     assert books.pieces(A, first) == [
-        Piece(0, 2, 0, A, NONE, 0, 1, NONE, 9, 0),
-        Piece(2, 1, 0, A, NONE, 0, 1, NONE, 9, 2),
+        Piece(0, 2, 0, A, NONE, 0, 1, 0, 9, 0),
+        Piece(2, 1, 0, A, NONE, 0, 1, 0, 9, 2),
     ]
     books.run(A, first[1:])  # the later rows are there first, on a shelf of their own
     books.run(A, first[:1])

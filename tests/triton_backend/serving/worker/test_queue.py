@@ -14,6 +14,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
 from triton_backend.serving.transport.wire import (
     NONE,
+    SHELVED,
     BatchBody,
     FrameError,
     Header,
@@ -44,12 +45,12 @@ class FirstStage:
         self.queue = BatchQueue(self.segment, lambda: self.now_us)
         self.queue.serve(self.deployment, FIRST)
 
-    def add(self, batch_id: int, start_us: int, available_us: int = 0) -> None:
+    def add(self, batch_id: int, start_us: int, available_us: int = 0, express: int = NONE) -> None:
         """A batch of one sample, reserved from `start_us`, whose tensors come at `available_us`."""
         hops = (Hop(FIRST, 0, 0, start_us, start_us + 10), Hop(1, 0, 0, 0, 0))
         size = self.segment.layout.payload_bytes(1)
         header = Header(Kind.BATCH, 0, 0, 0, batch_id, self.deployment.tag, size)
-        self.queue.add(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, NONE, hops, (0, 0)))
+        self.queue.add(header, BatchBody(0, 0, 1, 0, 0, 0, available_us, express, hops, (0, 0)))
 
     def begin(self) -> int | None:
         """Number of the batch that begins."""
@@ -111,6 +112,16 @@ def test_a_batch_that_becomes_due_after_a_run_is_looked_for(first: FirstStage) -
     first.now_us = 40
     assert first.queue.next_due_us() == 40  # due, and nothing runs that it could follow
     assert first.begin() == 2
+
+
+def test_what_only_a_scheduler_that_is_gone_would_read_is_forgotten(first: FirstStage) -> None:
+    for number, express in enumerate((NONE, SHELVED, NONE, SHELVED)):
+        first.add(number, start_us=0, express=express)
+    assert first.begin() == 0
+    first.queue.forget_shelved()
+    assert first.end_and_begin() == 2
+    assert first.end_and_begin() is None
+    assert first.queue.idle
 
 
 def test_a_batch_removed_does_not_run_and_more_than_slots_are_refused(first: FirstStage) -> None:
