@@ -6,6 +6,8 @@ is broken; a prober asks for the state ten times a second and tries a request of
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--application] [--out FILE]
 
+Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
+
 With `--application` a diamond of four modules stands in the place of the two models, on as many vGPUs. Its modules run
 on one host, so no other is cut off.
 
@@ -45,11 +47,12 @@ from scripts.benchmarks.served import (
     samples_file,
     small_plan,
 )
-from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, Fault
+from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, TWO_GATEWAYS, Fault
 from scripts.faults.places import Far, NotHereError, Shifted
 from scripts.faults.probe import Prober, wait_well
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import served_models
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -62,6 +65,7 @@ GOOD = 0.99
 GRACE_US = 100_000
 RECOVERY_TARGET_S = 5.0
 GIVE_UP_S = 1.0
+CONNECTIONS = 8
 WRITTEN_S = 1.0  # the event files are written four times a second
 GAP_BEFORE_US, GAP_AFTER_US = 500_000, 5_000_000
 
@@ -75,6 +79,9 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
         f"--load-factor={LOAD_FACTOR}",
         f"--duration={seconds}",
         f"--give-up-s={GIVE_UP_S}",
+        f"--retries={fault.retries}",
+        # Of several servers on one port the kernel chooses one for each connection.
+        f"--connections={CONNECTIONS if fault.retries else 1}",
         *checks,
     )
     before = served.tasks_run_again()
@@ -129,6 +136,7 @@ def counted(loaded: Loaded) -> dict[str, Any]:
         },
         "waited_longest_ms": float(waited.max()) / 1000,
         "waited_too_long": int((waited > GRACE_US).sum()),
+        "sent_again": loaded.summary["sent_again"],
         "messages": loaded.summary["messages"],
         "load_average": os.getloadavg()[0],
     }
@@ -206,7 +214,12 @@ def run_all(
 
 def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     """One fault, and all well again."""
-    row: dict[str, Any] = {"fault": fault.name, "may_lose": fault.loses, "holds": fault.holds}
+    row: dict[str, Any] = {
+        "fault": fault.name,
+        "may_lose": fault.loses,
+        "holds": fault.holds,
+        "retries": fault.retries,
+    }
     try:
         row |= measure(served, fault, seconds)
     except (RuntimeError, ServerError) as error:
@@ -218,6 +231,7 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     return row
 
 
+WIDTH = 38
 HEADINGS = (
     "wrong", "late", "dropped", "failed", ">100 ms", "longest", "repaired", ">=99 %", "attained",
     "simulated", "again",
@@ -227,7 +241,7 @@ HEADINGS = (
 def table_row(row: dict[str, Any]) -> str:
     """One line of the table: times in seconds, the longest wait past the deadline in ms."""
     if "offered" not in row:
-        return f"{row['fault']:<38} {row['broken']}"
+        return f"{row['fault']:<{WIDTH}} {row['broken']}"
     counts = "".join(
         f"{row[k]:>10}" for k in ("wrong", "late", "dropped", "failed", "waited_too_long")
     )
@@ -238,7 +252,7 @@ def table_row(row: dict[str, Any]) -> str:
     )
     whole = "" if row["whole_again"] else "  NOT WHOLE AGAIN"
     return (
-        f"{row['fault']:<38}{counts}{row['waited_longest_ms']:>10.0f}{times}"
+        f"{row['fault']:<{WIDTH}}{counts}{row['waited_longest_ms']:>10.0f}{times}"
         f"{row['attainment']:>10.3f}{row['simulated']:>10.3f}{row['tasks_run_again']:>10}{whole}"
     )
 
@@ -262,6 +276,9 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             ),
             Figure(name=f"{name}: not whole again", value=int(not row["whole_again"]), most=0),
         ]
+        if row["retries"]:
+            what = f"{name}: dropped or failed in spite of a retry"
+            figures.append(Figure(name=what, value=row["dropped"] + row["failed"], most=0))
         if "gap_s" in row:
             what = f"{name}: longest time without a dispatch"
             figures.append(
@@ -332,8 +349,10 @@ def main() -> int:
         inside(options, plan)
         return 0
     watch = Stopwatch()
-    print(f"{'fault':<38}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
+    print(f"{'fault':<{WIDTH}}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
     rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
+    beside = ServeOptions(gateways=2)
+    rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
     if not options.application:
         rows += run_all(options, FAR, lambda: Far(plan, options.port))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))

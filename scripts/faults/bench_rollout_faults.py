@@ -94,7 +94,7 @@ def begin_load(live: faults.Live) -> Load:
 
 def answered(live: faults.Live) -> int:
     """Requests that have ended since the gateway started."""
-    return sum(each.ended for each in read_outcomes(live.state.metrics_url).values())
+    return sum(each.ended for each in read_outcomes(live.state.metrics_urls).values())
 
 
 def strike(live: faults.Live, going: faults.Going, fault: str) -> dict[str, Any]:

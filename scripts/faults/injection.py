@@ -41,6 +41,7 @@ class Fault:
         at_least_s: seconds of load that it takes to see it through.
         lasts: whether it is still there when the load ends.
         longest_gap_s: for how long nothing may be dispatched around it, where that has a target.
+        retries: how often clients send again what failed or was dropped, after 0.1 s; then nothing may be lost.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Fault:
     at_least_s: float = 0.0
     lasts: bool = False
     longest_gap_s: float | None = None
+    retries: int = 0
 
 
 def stub(served: Served, model: str) -> psutil.Process:
@@ -125,6 +127,18 @@ def kill_schedulers(served: Served) -> None:
 def kill_triton(served: Served) -> None:
     """SIGKILL to the server."""
     os.kill(int(served.state.data["triton_pid"]), signal.SIGKILL)
+
+
+def kill_server(of_scheduler: bool) -> Inject:  # noqa: FBT001  # which of two
+    """SIGKILL to one of two servers: the scheduler's or its standby's."""
+
+    def inject(served: Served) -> None:
+        active = served.state.control("status")["scheduler"]["active"]
+        first = (active == CONTROL_MODEL) == of_scheduler
+        server = served.state.data["servers"][0 if first else 1]
+        os.kill(int(server["triton_pid"]), signal.SIGKILL)
+
+    return inject
 
 
 def fill(folder: Callable[[Served], Path]) -> Inject:
@@ -242,6 +256,16 @@ PROCESSES = (
         loses="until it is started anew",
         at_least_s=24,
     ),
+)
+TWO_GATEWAYS = tuple(
+    Fault(
+        name=f"tritonserver of two killed: {whose}",
+        inject=kill_server(of_scheduler=whose == "scheduler"),
+        loses="nothing, with one retry",
+        at_least_s=18,
+        retries=1,
+    )
+    for whose in ("standby", "scheduler")
 )
 FAR = (
     Fault(
