@@ -40,6 +40,8 @@ class DropReason(IntEnum):
     QUEUE_FULL = 6  # the front keeps as many requests as it may
     ROWS_DIFFER = 7  # two modules gave a third, which pairs their rows, unlike numbers of rows
     EXPIRED = 8  # its front gave it up: a little after its deadline there was no answer
+    FAILED = 9  # of a job: a module could not be run; its front hears why by JOB_FAILED
+    BEGUN_ANEW = 10  # of a job: what its modules gave is lost, and it arrives once more
 
     @property
     def text(self) -> str:

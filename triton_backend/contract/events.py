@@ -4,7 +4,7 @@ Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing r
 may lie before `now_us`.
 """
 
-from triton_backend.contract.decisions import message
+from triton_backend.contract.decisions import DropReason, message
 from triton_backend.contract.plan import Plan
 
 
@@ -67,10 +67,15 @@ class Emitted:
 
 @message
 class JobCancel:
-    """The client gave up; tasks that are not dispatched leave their queues, others end unused."""
+    """Nobody wants it any more; tasks that are not dispatched leave their queues, others end unused.
+
+    Attributes:
+        reason: CANCELLED by its client, FAILED, or BEGUN_ANEW with the next event.
+    """
 
     now_us: int
     job_id: int
+    reason: DropReason = DropReason.CANCELLED
 
 
 @message

@@ -354,7 +354,12 @@ class Scheduler:
         slot = self._jobs.get(event.job_id)
         if slot is None:
             raise InputError(f"job {event.job_id}", "is not in hand")
-        return self._take(JOB_CANCEL, event.now_us, slot)
+        return [
+            replace(decision, reason=event.reason)
+            if isinstance(decision, JobDropped) and decision.job_id == event.job_id
+            else decision
+            for decision in self._take(JOB_CANCEL, event.now_us, slot)
+        ]
 
     def _stage_done(self, event: StageDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)

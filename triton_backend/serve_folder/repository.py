@@ -251,16 +251,12 @@ def front_ports(
             front goes on listening; one that goes still has its own until it is unloaded.
 
     Raises:
-        InputError: there are not as many ports as the plan needs, or modules of its applications would
-            be on several hosts, or two gateways would serve a model with entries.
+        InputError: there are not as many ports as the plan needs, or two gateways would serve a model
+            with entries.
     """
     if settings.gateways > 1 and has_entries(plan):
         name = next(model.name for model in plan.models if model.entries)
         reason = f"model {name!r} has entries, which two gateways (--gateways 2) do not serve"
-        raise InputError(f"plan {plan.plan_id}", reason)
-    if settings.hosts and plan.applications:
-        name = plan.applications[0].application.name
-        reason = f"application {name!r}: its modules must run on the gateway's host, no `hosts` beside it"
         raise InputError(f"plan {plan.plan_id}", reason)
     kept = dict(former or {})
     first = settings.base_port + 1

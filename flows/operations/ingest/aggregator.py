@@ -195,19 +195,29 @@ class EventAggregator:
 
     def _job(self, kind: str, item: Mapping[str, Any], plan: Plan) -> None:
         """A job, numbered as no other request is, or what becomes of it."""
+        if item.get("job_id") in self.requests and kind == "JobArrival":
+            return  # begun anew
         if kind in {"JobArrival", "RefusedJob"}:
             name = plan.applications[item["application"]].name
             self._open(item.get("job_id", REFUSED), name, item)
         if kind == "RefusedJob":
             self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
         elif kind == "JobDropped":
-            self._drop({**item, "request_id": item["job_id"]})
+            self._job_dropped(item)
         elif kind == "JobDone":
             self._end([item["job_id"]], self.ended_us, failed=False)
         elif kind == "TaskReady" and item["first_row"] == 0:
             self._module_runs(item, item["of_rows"], plan)
         elif kind == "ModuleSkipped" and item["reason"] is None:
             self._module_runs(item, 0, plan)
+
+    def _job_dropped(self, item: Mapping[str, Any]) -> None:
+        """Nobody wants a job any more: it begins anew, or has failed, or was dropped."""
+        reason = item["reason"]
+        if reason == DropReason.FAILED.text:
+            self._end([item["job_id"]], self.now_us, failed=True)
+        elif reason != DropReason.BEGUN_ANEW.text:
+            self._drop({**item, "request_id": item["job_id"]})
 
     def _module_runs(self, item: Mapping[str, Any], rows: int, plan: Plan) -> None:
         """It is known how many rows a module runs for a job."""

@@ -17,6 +17,8 @@ def test_numbers_and_texts_stay_as_logs_and_frames_hold_them() -> None:
         6: "queue_full",
         7: "rows_differ",
         8: "expired",
+        9: "failed",
+        10: "begun_anew",
     }
 
 

@@ -198,10 +198,11 @@ def test_a_cancelled_job_leaves_everything() -> None:
     app.arrive(0, 0, 200 * MS)
     app.arrive(0, 1, 200 * MS)
     app.run(40 * MS)
-    decided = app.apply(JobCancel(now_us=max(40 * MS, app.now_us), job_id=0))
-    assert decided[0] == JobDropped(job_id=0, reason=DropReason.CANCELLED, deadline_us=200 * MS)
+    cancel = JobCancel(now_us=max(40 * MS, app.now_us), job_id=0, reason=DropReason.FAILED)
+    decided = app.apply(cancel)
+    assert decided[0] == JobDropped(job_id=0, reason=DropReason.FAILED, deadline_us=200 * MS)
     app.run()
-    assert app.outcomes() == {0: "cancelled", 1: "done"}
+    assert app.outcomes() == {0: "failed", 1: "done"}
     with pytest.raises(InputError, match="not in hand"):
         app.apply(JobCancel(now_us=app.now_us, job_id=0))
 

@@ -130,7 +130,7 @@ def test_ports_that_are_not_there_are_refused_before_anything_starts(tmp_path: P
         render_repository(tmp_path, many, ServeOptions())
 
 
-def test_an_application_is_a_model_of_its_own_and_runs_on_one_host(tmp_path: Path) -> None:
+def test_an_application_is_a_model_of_its_own(tmp_path: Path) -> None:
     models = plan(one_stage("m_a"), one_stage("m_b"))
     chain = application("chain", module("first", model="m_a"), module("then", "first", model="m_b"))
     made = with_applications(models, chain)
@@ -139,8 +139,6 @@ def test_an_application_is_a_model_of_its_own_and_runs_on_one_host(tmp_path: Pat
     assert 'input { name: "input" data_type: TYPE_UINT8' in config
     assert 'output { name: "then.output" data_type: TYPE_UINT8' in config
     assert not (tmp_path / "repository" / "m_a").exists()
-    with pytest.raises(InputError, match="'chain': its modules must run on the gateway's host"):
-        render_repository(tmp_path / "other", made, ServeOptions(hosts={"SLOW": "10.0.0.2"}))
 
 
 def test_two_nodes_are_never_one_model(tmp_path: Path) -> None:

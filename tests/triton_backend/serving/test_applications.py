@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,13 @@ from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.fetching import Fetches
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
+from triton_backend.serving.transport.wire import NONE, Piece
 
 pytestmark = pytest.mark.slow
 PATIENT_US = 4_000_000
+asked: list[Piece] = []  # of other hosts
 NAMES = ("actdet", "chain", "fork", "traffic", "m_a")
 
 
@@ -138,6 +142,48 @@ def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_shelf(
     wait_for(lambda: settled(system))
     last = request(system, "actdet", 2, seed=99)
     check(system.ask("actdet", last)(), expected(deployment, "actdet", last))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSystem]:
+    """Two hosts beside the gateway's; shelves and slots of one are out of the others' reach."""
+    asked.clear()
+    ask = Fetches.ask
+
+    def counted(self: Fetches, *arguments: Any) -> None:
+        asked.append(arguments[2])
+        ask(self, *arguments)
+
+    monkeypatch.setattr(Fetches, "ask", counted)
+    options = ServeOptions(
+        hosts={"FAST": "127.0.0.2", "SLOW": "127.0.0.3"},
+        gateway_host="127.0.0.1",
+        base_port=19_060,
+    )
+    made = LocalSystem(tmp_path / "serve", served_plan(), options)
+    yield made
+    made.stop()
+
+
+def vgpus_on(system: LocalSystem, node: str) -> list[int]:
+    deployment = system.deployment
+    return [v.index for v in deployment.vgpus if deployment.node_name_of(v.index) == node]
+
+
+def test_modules_on_several_hosts_have_the_rows_that_they_read_over_tcp(hosts: LocalSystem) -> None:
+    jobs = [
+        (NAMES[i % len(NAMES)], request(hosts, NAMES[i % len(NAMES)], 1 + i % 3, i))
+        for i in range(40)
+    ]
+    results = [hosts.ask(name, tensors, PATIENT_US) for name, tensors in jobs]
+    for (name, tensors), result in zip(jobs, results, strict=True):
+        check(result(), expected(hosts.deployment, name, tensors))
+    wait_for(lambda: settled(hosts))
+    of_fronts = [piece for piece in asked if piece.producer == NONE]
+    of_slow = [piece for piece in asked if piece.vgpu in vgpus_on(hosts, "SLOW")]
+    assert len(of_fronts) >= len(jobs)  # each request is read by a first module on another host
+    assert of_slow  # what `m_b` gave, read by `m_d` and by fronts
+    assert not [piece for piece in asked if piece.producer != NONE and piece.vgpu == NONE]
 
 
 def test_a_job_that_is_dropped_names_the_module_with_numbers_and_frees_all(

@@ -10,22 +10,29 @@ as an application of one module.
 
 A slot is free at once: who still reads it does so for a job that nobody waits for.
 
+Workers of other hosts ask for what lies in these slots, and what lies on shelves there is asked for here
+(`transport.fetching`): the answer goes when all of it has come.
+
 Here: slots, where outputs lie. Not here: batches that a front gathers itself (`batches`).
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.stage_tensors import dropped_name
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import DEAD_BY_NOW_US
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import Shelves
+from triton_backend.serving.transport.shelves import Shelves, rows_of
 from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, Piece
 
 
@@ -69,6 +76,17 @@ class _Generation:
         """The group of rows that an output of a module belongs to."""
         return self.deployment.group_of(self.graph.module(module).model, tensor)
 
+    def wanted(self, piece: Piece) -> list[TensorSpec]:
+        """The outputs of its module that lie in a piece and that the answer names."""
+        module = self.graph.modules[piece.producer]
+        sources = (source.partition(".") for source in self.graph.outputs.values())
+        named = {tensor for producer, _, tensor in sources if producer == module.name}
+        return [
+            spec
+            for spec in self.deployment.plan.model(module.model).outputs
+            if spec.name in named and self.group_of(module.name, spec.name) == piece.group
+        ]
+
     def joined(self, output: str, parts: list[NDArray[np.generic]]) -> NDArray[np.generic]:
         """The rows of an output, one part after the other."""
         if not parts:
@@ -85,8 +103,11 @@ class FrontJobs:
         bytes_out: of answers, as they were read from shelves.
     """
 
-    def __init__(self, name: str, settings: ServeSettings, pending: PendingRequests) -> None:
+    def __init__(
+        self, name: str, settings: ServeSettings, pending: PendingRequests, fetches: Fetches
+    ) -> None:
         self._name = name
+        self._fetches = fetches
         self._shelves = Shelves(settings)
         self._pending = pending
         self._generations: dict[int, _Generation] = {}  # by tag
@@ -126,8 +147,13 @@ class FrontJobs:
         self.bytes_in += sum(tensor.nbytes for tensor in request.tensors.values())
         return ExpressTicket(slot, 0, generation.deployment.tag)
 
-    def answer(self, tag: int, body: JobDoneBody) -> Arrays:
-        """The outputs of a job, on the shelves where they lie in one piece; no rows without pieces.
+    def answer(self, tag: int, body: JobDoneBody, reply: Callable[[Arrays | None], None]) -> None:
+        """Have the outputs of a job taken, on the shelves where they lie in one piece; no rows without pieces.
+
+        Args:
+            tag: of the plan under which it ended.
+            body: where its outputs lie.
+            reply: takes them, at once where all lie on this host; None where another host does not answer.
 
         Raises:
             FrameError: it is of a plan that is not known here, or they do not lie where it says.
@@ -135,26 +161,65 @@ class FrontJobs:
         generation = self._generations.get(tag)
         if generation is None:
             raise FrameError(f"a job of plan {tag:016x}, which is not known here")
-        by_group: dict[tuple[int, int], list[Piece]] = {}
-        dropped = {piece.producer for piece in body.pieces if piece.slot == NONE}
-        for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
-            before = by_group.setdefault((piece.producer, piece.group), [])
-            if piece.at != sum(one.rows for one in before):
-                raise FrameError(f"rows before {piece} are missing")
-            before.append(piece)
+        pieces = _with_rows(body)
+        taken: dict[Piece, Arrays] = {}
+        elsewhere: list[tuple[list[str], Piece]] = []
+        for piece in pieces:
+            addresses = holders(self._shelves.deployment(piece.generation), self._name, piece, None)
+            if addresses:
+                elsewhere.append((addresses, piece))
+            else:
+                taken[piece] = self._shelves.tensors(self._name, piece)
+
+        def come(piece: Piece, rows: Arrays | None) -> None:
+            if rows is None:
+                if None not in missing:
+                    missing.add(None)
+                    reply(None)
+                return
+            taken[piece] = rows
+            missing.discard(piece)
+            if not missing:
+                reply(self._outputs(generation, body, taken))
+
+        missing: set[Piece | None] = {piece for _, piece in elsewhere}
+        if not missing:
+            reply(self._outputs(generation, body, taken))
+        for addresses, piece in elsewhere:
+            wanted = generation.wanted(piece)
+            self._fetches.ask(addresses, self._name, piece, wanted, partial(come, piece))
+
+    def _outputs(
+        self, generation: _Generation, body: JobDoneBody, taken: Mapping[Piece, Arrays]
+    ) -> Arrays:
+        """The outputs of a job whose pieces have been taken."""
         found: Arrays = {}
         for output, source in generation.graph.outputs.items():
             module, _, tensor = source.partition(".")
-            group = generation.group_of(module, tensor)
-            pieces = by_group.get((generation.modules[module], group), ())
-            parts = [self._shelves.tensors(self._name, piece)[tensor] for piece in pieces]
+            place = generation.modules[module], generation.group_of(module, tensor)
+            parts = [taken[p][tensor] for p in _with_rows(body) if (p.producer, p.group) == place]
             found[output] = generation.joined(output, parts)
+        dropped = {piece.producer for piece in body.pieces if piece.slot == NONE}
         for module in generation.graph.modules:
             if module.optional:
                 left_out = generation.modules[module.name] in dropped
                 found[dropped_name(module.name)] = np.array([left_out])
         self.bytes_out += sum(tensor.nbytes for tensor in found.values())
         return found
+
+    def rows(self, application: str, piece: Piece) -> Arrays:
+        """What a piece says of a request's inputs, [rows, ...] in its slot.
+
+        Raises:
+            FrameError: there is no such slot.
+        """
+        for generation in list(self._generations.values()):
+            requests = generation.requests
+            mine = generation.deployment.generation == piece.generation and piece.producer == NONE
+            if mine and application == self._name and piece.slot < requests.slots:
+                most = requests.layout.batch
+                return rows_of(requests.views(piece.slot, most), piece, most)
+        raise FrameError(f"{piece} of {application!r} is nowhere here")
 
     def module_name(self, number: int) -> str:
         """Of the application as it is served."""
@@ -185,3 +250,20 @@ class FrontJobs:
         for generation in self._generations.values():
             generation.requests.remove()
         self._shelves.close()
+
+
+def _with_rows(body: JobDoneBody) -> list[Piece]:
+    """The pieces of a job in the order of their rows; not those that say what was dropped.
+
+    Raises:
+        FrameError: rows before one are missing.
+    """
+    found: list[Piece] = []
+    after: dict[tuple[int, int], int] = {}
+    for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
+        key = piece.producer, piece.group
+        if piece.at != after.get(key, 0):
+            raise FrameError(f"rows before {piece} are missing")
+        after[key] = piece.at + piece.rows
+        found.append(piece)
+    return found

@@ -42,6 +42,8 @@ from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.fetching import Fetches, answer_fetch
+from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
     NONE,
     AnswerBody,
@@ -62,6 +64,7 @@ from triton_backend.serving.transport.wire import (
     unpack_dispatch,
     unpack_drop,
     unpack_failure,
+    unpack_fetch,
     unpack_job_done,
     unpack_job_failed,
     unpack_plan,
@@ -113,7 +116,8 @@ class FrontService:
             self._report,
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
-        self.jobs = FrontJobs(model, settings, self._pending)
+        self._fetches = Fetches(self._loop, clock)
+        self.jobs = FrontJobs(model, settings, self._pending, self._fetches)
         self._least_us = deployment.least_us(model)
         self._add(deployment)
         self._use(deployment)
@@ -325,16 +329,26 @@ class FrontService:
                 self._batches.abort(header.batch_id, self._clock.now_us())
             case Kind.BATCH_FAILED:
                 self._failed(header, unpack_failure(body))
-            case Kind.JOB_DONE:
-                self._job_done(header, unpack_job_done(body))
-            case Kind.JOB_FAILED:
-                self._job_failed(unpack_job_failed(body))
+            case Kind.JOB_DONE | Kind.JOB_FAILED | Kind.FETCH | Kind.FETCHED:
+                self._on_job(connection, header, body)
             case Kind.PLAN:
                 self._plan(unpack_plan(body))
             case Kind.HEARTBEAT:
                 pass
             case _:
                 raise FrameError(f"a front takes no {header.kind.name}")
+
+    def _on_job(self, connection: Connection, header: Header, body: bytes) -> None:
+        """What becomes of a job; its rows that another host needs of this one, or that were asked for."""
+        match header.kind:
+            case Kind.JOB_DONE:
+                self._job_done(header, unpack_job_done(body))
+            case Kind.JOB_FAILED:
+                self._job_failed(unpack_job_failed(body))
+            case Kind.FETCH:
+                answer_fetch(connection, header, unpack_fetch(body), self.jobs.rows)
+            case _:
+                self._fetches.fetched(connection, header, body)
 
     def _check_sender(self, connection: Connection, kind: Kind) -> None:
         if kind in FROM_SCHEDULER and connection is not self._scheduler:
@@ -357,11 +371,14 @@ class FrontService:
             self._scheduler = None
             self._batches.forget_waiting()
         self._channels.closed(connection)
+        self._fetches.closed(connection)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
-        """Outputs from another host go into the answer slot of their batch."""
+        """Outputs from another host go into the answer slot of their batch; rows that were asked for, apart."""
+        if header.kind is Kind.FETCHED:
+            return self._fetches.target(connection, header)
         if header.kind is not Kind.ANSWER:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         answer = unpack_answer(body)
@@ -419,9 +436,20 @@ class FrontService:
         if request is None:
             read()
             return
-        outputs = self.jobs.answer(header.plan_tag, body)
-        small = sum(output.nbytes for output in outputs.values()) <= SENT_AT_ONCE_BYTES
-        self._pending.answer_one(request, outputs, self._take_reply if small else None, read)
+        self.jobs.answer(header.plan_tag, body, partial(self._job_taken, body.request))
+
+    def _job_taken(self, number: int, outputs: Arrays | None) -> None:
+        """Answer a request whose outputs are here; where their host is gone, have its job run anew."""
+        request = self._pending.get(number)
+        read = partial(self._job_read, number)
+        if request is None:
+            read()
+        elif outputs is None:
+            read()
+            self._announce(request, express=False)
+        else:
+            small = sum(output.nbytes for output in outputs.values()) <= SENT_AT_ONCE_BYTES
+            self._pending.answer_one(request, outputs, self._take_reply if small else None, read)
 
     def _job_read(self, number: int) -> None:
         """The outputs of a job have left the shelves; from any thread."""

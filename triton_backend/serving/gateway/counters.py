@@ -69,6 +69,7 @@ class GatewayCounters:
     module_drops: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     batches_failed: int = 0
     batches_lost: int = 0
+    jobs_begun_anew: int = 0
     workers_lost: int = 0
     workers_drained: int = 0
     frames_refused: int = 0
@@ -125,6 +126,7 @@ class GatewayCounters:
             "stage_busy_us": {"/".join(map(str, s)): use.busy_us for s, use in self.stages.items()},
             "batches_failed": self.batches_failed,
             "batches_lost": self.batches_lost,
+            "jobs_begun_anew": self.jobs_begun_anew,
             "workers_lost": self.workers_lost,
             "workers_drained": self.workers_drained,
             "frames_refused": self.frames_refused,

@@ -15,6 +15,7 @@ Here: which slots hold what. Not here: what runs, frames (`state`), mapped memor
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ class Job:
     Attributes:
         number: the core's.
         inputs: where its front has written them.
+        deadline_us: until when it has to be answered.
         outputs: by module, what its tasks have given so far and is still wanted.
         readers: by module, who still wants its outputs.
         tasks: by module, those that have not ended.
@@ -117,6 +119,7 @@ class Job:
     graph: Application
     samples: int
     inputs: InputSlot
+    deadline_us: int
     outputs: dict[int, list[_Output]] = field(default_factory=dict[int, list[_Output]])
     readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     tasks: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
@@ -202,15 +205,29 @@ class Jobs:
             found |= {out.shelf.generation for outs in job.outputs.values() for out in outs}
         return found
 
+    def stranded(self, generation: int, vgpus: AbstractSet[int]) -> list[Job]:
+        """Jobs not done of which something lies on the shelves of these vGPUs, which nobody can read any more."""
+        return [
+            job
+            for job in self._jobs.values()
+            if not job.done
+            and any(
+                output.shelf.generation == generation and output.shelf.vgpu in vgpus
+                for outputs in job.outputs.values()
+                for output in outputs
+            )
+        ]
+
     # A job's life, as the core tells it
 
-    def begin(self, number: int, graph: Application, samples: int, inputs: InputSlot) -> None:
+    def begin(self, job: Job) -> None:
         """A job came, its inputs in a slot of its front."""
-        self._jobs[number] = Job(number, graph, samples, inputs)
+        self._jobs[job.number] = job
 
-    def begin_alone(self, number: int, graph: Application, samples: int, inputs: InputSlot) -> None:
+    def begin_alone(self, job: Job) -> None:
         """A request of a model came that is served like a job of one module."""
-        self.begin(number, graph, samples, inputs)
+        self.begin(job)
+        number, samples = job.number, job.samples
         self._tasks[number] = _Task(self._jobs[number], 0, 0, samples, samples)
 
     def ready(self, task: TaskReady) -> None:

@@ -55,7 +55,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
-from triton_backend.serving.gateway.jobs import InputSlot, Jobs, ShelfSlot, ShelfSlots
+from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
@@ -654,11 +654,12 @@ class Gateway:
             self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
             return False
         graph = deployment.applications[deployment.application_numbers[front.model]]
-        place = arrival.samples, InputSlot(tags[plan_tag], front.gateway, arrival.express_slot)
+        inputs = InputSlot(tags[plan_tag], front.gateway, arrival.express_slot)
+        job = Job(number, graph, arrival.samples, inputs, arrival.deadline_us)
         if front.model in self._served.models:
-            self._jobs.begin_alone(number, graph, *place)
+            self._jobs.begin_alone(job)
         else:
-            self._jobs.begin(number, graph, *place)
+            self._jobs.begin(job)
         return True
 
     def _refuse(self, front: FrontAddress, arrival: ArrivalBody, model: int, now_us: int) -> None:
@@ -744,6 +745,49 @@ class Gateway:
         if former is not None:  # the core knows what of it was still to run
             lost = WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu, plan=former.number)
             self._apply(lost)
+        self._begin_stranded_anew(worker, now_us)
+
+    def _begin_stranded_anew(self, worker: WorkerAddress, now_us: int) -> None:
+        """Run jobs from their first module whose rows lie on a host of which nobody is left to ask.
+
+        What the host itself has kept counts as lost with it: its memory may be new when it is back.
+        """
+        known = (self._served, *self._former.values())
+        generation = next((g for g in known if g.deployment.generation == worker.generation), None)
+        if generation is None or generation.deployment.at_gateway(worker.vgpu):
+            return
+        deployment = generation.deployment
+        node = deployment.node_name_of(worker.vgpu)
+        there = {
+            v.index
+            for v in deployment.vgpus
+            if deployment.same_host(deployment.node_name_of(v.index), node)
+        }
+        if there & self._up_of(deployment):
+            return
+        for job in self._jobs.stranded(worker.generation, there):
+            number, name = job.number, job.graph.name
+            self._jobs.drop(number)
+            reason = DropReason.BEGUN_ANEW
+            self._apply(JobCancel(now_us=self._at(now_us), job_id=number, reason=reason))
+            application = self.deployment.application_numbers.get(name)
+            if application is None or name not in self._served.applications:
+                why = f"the host of node {node!r} is lost, with what its modules gave"
+                body = pack_job_failed(JobFailedBody(number % LOCALS, why))
+                self._send(self._front_of(number), frame(Kind.JOB_FAILED, body))
+                continue
+            self.counters.jobs_begun_anew += 1
+            graph = self.deployment.applications[application]
+            self._jobs.begin(Job(number, graph, job.samples, job.inputs, job.deadline_us))
+            self._apply(
+                JobArrival(
+                    now_us=self._at(now_us),
+                    job_id=number,
+                    application=application,
+                    deadline_us=job.deadline_us,
+                    samples=job.samples,
+                )
+            )
 
     def _take_out(self, worker: WorkerAddress, now_us: int) -> None:
         """Count a worker as lost, where it was up."""
@@ -1011,7 +1055,8 @@ class Gateway:
             in_core = number not in batch.dispatch.request_ids
             self._jobs.drop(number)
             if in_core:
-                self._apply(JobCancel(now_us=self._last_us, job_id=number))
+                failed = DropReason.FAILED
+                self._apply(JobCancel(now_us=self._last_us, job_id=number, reason=failed))
 
     def batch_lost(self, batch_id: int, stage: int) -> None:
         """A batch cannot be brought to the worker of a stage: with the next look it runs again.
@@ -1388,7 +1433,6 @@ class Gateway:
             pack_gather(body, pieces),
             batch_id=self._first_batch + number,
             plan_tag=deployment.tag,
-            payload_bytes=dispatch.samples * deployment.express_layout(model).bytes_per_sample,
         )
         self._send(WorkerAddress(deployment.generation, dispatch.hops[0].vgpu), data)
 

@@ -76,6 +76,8 @@ class Kind(IntEnum):
     EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
     RIDE = 28  # scheduler -> worker: these batches run together, from now on
     RIDE_DONE = 29  # worker -> scheduler: they did, or those of them that were there
+    FETCH = 30  # who needs rows of jobs -> a process of the host where they lie
+    FETCHED = 31  # the answer, the rows behind it; with a body, that is why there are none
     PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
@@ -437,6 +439,14 @@ class Piece(NamedTuple):
     row: int
 
 
+class FetchBody(NamedTuple):
+    """FETCH: the rows of a piece of an application, of these tensors in this order."""
+
+    piece: Piece
+    application: str
+    tensors: tuple[str, ...]
+
+
 class JobDoneBody(NamedTuple):
     """JOB_DONE: the outputs of a front's request; a module without pieces had no rows.
 
@@ -606,6 +616,24 @@ def unpack_job_done(body: bytes) -> JobDoneBody:
     """Inverse of `pack_job_done`."""
     (request,) = _unpack_start(_REQUEST, body)
     return JobDoneBody(request, _unpack_pieces(body[_REQUEST.size :]))
+
+
+def pack_fetch(message: FetchBody) -> bytes:
+    """Body of FETCH."""
+    names = "\0".join((message.application, *message.tensors))
+    return _PIECE.pack(*message.piece) + names.encode()
+
+
+def unpack_fetch(body: bytes) -> FetchBody:
+    """Inverse of `pack_fetch`."""
+    piece = Piece(*_unpack_start(_PIECE, body))
+    if piece.rows < 1 or piece.row < 0 or piece.slot < 0:
+        raise FrameError(f"no rows: {piece}")
+    try:
+        application, *tensors = body[_PIECE.size :].decode().split("\0")
+    except UnicodeDecodeError as error:
+        raise FrameError(f"names that are no text: {error}") from error
+    return FetchBody(piece, application, tuple(tensors))
 
 
 def _pack_pieces(pieces: Sequence[Piece]) -> bytes:

@@ -3,34 +3,29 @@
 Outputs of modules of an application go to nobody: they are written to this vGPU's own shelf, and
 whoever reads them hears from the scheduler.
 
-Here: the frames of a batch that ran, what the first stage copies from fronts and shelves, and the instants
-of emulated links. Not here: running it.
+Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it, what it is
+given (`input`).
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from triton_backend.contract.decisions import Hop
-from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_up_to
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import EmulatedLinks
-from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import Shelves, rows_of
+from triton_backend.serving.transport.shelves import Shelves
 from triton_backend.serving.transport.wire import (
     NONE,
     SHELVED,
     AnswerBody,
     BatchBody,
     FailureBody,
-    FrameError,
     Kind,
-    Piece,
     TimesBody,
     frame,
     pack_answer,
@@ -80,15 +75,14 @@ class OutputSender:
     """Sends what the batches of one vGPU come to."""
 
     def __init__(
-        self, loop: EventLoop, deployment: Deployment, vgpu: int, scheduler: SchedulerLink
+        self, deployment: Deployment, channels: Channels, shelves: Shelves, scheduler: SchedulerLink
     ) -> None:
         self._scheduler = scheduler
         # By tag: the generations served, and the vGPU's number there.
         self._served: dict[int, tuple[Deployment, int]] = {}
-        self._shelves = Shelves(deployment.settings)
+        self._shelves = shelves
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
-        node = deployment.node_name_of(vgpu)
-        self._channels = Channels(loop, deployment.settings, node)
+        self._channels = channels
         self._links = _links(deployment)
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
@@ -143,61 +137,6 @@ class OutputSender:
             receives = deployment.row_of(body.model, body.pipeline, after)
             written = written.laid_out(deployment.layout_of(receives, body.hops[after].vgpu))
         return OutputTarget(channel, written, place, last)
-
-    def copy_express(self, tag: int, body: BatchBody, into: Arrays) -> None:
-        """Copy an express request out of its front's slot.
-
-        Raises:
-            FrameError: the front is gone, or has no such slot.
-        """
-        deployment, _ = self._served[tag]
-        channel = self._channels.to_front(deployment, _name(deployment, body))
-        express = None if channel is None else channel.express
-        if express is None or not 0 <= body.answer_slot < express.slots:
-            raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
-        for name, tensor in express.views(body.answer_slot, body.samples).items():
-            np.copyto(into[name], tensor)
-
-    def gather(self, tag: int, body: BatchBody, pieces: Sequence[Piece], into: Arrays) -> None:
-        """Copy the rows of a batch of modules from shelves and from fronts.
-
-        Raises:
-            FrameError: a piece is not where it is said to be, or does not fit the batch.
-        """
-        deployment, _ = self._served[tag]
-        for piece in pieces:
-            end = piece.at + piece.rows
-            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
-            if end > body.samples or not feeds or any(wanted not in into for wanted, _ in feeds):
-                raise FrameError(f"a batch of {body.samples} samples does not read {piece}")
-            if piece.slot == NONE:
-                for wanted, _ in feeds:
-                    into[wanted][piece.at : end] = 0
-                continue
-            given = self._tensors(deployment.applications[piece.application].name, piece)
-            for wanted, name in feeds:
-                np.copyto(into[wanted][piece.at : end], given[name])
-
-    def _tensors(self, application: str, piece: Piece) -> Arrays:
-        """What a piece says, [rows, ...] where it lies."""
-        if piece.producer != NONE:
-            return self._shelves.tensors(application, piece)
-        try:
-            deployment = self._shelves.deployment(piece.generation)
-            channel = self._channels.to_front(deployment, application, piece.vgpu)
-            requests = None if channel is None else channel.express
-            if channel is None and deployment.settings.gateways > 1:
-                # It has died, and others wait for the rest of the batch: what it wrote outlives it.
-                layout = deployment.express_layout(deployment.served[application])
-                requests = Segment.attach(
-                    deployment.express_segment(application, piece.vgpu), layout
-                )
-        except (InputError, KeyError) as error:
-            raise FrameError(f"{piece} is nowhere: {error}") from error
-        if requests is None or piece.slot >= requests.slots:
-            raise FrameError(f"the front of {application!r} is gone, or has no {piece}")
-        most = requests.layout.batch
-        return rows_of(requests.views(piece.slot, most), piece, most)
 
     def report_transfer(self, batch: QueuedBatch) -> None:
         """Report when the tensors of a batch came here from another worker (gateway's time)."""
@@ -257,12 +196,19 @@ class OutputSender:
 
     def report_lost(self, batch: QueuedBatch, reason: str) -> None:
         """Have the requests run again of a batch that cannot be brought to its next stage."""
+        self._report_lost(BatchHeader(batch.batch_id, batch.tag, batch.stage + 1), reason)
+
+    def report_not_gathered(self, header: BatchHeader, reason: str) -> None:
+        """Have the tasks run again of a batch whose rows cannot be had now; no worker is to blame."""
+        self._report_lost(header._replace(stage=NONE), reason)
+
+    def _report_lost(self, header: BatchHeader, reason: str) -> None:
         data = frame(
             Kind.BATCH_LOST,
             pack_failure(FailureBody(reason, NONE, NONE)),
-            batch_id=batch.batch_id,
-            stage=batch.stage + 1,
-            plan_tag=batch.tag,
+            batch_id=header.batch_id,
+            stage=header.stage,
+            plan_tag=header.tag,
         )
         self._scheduler.send(data)
 

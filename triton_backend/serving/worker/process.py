@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -32,10 +33,13 @@ from triton_backend.serving.liveness.processes import (
     stub_process,
 )
 from triton_backend.serving.transport.authentication import transport_key
+from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.fetching import Fetches, answer_fetch
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 from triton_backend.serving.transport.shared_memory import Segment
+from triton_backend.serving.transport.shelves import Shelves
 from triton_backend.serving.transport.wire import (
     NONE,
     BatchBody,
@@ -47,12 +51,14 @@ from triton_backend.serving.transport.wire import (
     pack_stage_result,
     unpack_adopt,
     unpack_batch,
+    unpack_fetch,
     unpack_gather,
     unpack_heartbeat,
     unpack_ride,
     unpack_run_stage,
 )
 from triton_backend.serving.worker.executor import LeaderFollowers
+from triton_backend.serving.worker.input import InputGatherer
 from triton_backend.serving.worker.output import BatchHeader, OutputSender
 from triton_backend.serving.worker.queue import BatchQueue
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
@@ -109,12 +115,17 @@ class StageWorker:
         pin(self._stages.loaded, self._segment, self._pinned_slots)
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
-        self._outputs = OutputSender(self._loop, deployment, vgpu, self._scheduler)
+        node = deployment.node_name_of(vgpu)
+        channels, shelves = Channels(self._loop, self._settings, node), Shelves(self._settings)
+        self._fetches = Fetches(self._loop, clock)
+        self._inputs = InputGatherer(node, channels, shelves, self._fetches)
+        self._outputs = OutputSender(deployment, channels, shelves, self._scheduler)
         self._queue = BatchQueue(self._segment, time.now_us)
         self._threads = LeaderFollowers(
             self._loop, self._queue, self._stages, self._outputs, self._scheduler, time
         )
 
+        self._parts = (self._stages, self._queue, self._inputs, self._outputs, self._scheduler)
         self._serve(deployment, vgpu)
 
     @property
@@ -170,13 +181,13 @@ class StageWorker:
         self._adopting = {one for one in self._adopting if oldest <= one <= latest}
         for former, _ in self._served:
             if former.generation not in self._adopting:
-                for part in (self._queue, self._outputs, self._scheduler, self._stages):
+                for part in self._parts:
                     part.forget(former.tag)
         self._served = [one for one in self._served if one[0].generation in self._adopting]
 
     def _serve(self, deployment: Deployment, vgpu: int) -> None:
         """Serve a generation, in which this vGPU has a number of its own."""
-        for part in (self._stages, self._queue, self._outputs, self._scheduler):
+        for part in self._parts:
             part.serve(deployment, vgpu)
         self._neighbours.serve(deployment, vgpu)
         self._served.append((deployment, vgpu))
@@ -236,6 +247,10 @@ class StageWorker:
                 self._add(connection, header, unpack_batch(body))
             case Kind.GATHER:
                 self._add(connection, header, *unpack_gather(body))
+            case Kind.FETCH:
+                answer_fetch(connection, header, unpack_fetch(body), self._inputs.rows)
+            case Kind.FETCHED:
+                self._fetches.fetched(connection, header, body)
             case Kind.RUN_STAGE:
                 deployment, vgpu = self._served[-1]
                 question = unpack_run_stage(body)
@@ -260,22 +275,33 @@ class StageWorker:
         self._scheduler.check_life(header.batch_id)
         inputs, slot = self._queue.written_by(header, batch)
         into = inputs.views(slot, batch.samples)
+        which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
         try:
             if pieces:
-                self._outputs.gather(header.plan_tag, batch, pieces, into)
+                ready = partial(self._gathered, header, batch)
+                self._inputs.gather(which[:2], batch, pieces, into, ready)
             else:
-                self._outputs.copy_express(header.plan_tag, batch, into)
-            self._queue.add(header, batch)
+                self._inputs.copy_express(header.plan_tag, batch, into)
+                self._queue.add(header, batch)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
-            which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
             self._outputs.report_failure(which, batch, str(error))
+
+    def _gathered(self, header: Header, batch: BatchBody, missing: str) -> None:
+        """The rows of a batch of modules are in its slot, or cannot be had now."""
+        if not missing:
+            self._queue.add(header, batch)
+            return
+        _LOG.warning("batch %d is not run: %s", header.batch_id, missing)
+        which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
+        self._outputs.report_not_gathered(which, missing)
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if not self._scheduler.is_peer_of(connection):
             raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
         match header.kind:
             case Kind.ABORT:
+                self._inputs.remove(header.batch_id)
                 self._queue.remove(header.batch_id)
             case Kind.RIDE:
                 self._queue.ride(header.batch_id, unpack_ride(body))
@@ -294,7 +320,9 @@ class StageWorker:
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
-        """Tensors from another host go into the slot granted."""
+        """Tensors from another host go into the slot granted; rows that were asked for are kept apart."""
+        if header.kind is Kind.FETCHED:
+            return self._fetches.target(connection, header)
         if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
         batch = unpack_batch(body)
@@ -305,8 +333,10 @@ class StageWorker:
         """A peer is gone, or was refused."""
         del reason
         if self._scheduler.closed(connection):
+            self._inputs.remove_all()
             self._queue.forget_shelved()
         self._outputs.closed(connection)
+        self._fetches.closed(connection)
 
 
 def main(arguments: list[str]) -> None:

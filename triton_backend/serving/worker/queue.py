@@ -18,7 +18,14 @@ from typing import NamedTuple
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.wire import SHELVED, BatchBody, FrameError, Header, RideBody
+from triton_backend.serving.transport.wire import (
+    SHELVED,
+    BatchBody,
+    FrameError,
+    Header,
+    Kind,
+    RideBody,
+)
 
 RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
 
@@ -162,7 +169,7 @@ class BatchQueue:
         if not 1 <= batch.samples <= layout.batch:
             raise FrameError(f"{batch.samples} samples, at most {layout.batch} fit")
         size = layout.payload_bytes(batch.samples)
-        if header.payload_bytes != size:
+        if header.kind is not Kind.GATHER and header.payload_bytes != size:
             raise FrameError(f"{header.payload_bytes} bytes, not {size}")
         return slot
 

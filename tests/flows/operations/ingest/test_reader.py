@@ -397,6 +397,8 @@ def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path:
     run(7, 1, (2, 1), SECOND_US + 1_000, 8_000)
     log.say(JobDone(job_id=7))
     arrive(8, 2 * SECOND_US, samples=2)  # no rows
+    log.say(JobDropped(job_id=8, reason=DropReason.BEGUN_ANEW, deadline_us=0))
+    arrive(8, 2 * SECOND_US, samples=2)
     run(8, 0, (2,), 2 * SECOND_US, 1_000)
     log.say(ModuleSkipped(job_id=8, module=1))
     log.say(JobDone(job_id=8))
@@ -406,6 +408,8 @@ def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path:
     log.say(JobDone(job_id=9))
     arrive(10, 4 * SECOND_US)
     log.say(JobDropped(job_id=10, reason=DropReason.DEADLINE, deadline_us=0, module=0))
+    arrive(12, 4 * SECOND_US)
+    log.say(JobDropped(job_id=12, reason=DropReason.FAILED, deadline_us=0))
     refused_us = STARTED_US + 5 * SECOND_US
     log.say(RefusedJob(now_us=refused_us, application=0, deadline_us=refused_us, samples=1))
     arrive(11, MINUTE_US)  # and nothing more is known of it
@@ -417,7 +421,7 @@ def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path:
     later = NOON + timedelta(minutes=1)
     jobs = [row for row in table(work, "model_minutes", COUNTS) if row[1] == "app"]
     assert jobs == [
-        (NOON, "app", 5, 2, 1, 2, 0, 0, 0, 9_000 + 1_000 + SLO_US + 1),
+        (NOON, "app", 6, 2, 1, 2, 1, 0, 0, 9_000 + 1_000 + SLO_US + 1),
         (later, "app", 1, 0, 0, 0, 0, 0, 0, 0),
     ]
     assert table(work, "module_minutes", "minute, application, module, samples, rows") == [

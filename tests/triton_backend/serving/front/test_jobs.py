@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from triton_backend.serving.front.counters import FrontCounters, latency_bounds_
 from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.transport.shared_memory import remove_segments
+from triton_backend.serving.transport.event_loop import EventLoop
+from triton_backend.serving.transport.fetching import Fetches
+from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.transport.shelves import Shelves
 from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, Piece
 
@@ -43,7 +46,8 @@ def pending(tmp_path: Path) -> PendingRequests:
 
 @pytest.fixture
 def jobs(deployment: Deployment, pending: PendingRequests) -> FrontJobs:
-    made = FrontJobs("chain", deployment.settings, pending)
+    loop = EventLoop(cast("Any", None), SystemClock(), b"")
+    made = FrontJobs("chain", deployment.settings, pending, Fetches(loop, SystemClock()))
     made.add(deployment)
     made.use(deployment)
     return made
@@ -92,12 +96,15 @@ def test_an_answer_is_read_where_it_lies_and_not_where_rows_are_missing(
     slots.views(3, 4)["output"][...] = np.arange(4, dtype=np.uint8)[:, None]
     late = PIECE._replace(at=2, rows=1, row=0)
     for pieces, rows in (((PIECE,), [1, 2]), ((late, PIECE), [1, 2, 0]), ((), [])):
-        answer = jobs.answer(deployment.tag, JobDoneBody(1, pieces))
+        answers: list[Arrays | None] = []
+        jobs.answer(deployment.tag, JobDoneBody(1, pieces), answers.append)
+        (answer,) = answers
+        assert answer is not None
         assert answer["b.output"][:, 0].tolist() == rows
     assert jobs.bytes_out == 5 * 4096
     for wrong in (PIECE._replace(at=1), PIECE._replace(slot=10**6), PIECE._replace(row=3)):
         with pytest.raises(FrameError, match=r"are missing|is nowhere|ends beyond"):
-            jobs.answer(deployment.tag, JobDoneBody(1, (wrong,)))
+            jobs.answer(deployment.tag, JobDoneBody(1, (wrong,)), lambda _: None)
     with pytest.raises(FrameError, match="is not known here"):
-        jobs.answer(7, JobDoneBody(1, (PIECE,)))
+        jobs.answer(7, JobDoneBody(1, (PIECE,)), lambda _: None)
     jobs.close()

@@ -58,6 +58,7 @@ ITEMS = (
     JobArrival(now_us=1, job_id=3, application=0, deadline_us=9),
     Emitted(now_us=2, request_id=FIRST_TASK, rows=(0, 3)),
     JobCancel(now_us=3, job_id=3),
+    JobCancel(now_us=3, job_id=3, reason=DropReason.FAILED),
     TaskReady(request_id=FIRST_TASK, job_id=3, module=1, first_row=0, rows=2, of_rows=5),
     ModuleSkipped(job_id=3, module=2),
     ModuleSkipped(job_id=3, module=2, reason=DropReason.DEADLINE, best_finish_us=9),

@@ -9,7 +9,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.jobs import InputSlot, Jobs, ShelfSlot, ShelfSlots
+from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.transport.wire import NONE, Piece
 
 A, B, C, D = range(4)
@@ -31,7 +31,8 @@ class Books:
         self.deployment = deployment
         self.shelves = ShelfSlots(deployment, 0)
         self.jobs = Jobs()
-        self.jobs.begin(JOB, deployment.applications[0], samples, InputSlot(1, 0, 9))
+        inputs = InputSlot(1, 0, 9)
+        self.jobs.begin(Job(JOB, deployment.applications[0], samples, inputs, deadline_us=10**6))
         self._next = FIRST_TASK
 
     def ready(self, module: int, *rows: int, of_rows: int = 3) -> list[int]:

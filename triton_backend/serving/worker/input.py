@@ -1,0 +1,198 @@
+r"""What the first stage of a batch copies into its slot: an express request, or rows of modules.
+
+Rows on this host are copied at once. Those on another one are asked for, and the batch is ready when all have come:
+
+    GATHER --> copied from slots of fronts and shelves here --> ready --> queue
+          \-> asked for (`transport.fetching`) --> copied --/
+                                                 \-> nobody answers: its tasks run again (BATCH_LOST)
+
+Here: where the inputs of a batch come from. Not here: the slot and the queue (`queue`), what it comes to (`output`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from triton_backend.contract.errors import InputError
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.channel import Channels
+from triton_backend.serving.transport.fetching import Fetches, holders
+from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.transport.shelves import Shelves, rows_of
+from triton_backend.serving.transport.wire import NONE, BatchBody, FrameError, Piece
+
+Ready = Callable[[str], None]
+"""Takes why a batch's rows cannot be had; empty where they are all there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Gathering:
+    """A batch that waits for rows from other hosts: how many pieces are missing, and who waits."""
+
+    missing: int
+    ready: Ready
+
+
+class InputGatherer:
+    """Copies what the batches of one vGPU begin with.
+
+    Args:
+        node: where the vGPU is.
+        channels, shelves: what is mapped of fronts and vGPUs of this host.
+        fetches: the way to other hosts.
+    """
+
+    def __init__(self, node: str, channels: Channels, shelves: Shelves, fetches: Fetches) -> None:
+        self._node = node
+        self._channels = channels
+        self._shelves = shelves
+        self._fetches = fetches
+        self._served: dict[int, Deployment] = {}  # by tag
+        self._gathering: dict[int, _Gathering] = {}  # by the batch's number
+
+    def serve(self, deployment: Deployment, vgpu: int) -> None:
+        """Gather batches of a generation."""
+        del vgpu
+        self._served[deployment.tag] = deployment
+
+    def forget(self, tag: int) -> None:
+        """Nothing is gathered of a generation any more."""
+        self._served.pop(tag, None)
+
+    def copy_express(self, tag: int, body: BatchBody, into: Arrays) -> None:
+        """Copy an express request out of its front's slot.
+
+        Raises:
+            FrameError: the front is gone, or has no such slot.
+        """
+        deployment = self._served[tag]
+        name = deployment.plan.models[body.model].name
+        channel = self._channels.to_front(deployment, name)
+        express = None if channel is None else channel.express
+        if express is None or not 0 <= body.answer_slot < express.slots:
+            raise FrameError(f"its front is gone, or has no express slot {body.answer_slot}")
+        for name, tensor in express.views(body.answer_slot, body.samples).items():
+            np.copyto(into[name], tensor)
+
+    def gather(
+        self,
+        batch: tuple[int, int],
+        body: BatchBody,
+        pieces: Sequence[Piece],
+        into: Arrays,
+        ready: Ready,
+    ) -> None:
+        """Have the rows of a batch of modules copied; `ready` is called once they are there, or cannot be had.
+
+        Args:
+            batch: its number and the tag of its plan.
+            body: what it is.
+            pieces: where its rows lie.
+            into: its slot.
+            ready: called at once where all lie on this host, else in the thread that polls; not for a batch
+                that is aborted meanwhile.
+
+        Raises:
+            FrameError: a piece is not where it is said to be, or does not fit the batch.
+        """
+        number, tag = batch
+        deployment = self._served[tag]
+        elsewhere: list[tuple[list[str], Deployment, Piece]] = []
+        for piece in pieces:
+            end = piece.at + piece.rows
+            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            if end > body.samples or not feeds or any(wanted not in into for wanted, _ in feeds):
+                raise FrameError(f"a batch of {body.samples} samples does not read {piece}")
+            if piece.slot == NONE:
+                for wanted, _ in feeds:
+                    into[wanted][piece.at : end] = 0
+                continue
+            application = deployment.applications[piece.application].name
+            theirs = self._deployment_of(piece)
+            addresses = holders(theirs, application, piece, self._node)
+            if addresses:
+                elsewhere.append((addresses, theirs, piece))
+            else:
+                _copy(feeds, piece, self.rows(application, piece), into)
+        if not elsewhere:
+            ready("")
+            return
+        gathering = self._gathering[number] = _Gathering(len(elsewhere), ready)
+        for addresses, theirs, piece in elsewhere:
+            if self._gathering.get(number) is not gathering:
+                return  # nobody has one of those before
+            application = deployment.applications[piece.application]
+            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            given = {name for _, name in feeds}
+            model = theirs.served[application.name]
+            if piece.producer != NONE:
+                model = theirs.plan.model(application.modules[piece.producer].model)
+            specs = model.inputs if piece.producer == NONE else model.outputs
+            wanted = [spec for spec in specs if spec.name in given]
+            done = partial(self._come, number, gathering, feeds, piece, into)
+            self._fetches.ask(addresses, application.name, piece, wanted, done)
+
+    def _come(
+        self,
+        number: int,
+        gathering: _Gathering,
+        feeds: Sequence[tuple[str, str]],
+        piece: Piece,
+        into: Arrays,
+        rows: Arrays | None,
+    ) -> None:
+        """Rows from another host are here, or nobody there answers."""
+        if self._gathering.get(number) is not gathering:
+            return  # aborted, and its slot may be another batch's
+        if rows is not None:
+            _copy(feeds, piece, rows, into)
+            gathering.missing -= 1
+        if rows is None or not gathering.missing:
+            del self._gathering[number]
+            gathering.ready("" if rows is not None else f"nobody answers who has {piece}")
+
+    def remove(self, batch_id: int) -> None:
+        """Forget a batch that was aborted."""
+        self._gathering.pop(batch_id, None)
+
+    def remove_all(self) -> None:
+        """Forget all batches that wait: the scheduler is gone, and the next one begins their jobs anew."""
+        self._gathering.clear()
+
+    def rows(self, application: str, piece: Piece) -> Arrays:
+        """What a piece says, [rows, ...] where it lies on this host.
+
+        Raises:
+            FrameError: there is no such place.
+        """
+        if piece.producer != NONE:
+            return self._shelves.tensors(application, piece)
+        try:
+            deployment = self._deployment_of(piece)
+            channel = self._channels.to_front(deployment, application, piece.vgpu)
+            requests = None if channel is None else channel.express
+            if channel is None and deployment.settings.gateways > 1:
+                # It has died, and others wait for the rest of the batch: what it wrote outlives it.
+                layout = deployment.express_layout(deployment.served[application])
+                requests = Segment.attach(
+                    deployment.express_segment(application, piece.vgpu), layout
+                )
+        except (InputError, KeyError) as error:
+            raise FrameError(f"{piece} is nowhere: {error}") from error
+        if requests is None or piece.slot >= requests.slots:
+            raise FrameError(f"the front of {application!r} is gone, or has no {piece}")
+        most = requests.layout.batch
+        return rows_of(requests.views(piece.slot, most), piece, most)
+
+    def _deployment_of(self, piece: Piece) -> Deployment:
+        try:
+            return self._shelves.deployment(piece.generation)
+        except InputError as error:
+            raise FrameError(f"{piece} is nowhere: {error}") from error
+
+
+def _copy(feeds: Sequence[tuple[str, str]], piece: Piece, rows: Arrays, into: Arrays) -> None:
+    for wanted, name in feeds:
+        np.copyto(into[wanted][piece.at : piece.at + piece.rows], rows[name])
