@@ -30,8 +30,9 @@ def complete_tensors(plan: Plan) -> Plan:
     """The plan with inputs, outputs, every boundary and every edge named; what is named stays as it is.
 
     Raises:
-        InputError: tensors at the two ends of an edge of an application differ, or a model gives rows whose
-            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be.
+        InputError: tensors at the two ends of an edge of an application differ; or a model gives rows whose
+            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be; or a
+            module that always runs the same number of rows reads such rows of a model with files.
     """
     graphs = [planned.application for planned in plan.applications]
     named = [
@@ -55,16 +56,34 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
     }
     read: set[tuple[str, str]] = set()
     for graph in graphs:
-        for source in (s for module in graph.modules for s in module.inputs.values()):
+        edges = [(module, source) for module in graph.modules for source in module.inputs.values()]
+        for module, source in edges:
             producer, _, tensor = source.partition(".")
             if producer != REQUEST and tensor in counts[graph.module(producer).model]:
                 model = graph.module(producer).model
                 read.add((model, counts[model][tensor]))
+                if _has_files(models[model]):
+                    _check_not_fixed(graph, module, source, counts[model][tensor])
     for model, varying in counts.items():
         for output, count in varying.items():
             if (model, count) not in read:
                 where = f"model {model!r}, output {output!r}"
                 raise InputError(where, f"has rows that {count!r} counts, and no module reads them")
+
+
+def _has_files(model: ModelPlan) -> bool:
+    """Whether stages of a model are run, not emulated."""
+    return any(stage.artifact for pipeline in model.pipelines for stage in pipeline.stages)
+
+
+def _check_not_fixed(graph: Application, module: Module, source: str, count: str) -> None:
+    """A module with as many rows as it may have runs that many, whatever comes: rows would be made up."""
+    if 1 < module.rows_per_request == module.max_rows:
+        raise InputError(
+            f"application {graph.name!r}, module {module.name!r}.max_rows",
+            f"is {module.max_rows}, as rows_per_request is, so that many rows always run; but {source!r} has as "
+            f"many as {count!r} says: state fewer rows_per_request, or a larger max_rows",
+        )
 
 
 def _read_names(model: str, graphs: Iterable[Application]) -> tuple[str, ...]:

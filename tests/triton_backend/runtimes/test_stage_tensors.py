@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,24 @@ def test_rows_that_nobody_bounds_are_refused() -> None:
         InputError, match="model 'm_d', output 'output': has rows that 'rows' counts"
     ):
         complete_tensors(replace(plan, models=tuple(models)))
+
+
+def test_rows_that_would_be_made_up_are_refused(tmp_path: Path) -> None:
+    """Of a real detector a module runs as many rows as there are, also where it is asked for the most it may run."""
+    plan = served_applications.onnx_plan(tmp_path)
+    (graph,) = (one for one in plan.applications if one.application.name == "crops")
+    detect, classify = graph.application.modules
+    always = replace(
+        graph,
+        application=replace(
+            graph.application, modules=(detect, replace(classify, rows_per_request=4.0))
+        ),
+    )
+    with pytest.raises(
+        InputError,
+        match=r"module 'classify'.max_rows: is 4, as rows_per_request is, .* 'crops_rows' says",
+    ):
+        complete_tensors(replace(plan, applications=(always,)))
 
 
 def test_an_edge_whose_ends_differ_is_refused_by_name() -> None:
