@@ -45,7 +45,6 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
 _SKETCH, _MANY = 6, 64  # boxes looked at before one program is asked; after it
-_FEWER = 0.3  # of the time: what plans of fewer stages may take
 _ENDS = "time limit reached"
 
 
@@ -148,8 +147,15 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
     where they leave a gap, what whole GPUs allow were time no matter, and one program for time and GPUs;
     where that leaves one too, more boxes.
     """
-    lines, watch = pools.lines, pools.watch
     best = _of_fewer_stages(pools, options)
+    return _with_boxes(pools, options, best, MOST_BOXES if options.time_limit_s else _MANY)
+
+
+def _with_boxes(
+    pools: Pools, options: PlanOptions, best: Found | None, most_boxes: int
+) -> tuple[Found, Division] | None:
+    """See `_divided`; `best` is known, and `most_boxes` how many the last look may take."""
+    lines, watch = pools.lines, pools.watch
     bound, boxes = inf, 0
 
     def settled() -> bool:
@@ -175,8 +181,8 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
         better, bound = pools.together(cutoff, bound)
         if better is not None and (best is None or better.score > best.score):
             best = better
-    if not settled():
-        look(MOST_BOXES if options.time_limit_s else _MANY)
+    if most_boxes and not settled():
+        look(most_boxes)
     if best is None:
         return None
     bound = max(bound, best.score)
@@ -186,7 +192,11 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
 
 
 def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
-    """The best plan of one stage less, as one that is known."""
+    """The best plan of one stage less, as one that is known.
+
+    It has the time that it would have if it were all that is asked for, but for the last boxes: these better
+    the proof and hardly ever the plan.
+    """
     if options.max_partitions == 1:
         return None
     less = replace(options, max_partitions=options.max_partitions - 1)
@@ -196,11 +206,11 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
         gathering_us=pools.gathering_us,
         goal=pools.goal,
         options=less,
-        watch=pools.watch.part(_FEWER),
+        watch=pools.watch.part(1.0),
         proof=pools.proof,
     )
     try:
-        divided = _divided(before, less)
+        divided = _with_boxes(before, less, _of_fewer_stages(before, less), 0)
     except InfeasibleError:  # some line fits its paths only in more stages
         return None
     if divided is None:
