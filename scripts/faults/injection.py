@@ -19,6 +19,7 @@ from scripts.faults.places import LINK, Shifted, run_as_root
 from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
 LASTING_S = 3.0
@@ -76,6 +77,14 @@ def worker(served: Served, vgpu: int) -> psutil.Process:
 def kill_worker(vgpu: int) -> Inject:
     """SIGKILL to a worker."""
     return lambda served: worker(served, vgpu).kill()
+
+
+def kill_fork_servers(served: Served) -> None:
+    """SIGKILL to the processes that nodes fork workers from, and to a worker that must then be started."""
+    for process in served.processes():
+        if process.name() == FORK_SERVER:
+            process.kill()
+    worker(served, 1).kill()
 
 
 def stop_worker(served: Served) -> None:
@@ -193,6 +202,12 @@ PROCESSES = (
     Fault(
         name="worker killed",
         inject=kill_worker(1),
+        vgpus=(1,),
+        loses="its batch, where too late to retry",
+    ),
+    Fault(
+        name="fork servers and a worker killed",
+        inject=kill_fork_servers,
         vgpus=(1,),
         loses="its batch, where too late to retry",
     ),

@@ -37,6 +37,7 @@ from triton_backend.runtimes.registry import import_runtime
 from triton_backend.serving.liveness.processes import end_with_parent, name_process
 from triton_backend.serving.transport.sched_tuning import ask_for_short_slices
 
+SERVER_NAME = "fork-server"  # as `ps` shows it
 LOADS_AT_MOST_US = 20_000_000
 ANSWERS_WITHIN_MS = 2_000
 MOST_FAILURES = 3  # one after the other; then workers are started without it
@@ -276,7 +277,7 @@ def main(arguments: Sequence[str]) -> Order | None:
     """Import, then fork; returns in every worker, with what it is to be."""
     descriptor, parent, *runtimes = arguments
     end_with_parent(int(parent))
-    name_process("fork-server")
+    name_process(SERVER_NAME)
     for name in runtimes:
         with contextlib.suppress(Exception):  # the worker that needs it says what is wrong
             import_runtime(name)
