@@ -10,6 +10,7 @@ import gc
 import hmac
 import json
 import logging
+import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -67,7 +68,7 @@ class _Model(ABC):
         close_inherited_sockets()
         # Threads here work for microseconds at a time; five milliseconds are too long to wait.
         sys.setswitchinterval(SWITCH_SECONDS)
-        ask_for_short_slices()
+        ask_for_short_slices(like=os.getppid())  # a node's model is imported at a lower priority
         ask_for_exact_timers()
         self.parameters = _parameters(args)
         self.clock = SystemClock()

@@ -229,6 +229,14 @@ def test_a_second_start_and_a_taken_port_are_refused_by_name(
         start(tmp_path, taken)
 
 
+def test_a_node_that_has_loaded_has_the_servers_priority(state: ServerState) -> None:
+    pid = (state.folder / "pids" / node_model("FAST", 1)).read_text().split()[0]
+    threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    found = {(os.sched_getscheduler(i), os.getpriority(os.PRIO_PROCESS, i)) for i in threads}
+    server = int(state.data["triton_pid"])
+    assert found == {(os.sched_getscheduler(server), os.getpriority(os.PRIO_PROCESS, server))}
+
+
 def test_a_stage_answers_by_itself_through_its_node(state: ServerState) -> None:
     inputs = [{"name": "x", "shape": [2, 3], "data": line(2).tolist()}]
     request = {"command": "infer", "model": "affine", "stage": 0, "inputs": inputs}
