@@ -19,7 +19,7 @@ at most, inside the gap that it has: who comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
-from triton_backend.scheduler.rides import first_row, open_ride, take_seat
+from triton_backend.scheduler.rides import first_row, open_ride, start_by, take_seat
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
@@ -137,7 +137,11 @@ def _offer_seat(
 def _board(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any."""
+    """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any.
+
+    One that waits for company can start sooner for the sake of a tighter deadline: a second ride beside it would leave
+    both of them half empty.
+    """
     topology = tables.topology
     counts = tables.counts[0]
     pool = topology.stages[stage]["pool"]
@@ -147,13 +151,11 @@ def _board(
         row = tables.batches[ride]
         following = row["next_ride"]
         if row["pool"] == pool and row["samples"] + samples <= row["seats"]:
-            run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
-            sooner = best == NONE or run["start_us"] < offer["start_us"]
-            if best != NONE and run["start_us"] == offer["start_us"]:
+            start = _leaves_us(tables, ride, latest_us)
+            sooner = start < FAR if best == NONE else start < offer["start_us"]
+            if best != NONE and start == offer["start_us"]:
                 sooner = row["number"] < tables.batches[best]["number"]
-            doors_shut = run["start_us"] - counts["doors_us"]
-            open_still = counts["now_us"] < doors_shut and run["end_us"] <= latest_us
-            if sooner and open_still and first_row(tables, ride, samples) != NONE:
+            if sooner and first_row(tables, ride, samples) != NONE:
                 vgpu = tables.paths[ride, 0]
                 rate = topology.vgpus[vgpu]["down_rate"]
                 uplink = downlink = NONE
@@ -166,18 +168,44 @@ def _board(
                     if sender != NONE:
                         uplink = topology.vgpus[sender]["uplink"]
                     moved = earliest_move(tables, uplink, downlink, at_us, move)
-                if moved + move <= run["start_us"]:
+                if moved + move <= start:
                     best = ride
                     offer["vgpu"] = vgpu
                     offer["uplink"] = uplink
                     offer["downlink"] = downlink
                     offer["move_start_us"] = moved
                     offer["move_end_us"] = moved + move
-                    offer["start_us"] = run["start_us"]
-                    offer["end_us"] = run["end_us"]
+                    offer["start_us"] = start
+                    offer["end_us"] = start + _lasts_us(tables, ride)
         ride = following
     offer["ride"] = best
     return best != NONE
+
+
+@inlined
+def _lasts_us(tables: Tables, ride: int) -> int:
+    """How long a ride runs."""
+    run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+    return run["end_us"] - run["start_us"]
+
+
+@kernel
+def _leaves_us(tables: Tables, ride: int, latest_us: int) -> int:
+    """When a ride starts with somebody aboard for whom it must end by an instant; FAR where that cannot be.
+
+    Sooner than reserved where it waits for company: not before its members are there, nor before its vGPU is free.
+    """
+    run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+    doors_open = tables.counts[0]["now_us"] + tables.counts[0]["doors_us"]
+    start = min(run["start_us"], latest_us - _lasts_us(tables, ride))
+    if start <= doors_open:
+        return FAR
+    if start == run["start_us"]:
+        return start
+    least = tables.batches[ride]["arrival_us"]
+    if run["previous"] != NONE:
+        least = max(least, tables.intervals[run["previous"]]["end_us"])
+    return start if least <= start else FAR
 
 
 @kernel
@@ -358,4 +386,6 @@ def _commit_seat(tables: Tables, stage: int, batch: int, hop: int, offer: Record
         pool = tables.topology.stages[stage]["pool"]
         start, end = offer["start_us"], offer["end_us"]
         ride = open_ride(tables, pool, offer["vgpu"], offer["seats"], start, end)
+    else:
+        start_by(tables, ride, offer["start_us"])
     take_seat(tables, ride, batch, hop, offer["move_end_us"])

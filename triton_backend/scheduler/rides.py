@@ -116,6 +116,16 @@ def take_seat(tables: Tables, ride: int, batch: int, hop: int, arrival_us: int) 
 
 
 @kernel
+def start_by(tables: Tables, ride: int, start_us: int) -> None:
+    """Let a ride start no later than at an instant from which its vGPU is free."""
+    i = interval_of(tables, ride, 0, VGPU)
+    lasts = tables.intervals[i]["end_us"] - tables.intervals[i]["start_us"]
+    if start_us < tables.intervals[i]["start_us"]:
+        release(tables, i)
+        reserve(tables, i, tables.paths[ride, 0], start_us, start_us + lasts)
+
+
+@kernel
 def bring_forward(tables: Tables, ride: int) -> bool:
     """Let a full ride run as soon as its vGPU is free after the last arrival; True where that is sooner."""
     row = tables.batches[ride]

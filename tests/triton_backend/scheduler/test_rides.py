@@ -125,6 +125,27 @@ def test_who_has_no_time_for_the_ride_opens_another_before_it() -> None:
     assert other.end_us <= 9_100
 
 
+def test_a_ride_that_waits_for_company_leaves_sooner_for_who_has_less_time() -> None:
+    told = Told(two_tails())
+    first = the_ride(told.arrive(0, AT_JUNCTION))
+    assert (first.start_us, first.end_us) == (7_000, 14_000)
+    sooner = the_ride(told.arrive(100, AT_JUNCTION, slack_us=9_000))
+    assert sooner.ride_id == first.ride_id
+    assert (len(sooner.members), sooner.start_us, sooner.end_us) == (2, 2_100, 9_100)
+
+
+def test_it_leaves_no_sooner_than_its_vgpu_is_free() -> None:
+    told = Told(two_tails())
+    full = the_ride(told.arrive(0, AT_JUNCTION, samples=4))
+    assert (full.start_us, full.end_us) == (0, 7_000)
+    waits = the_ride(told.arrive(10, AT_JUNCTION))
+    assert (waits.start_us, waits.end_us) == (14_000, 21_000)
+    sooner = the_ride(told.arrive(20, AT_JUNCTION, slack_us=13_980))
+    assert (sooner.ride_id, sooner.start_us, sooner.end_us) == (waits.ride_id, 7_000, 14_000)
+    (drop,) = told.arrive(30, AT_JUNCTION, slack_us=13_960)
+    assert isinstance(drop, Drop)
+
+
 def test_nobody_boards_a_ride_that_has_left_nor_one_without_seats() -> None:
     told = Told(two_tails())
     first = the_ride(told.arrive(0, AT_JUNCTION, samples=3))
