@@ -9,6 +9,7 @@ around a change is held against one SLO and 50 ms. The full run is `--minutes 30
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from flows.clock import Stopwatch
@@ -49,6 +51,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     slo_s = first.models[0].slo_us / 1e6
     migrations: list[PlanChange] = []
     changing_us: list[int] = []
+    started_s: list[float] = []
     with Served(first, options.port, within=options.within) as served:
         checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in first.models]
         load = Load(
@@ -62,9 +65,11 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         watch, plans = Stopwatch(), alternating()
         while watch.seconds() + options.change_seconds < options.minutes * 60:
             time.sleep(options.change_seconds / 2)
-            begun_us = time.monotonic_ns() // 1000
+            before, begun_us = processor_s(served), time.monotonic_ns() // 1000
             migrations.append(change_plan(served.folder, next(plans)))
             changing_us += range(begun_us, time.monotonic_ns() // 1000, US_PER_S)
+            after = processor_s(served)
+            started_s.append(sum(after[key] for key in after.keys() - before.keys()))
             time.sleep(options.change_seconds / 2)
             steady.append(resources(served))
             print(_progress(migrations[-1], steady[-1]), flush=True)
@@ -77,6 +82,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         "gaps_s": [gap.around_s for gap in gaps],
         "gaps_before_s": [gap.before_s for gap in gaps],
         "slo_s": slo_s,
+        "started_processor_s": started_s,
         "steps": [steps_to_dicts(m) for m in migrations],
         "attainment": loaded.attainment,
         "quick_attainment": loaded.around(
@@ -96,6 +102,16 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             "socket_folder": socket_folder.exists(),
         },
     }
+
+
+def processor_s(served: Served) -> dict[tuple[int, float], float]:
+    """Seconds of a processor that each process of the system has had, by its number and its start."""
+    found: dict[tuple[int, float], float] = {}
+    for process in served.processes():
+        with contextlib.suppress(psutil.Error):
+            had = process.cpu_times()
+            found[process.pid, process.create_time()] = had.user + had.system
+    return found
 
 
 def _lives(process: psutil.Process, group: int) -> bool:
@@ -130,6 +146,11 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
             unit="s",
             most=row["slo_s"] + GAP_SLACK_S,
             note=f"in the minutes before them {max(row['gaps_before_s'], default=0):.3f} s",
+        ),
+        Figure(
+            name="processor time that what a change starts has had when it is done, mean",
+            value=float(np.mean(row["started_processor_s"])) if row["changes"] else None,
+            unit="s",
         ),
         Figure(name="requests lost", value=sum(m["failed"] for m in models), most=0),
         Figure(name="wrong answers", value=sum(m["checked"]["wrong"] for m in models), most=0),
