@@ -80,7 +80,7 @@ class Announcing:
 
     @property
     def said(self) -> Announcement | None:
-        """What the server was told; None: nothing that holds."""
+        """What the server last took; None: nothing that holds."""
         return self._said
 
     def announced(self, now_us: int, said: Announcement, lease_us: int) -> None:
