@@ -28,7 +28,6 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serve_folder.state import command_line
 
 pytestmark = pytest.mark.slow
 CLIENTS = 4
@@ -140,12 +139,14 @@ def nothing_lost(folder: Path) -> Generator[None]:
 
 
 def workers(folder: Path) -> set[int]:
-    settings = str(folder / "settings.json")
+    data = read_state(folder).data
+    groups = {data["process_group"], *(server["server_group"] for server in data["servers"])}
     found: set[int] = set()
     for process in psutil.process_iter():
-        words = command_line(process.pid)
-        if "triton_backend.serving.worker.process" in words and settings in words:
-            found.add(process.pid)
+        with contextlib.suppress(OSError, psutil.Error):
+            if process.name().startswith("worker-") and os.getpgid(process.pid) in groups:
+                found.add(process.pid)
+    assert found
     return found
 
 
