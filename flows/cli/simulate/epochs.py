@@ -78,7 +78,7 @@ def show_epochs(
         if value is not None:
             raise InputError(option, "does not go with --epoch")
     options = replace(request.options, arrivals=request.load.read())
-    if follow and all(model.policy == "turns" for model in plan.models):
+    if follow and all(model.policy.startswith("turns") for model in plan.models):
         _show_plans(plan, options, epoch_s, work, as_json=as_json)
         return
     with progress("simulating"):

@@ -94,6 +94,7 @@ POLICIES = {
     "latest": LateRules(opens=AT_LATEST, heads=BY_WINDOW, rank=LEAST_LATEST),
     "timeout": LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25),
     "turns": LateRules(opens=AT_ONCE, heads=BY_HEAD, rank=LEAST_RECENT, grows=False),
+    "turns-window": LateRules(opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_RECENT, grows=False),
 }
 
 ABSENT = 0

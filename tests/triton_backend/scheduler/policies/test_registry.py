@@ -87,10 +87,10 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
 def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> None:
     early, late = (
         ("reservation", "reservation-ahead", "throughput-cost"),
-        ("clockwork", "deferred", "eager", "latest", "timeout", "turns"),
+        ("clockwork", "deferred", "eager", "latest", "timeout", "turns", "turns-window"),
     )
     assert (*early, *late) == POLICIES
-    assert [policy_number(name) for name in POLICIES] == list(range(9))
+    assert [policy_number(name) for name in POLICIES] == list(range(10))
     assert DEFAULT_POLICY in POLICIES
 
 
