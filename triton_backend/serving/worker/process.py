@@ -181,7 +181,7 @@ class StageWorker:
         self._adopting = {one for one in self._adopting if oldest <= one <= latest}
         for former, _ in self._served:
             if former.generation not in self._adopting:
-                for part in self._parts:
+                for part in reversed(self._parts):  # stages last: what is queued needs them
                     part.forget(former.tag)
         self._served = [one for one in self._served if one[0].generation in self._adopting]
 
