@@ -84,6 +84,9 @@ BODIES: Mapping[Kind, Callable[[bytes], object]] = {
     Kind.STAGE_DONE: wire.unpack_times,
     Kind.RUN_STAGE: wire.unpack_run_stage,
     Kind.STAGE_RESULT: wire.unpack_stage_result,
+    Kind.FETCH: wire.unpack_fetch,
+    Kind.RIDE: wire.unpack_ride,
+    Kind.RIDE_DONE: wire.unpack_ride_done,
 }
 
 
@@ -368,6 +371,9 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.STAGE_DONE: wire.pack_times(wire.TimesBody(1, 2, 3)),
         Kind.RUN_STAGE: wire.pack_run_stage(wire.RunStageBody(0, 0, 0, 1)),
         Kind.STAGE_RESULT: wire.pack_stage_result(""),
+        Kind.FETCH: wire.pack_fetch(wire.FetchBody(piece, "a", ("x", "y"))),
+        Kind.RIDE: wire.pack_ride(wire.RideBody(1, 2, (3, 4))),
+        Kind.RIDE_DONE: wire.pack_ride_done(wire.TimesBody(1, 2, 3), (4, 5)),
     }
     kinds = list(Kind)
     for number, (kind, made) in enumerate(good.items()):

@@ -48,7 +48,7 @@ class ChangingRun:
 def random_run(seed: int) -> ChangingRun:
     """The run of a seed."""
     draw = np.random.default_rng(seed)
-    policies = [name for name in POLICIES if name != "turns"]
+    policies = [name for name in POLICIES if not name.startswith("turns")]
     policy = str(draw.choice(EARLY if draw.random() < 0.5 else policies))
     slo_us = int(draw.integers(20, 80)) * 1_000
     models = _redrawn(draw, {})

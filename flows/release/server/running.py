@@ -108,9 +108,10 @@ class ServerState:
     def _connected(self, gateway: int) -> http.client.HTTPConnection:
         """A connection to the server of a gateway, which may share its port with another."""
         address, port = self.data["http_address"], int(self.data["ports"]["http"])
-        server = servers_of(self.data)[gateway]
-        if server is not None and server["server_id"] is None:
+        servers = self.data.get("servers")
+        if servers is None:
             return http.client.HTTPConnection(address, port, timeout=REQUEST_SECONDS)
+        server = servers[gateway]
         if server is None or not server["ready"] or not one_server_runs(server):
             raise ConnectionError(f"the server of gateway {gateway + 1} is not there")
         return connect_to(address, port, server["server_id"], REQUEST_SECONDS)
@@ -118,7 +119,7 @@ class ServerState:
     @property
     def gateways(self) -> range:
         """Numbers of the gateways."""
-        return range(len(servers_of(self.data)))
+        return range(len(self.data.get("servers", [None])))
 
     def ask(self, model: str, request: dict[str, Any]) -> dict[str, Any]:
         """An infer on one of the JSON models (control, nodes); of two gateways, the standby is the second's.

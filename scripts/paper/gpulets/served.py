@@ -39,7 +39,7 @@ from scripts.paper.gpulets.mixes import (
     profiles_of,
     workloads,
 )
-from scripts.paper.gpulets.wave import wave_of
+from scripts.paper.gpulets.wave_plans import wave_of
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload

@@ -44,7 +44,7 @@ from scripts.paper.gpulets.mixes import (
     published,
     workloads,
 )
-from scripts.paper.gpulets.wave import wave_of
+from scripts.paper.gpulets.wave_plans import wave_of
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.profiles import InterferenceModel
 from triton_backend.contract.workload import ModelDemand, Workload

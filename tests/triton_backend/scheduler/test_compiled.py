@@ -22,7 +22,7 @@ for policy in POLICIES:
         failures=(Failure(start_s=0.2, end_s=0.4, vgpu=1),),
         changes=(PlanChange(at_s=0.25, plan=other), PlanChange(at_s=0.255, plan=one)),
     )
-    result = simulate(one if policy == "turns" else two_stages(slo_us=50_000), options)
+    result = simulate(one if policy.startswith("turns") else two_stages(slo_us=50_000), options)
     out.append([result.to_dict(), result.requests.tolist(), result.uses.tolist()])
 result = simulate(
     two_stages(slo_us=50_000),

@@ -36,7 +36,7 @@ from triton_backend.simulator.world import DROPPED, World
 
 Outcome = tuple[Any, ...]
 # Turns need pipelines of one stage.
-COMPARED = [name for name in POLICIES if name != "turns"]
+COMPARED = [name for name in POLICIES if not name.startswith("turns")]
 
 
 def busy_plan() -> Plan:

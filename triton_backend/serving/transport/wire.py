@@ -76,9 +76,9 @@ class Kind(IntEnum):
     EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
     RIDE = 28  # scheduler -> worker: these batches run together, from now on
     RIDE_DONE = 29  # worker -> scheduler: they did, or those of them that were there
+    PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
     FETCH = 30  # who needs rows of jobs -> a process of the host where they lie
     FETCHED = 31  # the answer, the rows behind it; with a body, that is why there are none
-    PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
 
 
 class Header(NamedTuple):

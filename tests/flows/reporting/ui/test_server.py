@@ -124,10 +124,10 @@ def test_a_keeper_that_is_gone_is_a_warning(
 ) -> None:
     seen = {"keeper_up": {(): float(up)}}
 
-    def read(_url: str, _timeout_s: float) -> dict[str, dict[tuple[()], float]]:
+    def read(_urls: list[str], _timeout_s: float) -> dict[str, dict[tuple[()], float]]:
         return seen
 
-    monkeypatch.setattr("flows.reporting.ui.watch.read_metrics", read)
+    monkeypatch.setattr("flows.reporting.ui.watch.read_all_metrics", read)
     watch = SystemWatch(system, now=clock())
     watch.sample()
     live = json.loads(watch.live_json)
