@@ -140,6 +140,7 @@ def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_shelf(
         else:
             assert answer.status == "UNAVAILABLE", answer
     wait_for(lambda: settled(system))
+    wait_for(lambda: system.status()["workers"]["up"] == len(deployment.vgpus))
     last = request(system, "actdet", 2, seed=99)
     check(system.ask("actdet", last)(), expected(deployment, "actdet", last))
 

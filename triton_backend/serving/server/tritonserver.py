@@ -55,7 +55,11 @@ from triton_backend.serving.server.command import (
     server_command,
     server_environment,
 )
-from triton_backend.serving.transport.sched_tuning import ask_for_short_slices
+from triton_backend.serving.transport.sched_tuning import (
+    ask_for_short_slices,
+    lower_priority,
+    restore_priority,
+)
 from triton_backend.serving.transport.shared_memory import remove_segments
 
 WATCH_SECONDS = 0.2
@@ -268,12 +272,25 @@ class TritonServer:
                     os.kill(pid, signal.SIGKILL)
 
     def kill_stubs(self, repository: Path) -> None:
-        """Kill the stubs that a dead server left, which are known by their models' files."""
+        """Kill the stubs that a dead server left."""
+        for pid in self._stubs(repository):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def restore_priority(self, repository: Path) -> None:
+        """Serve at the usual priority, after it was loaded at a lower one."""
+        for pid in (self.pid, *self._stubs(repository)):
+            restore_priority(pid)
+
+    def _stubs(self, repository: Path) -> list[int]:
+        """Stubs of a repository, which are known by their models' files."""
+        found: list[int] = []
         for pid in _processes():
             with contextlib.suppress(OSError):
                 ours = any(word.startswith(f"{repository}/") for word in command_line(pid)[1:])
                 if ours and os.getpgid(pid) == self.group:
-                    os.kill(pid, signal.SIGKILL)
+                    found.append(pid)
+        return found
 
 
 def _processes() -> list[int]:
@@ -376,12 +393,15 @@ class KeptServer:
                 stderr=log,
                 env=server_environment(),
             )
+        if settings.gateways > 1 and self.restarts:
+            lower_priority(child.pid)  # the other one serves all clients meanwhile
         self._server = TritonServer(child.pid, os.getpgid(0), child)
         self._exits.watch(child.pid)
         self._started_us = self._clock.now_us()
         self.ready = False
         self._note()
         self._wait_ready(self._server)
+        self._server.restore_priority(settings.place / "repository")
         self.ready = True
         self._note()
         self._watch_health()

@@ -11,6 +11,7 @@ Exact timers: a sleeping thread is woken up to 50 µs late, so that the kernel m
 one that asks for none of this is woken 20 to 30 µs after the instant.
 """
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -77,6 +78,14 @@ def lower_priority(process: int) -> bool:
     if _may_come_back():
         nice = min(nice + LOWER_BY, LOWEST)
     return _set(process, _SCHED_BATCH, nice, LONG_SLICE_NS)
+
+
+def restore_priority(process: int) -> None:
+    """Have a process that loaded at a lower priority serve at this one's, with short slices."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(OSError):  # it is gone
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            _set(int(thread.name), _SCHED_OTHER, nice, SLICE_NS)
 
 
 @cache
