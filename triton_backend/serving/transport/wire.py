@@ -478,7 +478,7 @@ class TimesBody(NamedTuple):
     end_us: int
 
 
-_ARRIVAL = struct.Struct("<qqiiiIi")
+_ARRIVAL = struct.Struct("<qqiiiIq")
 _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqii")
 _DISPATCH = struct.Struct("<iiHH")

@@ -5,6 +5,8 @@ import pytest
 from tests.fakes.plans import two_stages
 from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions, ServeSettings
 from triton_backend.serving.front.guard import FEWEST, KEPT, Guard
+from triton_backend.serving.front.pending import MAX_TIMEOUT_US, Request, arrival_frame
+from triton_backend.serving.transport.wire import HEADER_BYTES, unpack_arrival
 
 SLO_US = 200_000
 TENTH_US = 20_000
@@ -73,3 +75,11 @@ def test_where_rides_wait_out_of_the_guard_it_is_not_measured(tmp_path: Path) ->
     assert guard.guard_us(SLO_US) == TENTH_US
     guard.measured = True
     assert guard.guard_us(SLO_US) == MIN_GUARD_US + 100
+
+
+def test_the_longest_timeout_is_announced(tmp_path: Path) -> None:
+    request = Request({}, 1, 0, MAX_TIMEOUT_US, lambda _: None, lambda: False, number=7)
+    data = arrival_frame(request, guard_of(tmp_path))
+    arrival = unpack_arrival(data[HEADER_BYTES:])
+    assert arrival.guard_us == MAX_TIMEOUT_US // 10
+    assert arrival.deadline_us + arrival.guard_us == MAX_TIMEOUT_US
