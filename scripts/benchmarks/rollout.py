@@ -117,10 +117,9 @@ def unchanged(old: Plan, new: Plan) -> dict[int, str]:
 
 def worker_processes(served: Served, plan: Plan) -> dict[tuple[str, Slot], int]:
     """The process of every vGPU by each model that it runs and the place where it sits."""
-    generation = int(served.state.control("status")["generation"])
     found: dict[int, int] = {}
     for node in used_nodes(plan):
-        said = served.state.ask(node_model(node, generation), {})["workers"]
+        said = served.state.ask(node_model(node), {})["workers"]
         found |= {worker["vgpu"]: worker["pid"] for worker in said}
     models: dict[str, set[str]] = {}
     for model in plan.models:

@@ -50,7 +50,8 @@ def cell(live: faults.Live, step: str, fault: str, folder: Path) -> dict[str, An
     try:
         going.reach()
         struck_us = time.monotonic_ns() // 1000
-        row: dict[str, Any] = {"step": step, "fault": fault} | strike(live, going, fault)
+        row: dict[str, Any] = {"step": step, "fault": fault}
+        strike(live, going, fault)
         going.wait()
         in_force = faults.whole(live)
         healed_us = time.monotonic_ns() // 1000
@@ -97,17 +98,12 @@ def answered(live: faults.Live) -> int:
     return sum(each.ended for each in read_outcomes(live.state.metrics_urls).values())
 
 
-def strike(live: faults.Live, going: faults.Going, fault: str) -> dict[str, Any]:
+def strike(live: faults.Live, going: faults.Going, fault: str) -> None:
     """The fault, and what a supervisor does about it while the rollout goes on."""
-    found: dict[str, Any] = {}
-    try:
-        going.strike(fault)
-    except LookupError as error:
-        found["left_out"] = str(error)
+    going.strike(fault)
     going.go_on()
     if live.place is not None and fault in {faults.WORKER, faults.SERVER}:
         faults.restart_prefect(live.place)
-    return found
 
 
 def as_figures(rows: list[dict[str, Any]]) -> list[Figure]:
@@ -115,10 +111,9 @@ def as_figures(rows: list[dict[str, Any]]) -> list[Figure]:
     return [
         Figure(
             name=f"{row['fault']} killed after {row['step']}: requests lost",
-            value=None if "broken" in row or "left_out" in row else row["lost"],
+            value=None if "broken" in row else row["lost"],
             most=row.get("open", 0) if row["fault"] not in faults.BY_PREFECT else 0,
             note=row.get("broken")
-            or row.get("left_out")
             or f"{row['plan']} plan; of {row['offered']}: late {row['late']}, refused {row['refused']}",
         )
         for row in rows
@@ -137,7 +132,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def words(row: dict[str, Any] | None) -> str:
     """One cell."""
-    if row is None or "left_out" in row:
+    if row is None:
         return "-"
     return "BROKEN" if "broken" in row else f"{row['plan']}, {row['lost']} of {row['open']}"
 

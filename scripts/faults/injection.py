@@ -26,7 +26,7 @@ LASTING_S = 3.0
 CUT_OFF_S = 6.0
 DAY_S = 86_400
 FILL_PIECE = 1 << 16
-FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0_g1"
+FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0"
 
 Inject = Callable[[Served], None]
 

@@ -32,13 +32,19 @@ from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.repository import (
+    is_node_model,
+    node_model,
+    read_node_generations,
+    used_nodes,
+)
 from warehouse.observations import unfinished_rollout
 
 STEPS = ("checked", *(str(step) for step in Step if step not in {Step.FLUSH, Step.ABORT}), "bake")
 FLOW, WORKER, SERVER = "flow", "Prefect worker", "Prefect server"
-GATEWAY, OLD_NODE, NEW_NODE = "gateway", "node of the old plan", "node of the new plan"
+GATEWAY, NODE = "gateway", "node"
 BY_PREFECT = (FLOW, WORKER, SERVER)
-FAULTS = (*BY_PREFECT, GATEWAY, OLD_NODE, NEW_NODE)
+FAULTS = (*BY_PREFECT, GATEWAY, NODE)
 DEPLOYMENT = "rollout/halted"
 WAIT_SECONDS = 120.0
 BAKE_SECONDS = 1.0
@@ -89,17 +95,12 @@ class Live:
         text = (self.state.folder / "pids" / model).read_text()
         os.kill(int(text.split()[0]), signal.SIGKILL)
 
-    def node(self, generation: int) -> str:
-        """A node model of a generation that runs.
-
-        Raises:
-            LookupError: none does.
-        """
-        names = (path.name for path in (self.state.folder / "pids").iterdir())
-        found = sorted(n for n in names if n.endswith(f"_g{generation}") and "_node_" in n)
-        if not found:
-            raise LookupError(f"no node of generation {generation}")
-        return found[0]
+    def nodes(self) -> dict[str, tuple[int, ...]]:
+        """The generations of every node model of the repository."""
+        names = (path.name for path in (self.state.folder / "repository").iterdir())
+        nodes = sorted(name for name in names if is_node_model(name))
+        node_names = {node_model(node): node for plan in self.plans for node in used_nodes(plan)}
+        return {name: read_node_generations(self.state.folder, node_names[name]) for name in nodes}
 
 
 @dataclass(slots=True)
@@ -110,8 +111,6 @@ class Going:
     step: str
     folder: Path
     plan: Plan
-    old_generation: int
-    new_generation: int
     _thread: threading.Thread | None = None
     _pid: int = 0
     failures: list[str] = field(default_factory=list[str])
@@ -164,11 +163,7 @@ class Going:
         self._pid = int((self.folder / "reached").read_text())
 
     def strike(self, fault: str) -> None:
-        """The fault, while the rollout halts.
-
-        Raises:
-            LookupError: there is nothing to kill at this step.
-        """
+        """The fault, while the rollout halts."""
         live = self.live
         if fault == FLOW:
             os.kill(self._pid, signal.SIGKILL)
@@ -181,9 +176,7 @@ class Going:
         elif fault == GATEWAY:
             live.kill_stub(live.status()["scheduler"]["active"])
         else:
-            live.kill_stub(
-                live.node(self.old_generation if fault == OLD_NODE else self.new_generation)
-            )
+            live.kill_stub(next(iter(live.nodes())))
 
     def go_on(self) -> None:
         """Let it go on."""
@@ -243,15 +236,7 @@ def emulated_plans() -> tuple[Plan, Plan]:
 def begin(live: Live, step: str, folder: Path) -> Going:
     """A rollout of the other plan, not started yet."""
     folder.mkdir(parents=True)
-    used = [int(entry.name) for entry in (live.state.folder / "generations").iterdir()]
-    return Going(
-        live=live,
-        step=step,
-        folder=folder,
-        plan=live.other(),
-        old_generation=int(live.status()["generation"]),
-        new_generation=max(used) + 1,
-    )
+    return Going(live=live, step=step, folder=folder, plan=live.other())
 
 
 def whole(live: Live) -> str:
@@ -275,11 +260,10 @@ def whole(live: Live) -> str:
     wait_until("recovered", recovered)
     wait_until("every worker is up", up)
     status = live.status()
-    names = [entry.name for entry in (live.state.folder / "repository").iterdir()]
-    nodes = [name for name in names if "_node_" in name]
+    nodes = live.nodes()
     if status["state"] != "serving" or status["prepared"] is not None:
         raise AssertionError(f"{status}")
-    if not nodes or not all(name.endswith(f"_g{status['generation']}") for name in nodes):
+    if set(nodes.values()) != {(status["generation"],)}:
         raise AssertionError(f"generation {status['generation']} with {nodes}")
     if status["plan_id"] not in {plan.plan_id for plan in live.plans}:
         raise AssertionError(f"plan {status['plan_id']}")

@@ -2,8 +2,8 @@
 
 The serve folder has `settings.json` (written once per start), `generations/N/plan.json` (one per
 rollout) and `repository/` with a folder per Triton model: a front per served model, the scheduler,
-and one node model per node *and generation*, so that two generations can live side by side. A second
-gateway has `gateway-2/` with settings and a repository of its own, of the same models but for the scheduler's.
+and a node model per node, with a file that says which generations the node has workers of: two live side
+by side while the plan changes. A second gateway has `gateway-2/` with settings and a repository of its own, of the same models but for the scheduler's.
 Every template variable is explained in `model_repo_templates/README.md`.
 """
 
@@ -41,11 +41,13 @@ OFFLOAD_MODEL = "poolpipe_offload"
 FIRST_GENERATION = 1
 FRONT_PORTS_NAME = "front_ports.json"
 WORKERS_NAME = "workers.json"
+NODE_GENERATIONS_NAME = "generations.json"
 # TCP ports above `base_port`, used where there are several hosts: the scheduler has the first, then
 # come the fronts', then two for every worker.
 MOST_FRONTS = 900
 FIRST_WORKER_PORT = 1000
 LAST_PORT = 65_535
+_NODE_PREFIX = f"{RESERVED_PREFIX}node_"
 
 
 class WorkerOrigin(NamedTuple):
@@ -197,7 +199,7 @@ def render_host(
     settings = _begin(gateway.for_host(folder, artifacts))
     names = first_names(plan, settings)
     render_generation(folder, plan, FIRST_GENERATION, nodes=nodes, names=names)
-    return [node_model(node, FIRST_GENERATION) for node in nodes]
+    return [node_model(node) for node in nodes]
 
 
 def render_generation(
@@ -209,7 +211,9 @@ def render_generation(
     names: GenerationNames,
     settings: Path | None = None,
 ) -> Plan:
-    """Plan file, ports of the fronts, origins of the workers, and node models of a generation.
+    """Plan file, ports of the fronts, origins of the workers of a generation, and models of new nodes.
+
+    A node that is there already does not begin with the generation before `render_node_generations` says so.
 
     Args:
         folder: the serve folder.
@@ -225,7 +229,7 @@ def render_generation(
     Raises:
         InputError: two nodes would have one Triton model, or an application's tensors do not fit.
     """
-    _check_node_models(plan)
+    check_node_models(used_nodes(plan))
     plan = complete_tensors(plan)
     place = folder / "generations" / str(generation)
     place.mkdir(parents=True, exist_ok=True)
@@ -234,9 +238,36 @@ def render_generation(
     write_whole(place / WORKERS_NAME, json.dumps(names.workers.to_dict()) + "\n")
     write_whole(place / BATCHES_NAME, batches_text(plan))
     for node in nodes:
-        name = node_model(node, generation)
-        _model(folder, "node", name, settings, generation=generation, node=node)
+        if not node_generations_file(folder, node).exists():
+            _model(folder, "node", node_model(node), settings, node=node)
+            render_node_generations(folder, [node], [generation])
     return plan
+
+
+def render_node_generations(folder: Path, nodes: Iterable[str], generations: Iterable[int]) -> None:
+    """Write which generations nodes of this host have workers of; they look for it many times a second."""
+    text = json.dumps(sorted(generations)) + "\n"
+    for place in gateway_folders(folder):
+        for node in nodes:
+            write_whole(node_generations_file(place, node), text)
+
+
+def node_generations_file(place: Path, node: str) -> Path:
+    """Where it is written, in a gateway's own folder."""
+    return place / "repository" / node_model(node) / NODE_GENERATIONS_NAME
+
+
+def read_node_generations(place: Path, node: str) -> tuple[int, ...]:
+    """The generations that a node has workers of, in order.
+
+    Raises:
+        InputError: they are not there.
+    """
+    path = node_generations_file(place, node)
+    try:
+        return tuple(sorted(map(int, json.loads(path.read_text()))))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(str(path), f"not the generations of a node: {error}") from error
 
 
 def front_ports(
@@ -298,10 +329,15 @@ def read_workers(folder: Path, generation: int) -> Workers:
         raise InputError(str(path), f"not the origins of workers: {error!r}") from error
 
 
-def _check_node_models(plan: Plan) -> None:
+def check_node_models(nodes: Iterable[str]) -> None:
+    """Whether nodes, of one plan or of two that live side by side, have a Triton model each.
+
+    Raises:
+        InputError: two would have the same.
+    """
     names: dict[str, str] = {}
-    for node in used_nodes(plan):
-        other = names.setdefault(node_model(node, FIRST_GENERATION), node)
+    for node in nodes:
+        other = names.setdefault(node_model(node), node)
         if other != node:
             raise InputError(f"nodes {other!r} and {node!r}", "would be one Triton model")
 
@@ -357,15 +393,14 @@ def used_nodes(plan: Plan) -> tuple[str, ...]:
     return tuple(plan.cluster.node_name(number) for number in numbers)
 
 
-def node_model(node: str, generation: int) -> str:
-    """Name of the Triton model of a node in a generation."""
-    return f"{RESERVED_PREFIX}node_{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}_g{generation}"
+def node_model(node: str) -> str:
+    """Name of the Triton model of a node."""
+    return f"{_NODE_PREFIX}{re.sub(r'[^A-Za-z0-9_.-]', '_', node)}"
 
 
-def node_generation(name: str) -> int | None:
-    """The generation in a name that `node_model` made; None for any other name."""
-    found = re.fullmatch(rf"{RESERVED_PREFIX}node_.+_g(\d+)", name)
-    return None if found is None else int(found[1])
+def is_node_model(name: str) -> bool:
+    """Whether a model of a repository is a node's."""
+    return name.startswith(_NODE_PREFIX)
 
 
 def _model(folder: Path, kind: str, name: str, settings: Path | None, **variables: Any) -> None:

@@ -11,14 +11,18 @@ from triton_backend.serving.deployment import Deployment
 
 
 class NodeGpus:
-    """What the workers of one node and generation need to share its GPUs."""
+    """What the workers of one node and generation need to share its GPUs.
+
+    Attributes:
+        shared: whether a vGPU is a part of a GPU, so that MPS is needed.
+    """
 
     def __init__(self, deployment: Deployment, node: str) -> None:
         self._deployment = deployment
         self._node = node
         mine = deployment.vgpus_on(node)
         self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
-        self._shared = any(deployment.pool_of(v).share < WHOLE_GPU for v in self._on_gpu)
+        self.shared = any(deployment.pool_of(v).share < WHOLE_GPU for v in self._on_gpu)
         # All GPUs, so that a number or uuid means the same GPU to the daemon and to its clients.
         self._daemon = MpsDaemon.in_folder(deployment.settings.socket_folder / f"mps-{node}", ())
 
@@ -28,12 +32,12 @@ class NodeGpus:
         Raises:
             InputError: MPS is not available; says what to do.
         """
-        if self._shared:
+        if self.shared:
             self._daemon.start()
 
     def stop(self) -> None:
         """Stop MPS where nobody uses it any more."""
-        if self._shared:
+        if self.shared:
             self._daemon.stop_if_idle()
 
     def environment(self, vgpu: int) -> dict[str, str]:
@@ -42,7 +46,7 @@ class NodeGpus:
             return {}
         slot = self._deployment.vgpus[vgpu].slot
         gpu = self._deployment.plan.cluster.node_group_of(slot.node).device(slot.gpu)
-        if not self._shared:
+        if not self.shared:
             return gpu_environment(gpu)
         return self._daemon.environment(gpu, self._deployment.pool_of(vgpu).share)
 

@@ -1,13 +1,14 @@
 """The change from the plan being served to another one, without a request lost, step by step.
 
-1. *render*: the next generation's plan and node models are written beside the old ones, on every host.
-2. *preload*: each host's Triton loads its node models (their workers start), fronts of added models too.
+1. *render*: the next generation's plan is written beside the old one, on every host, with models of new nodes.
+2. *preload*: nodes hear of the generation (its workers start); each host's Triton loads the models of new nodes,
+   fronts of added models too.
 3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
 4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests wait;
    what is in flight ends (at most one SLO).
 5. *swap*: the scheduler goes on under the new plan; what is in flight ends under the old one.
 6. *settle*: configurations on disk name the new generation, for the next restart.
-7. *unload*: once nothing is in flight on them, old node models and fronts of removed models go.
+7. *unload*: once nothing is in flight on them, the old workers end, and nodes and fronts that only the old plan has go.
 
 Whatever fails before the swap is undone: the old plan goes on. Each step is reported to a callback with
 its duration, so that a flow can record where a rollout stands. A change whose process died is finished
@@ -18,15 +19,21 @@ after it the new one, and what belongs to another generation goes. Doing it twic
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.release.rollout.hosts import OtherHosts
-from flows.release.server.running import ServerError, ServerState, note_plan, read_state
+from flows.release.rollout.hosts import OtherHosts, have_look
+from flows.release.server.running import (
+    RefusedError,
+    ServerError,
+    ServerState,
+    note_plan,
+    read_state,
+)
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.transition import steps
@@ -40,9 +47,10 @@ from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
     GenerationNames,
+    check_node_models,
     front_ports,
     has_entries,
-    node_generation,
+    is_node_model,
     node_model,
     read_front_ports,
     read_workers,
@@ -50,6 +58,7 @@ from triton_backend.serve_folder.repository import (
     render_control,
     render_front,
     render_generation,
+    render_node_generations,
     render_offload,
     used_nodes,
 )
@@ -138,13 +147,17 @@ class _Change:
         kept = {model.name for model in served_models(self.new)}
         return [model.name for model in served_models(self.old) if model.name not in kept]
 
-    def old_nodes(self) -> list[str]:
-        """Node models of the old plan on the gateway's host."""
-        return [node_model(node, self.old_generation) for node in self.nodes(self.old)]
+    def added_nodes(self) -> list[str]:
+        """Nodes of the gateway's host that only the new plan has."""
+        return [node for node in self.nodes(self.new) if node not in self.nodes(self.old)]
 
-    def new_nodes(self) -> list[str]:
-        """Node models of the new plan on the gateway's host."""
-        return [node_model(node, self.generation) for node in self.nodes(self.new)]
+    def kept_nodes(self) -> list[str]:
+        """Nodes of the gateway's host that both plans have."""
+        return [node for node in self.nodes(self.new) if node in self.nodes(self.old)]
+
+    def removed_nodes(self) -> list[str]:
+        """Nodes of the gateway's host that only the old plan has."""
+        return [node for node in self.nodes(self.old) if node not in self.nodes(self.new)]
 
     def nodes(self, plan: Plan) -> list[str]:
         """Nodes of a plan on the gateway's host."""
@@ -230,9 +243,10 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
         check_name(model.name)
     for model in served_models(old):
         _check_tensors(model, new)
+    check_node_models((*used_nodes(old), *used_nodes(new)))
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
-    hosts.missing_artifacts(old, old_generation, new)
+    hosts.missing_artifacts(old, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
     settings = ServeSettings.read(state.folder / SETTINGS_NAME)
     ports = front_ports(new, settings, read_front_ports(state.folder, old_generation))
@@ -261,17 +275,21 @@ def _render(change: _Change) -> None:
     render_generation(change.folder, change.new, change.generation, nodes=nodes, names=change.names)
     for model in change.added():
         render_front(change.folder, model, change.generation)
-    change.hosts.put_generation(
-        change.old, change.old_generation, change.new, change.generation, change.names
-    )
+    change.hosts.put_generation(change.old, change.new, change.generation, change.names)
 
 
 def _preload(change: _Change) -> None:
-    change.hosts.load(change.new, change.generation)
+    generations = change.old_generation, change.generation
+    change.hosts.begin(change.old, change.new, generations)
+    kept, added = change.kept_nodes(), change.added_nodes()
+    render_node_generations(change.folder, added, generations[1:])
+    render_node_generations(change.folder, kept, generations)
+    for node in kept:
+        have_look(change.state, node)
     if has_entries(change.new) and not has_entries(change.old):
         render_offload(change.folder, change.generation)
         change.state.load(OFFLOAD_MODEL)
-    for name in [*change.new_nodes(), *(model.name for model in change.added())]:
+    for name in [*map(node_model, added), *(model.name for model in change.added())]:
         change.state.load(name)
 
 
@@ -319,10 +337,19 @@ def _settle(change: _Change) -> None:
 def _unload(change: _Change) -> None:
     _drain(change)
     gone = [OFFLOAD_MODEL] if has_entries(change.old) and not has_entries(change.new) else []
-    for name in [*change.old_nodes(), *change.removed(), *gone]:
+    _keep_generation(change.state, change.kept_nodes(), change.generation)
+    for name in [*map(node_model, change.removed_nodes()), *change.removed(), *gone]:
         change.state.unload(name)
         remove_model(change.folder, name)
-    change.hosts.unload(change.old, change.old_generation, (change.new, change.generation))
+    change.hosts.end(change.old, change.new, change.generation)
+
+
+def _keep_generation(state: ServerState, nodes: Iterable[str], generation: int) -> None:
+    """Have nodes of the gateway's host go on with one generation alone; workers that only others have end."""
+    for node in nodes:
+        render_node_generations(state.folder, [node], [generation])
+        with contextlib.suppress(RefusedError):
+            have_look(state, node)
 
 
 def _drain(change: _Change) -> None:
@@ -347,11 +374,13 @@ def _abort(change: _Change) -> None:
     if status["generation"] == change.generation:
         return
     begun = [OFFLOAD_MODEL] if has_entries(change.new) and not has_entries(change.old) else []
-    for name in [*change.new_nodes(), *(model.name for model in change.added()), *begun]:
+    _keep_generation(change.state, change.kept_nodes(), change.old_generation)
+    added = [*map(node_model, change.added_nodes()), *(model.name for model in change.added())]
+    for name in [*added, *begun]:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
         remove_model(change.folder, name)
-    change.hosts.unload(change.new, change.generation, (change.old, change.old_generation))
+    change.hosts.end(change.new, change.old, change.old_generation)
 
 
 def plan_in_force(folder: Path) -> Plan:
@@ -397,12 +426,16 @@ def finish_or_undo_change(folder: Path) -> Plan:
     plan = plan_of_generation(folder, generation)
     served = {model.name for model in served_models(plan)}
     served |= {OFFLOAD_MODEL} if has_entries(plan) else set()
+    hosts = OtherHosts.of(state)
+    nodes = [node for node in used_nodes(plan) if node not in hosts.addresses]
+    served |= set(map(node_model, nodes))
+    _keep_generation(state, nodes, generation)
     for entry in sorted((folder / "repository").iterdir()):
-        if _left_over(entry.name, generation, served):
+        if _left_over(entry.name, served):
             with contextlib.suppress(ServerError):  # it may never have been loaded
                 state.unload(entry.name)
             remove_model(folder, entry.name)
-    OtherHosts.of(state).tidy(plan, generation)
+    hosts.tidy(plan, generation)
     render_control(folder, generation, standby=_has_standby(folder))
     for model in served_models(plan):
         render_front(folder, model, generation)
@@ -414,13 +447,10 @@ def _has_standby(folder: Path) -> bool:
     return ServeSettings.read(folder / SETTINGS_NAME).standby
 
 
-def _left_over(name: str, generation: int, served: set[str]) -> bool:
+def _left_over(name: str, served: set[str]) -> bool:
     """Whether a model of the repository belongs to a plan that is not in force."""
-    of_node = node_generation(name)
-    if of_node is not None:
-        return of_node != generation
-    ours = name.startswith(RESERVED_PREFIX) and name != OFFLOAD_MODEL
-    return not ours and name not in served
+    scheduler = name.startswith(RESERVED_PREFIX) and name != OFFLOAD_MODEL
+    return name not in served and (is_node_model(name) or not scheduler)
 
 
 def _status_when_back(state: ServerState) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from flows.release.server.running import ServerError, ServerState
+from flows.release.server.running import RefusedError, ServerError, ServerState
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.serve_folder.repository import (
     GenerationNames,
-    node_generation,
+    is_node_model,
     node_model,
     used_nodes,
 )
@@ -102,9 +102,7 @@ class OtherHosts:
                 " stop, and serve the new plan",
             )
 
-    def missing_artifacts(
-        self, old: Plan, old_generation: int, new: Plan
-    ) -> list[MissingArtifacts]:
+    def missing_artifacts(self, old: Plan, new: Plan) -> list[MissingArtifacts]:
         """Artifacts that hosts lack for a plan and that can be sent to them.
 
         Raises:
@@ -115,7 +113,7 @@ class OtherHosts:
         found = (
             find_missing(
                 self.at(address),
-                node_model(speakers[address][0], old_generation),
+                node_model(speakers[address][0]),
                 artifacts_on(new, nodes),
                 self.artifacts,
             )
@@ -123,27 +121,20 @@ class OtherHosts:
         )
         return [missing for missing in found if missing is not None]
 
-    def put_generation(
-        self,
-        old: Plan,
-        old_generation: int,
-        new: Plan,
-        generation: int,
-        names: GenerationNames,
-    ) -> None:
+    def put_generation(self, old: Plan, new: Plan, generation: int, names: GenerationNames) -> None:
         """Send what hosts lack, and write the new generation's files on all that have a part in it.
 
         Raises:
             InputError: as `missing_artifacts`.
             ServerError: a host does not answer, or refuses.
         """
-        for missing in self.missing_artifacts(old, old_generation, new):
+        for missing in self.missing_artifacts(old, new):
             assert self.artifacts is not None  # what is missing was found there
             send_artifacts(missing, self.artifacts)
         speakers = self.nodes(old)
         for address, nodes in self.nodes(new).items():
             self.at(address).ask(
-                node_model(speakers[address][0], old_generation),
+                node_model(speakers[address][0]),
                 {
                     "command": "put_generation",
                     "generation": generation,
@@ -154,50 +145,85 @@ class OtherHosts:
                 },
             )
 
-    def load(self, plan: Plan, generation: int) -> None:
-        """Load the node models of a generation: their workers start.
+    def begin(self, old: Plan, new: Plan, generations: tuple[int, int]) -> None:
+        """Have the nodes of the new plan begin its generation, beside the old one's: its workers start.
 
         Raises:
             ServerError: a host refuses or does not answer.
         """
-        for address, nodes in self.nodes(plan).items():
+        known = self.nodes(old)
+        for address, nodes in self.nodes(new).items():
+            there, speaker = self.at(address), node_model(known[address][0])
             for node in nodes:
-                self.at(address).load(node_model(node, generation))
+                kept = node in known[address]
+                _serve(there, speaker, [node], generations if kept else generations[1:])
+                if kept:
+                    have_look(there, node)
+                else:
+                    there.load(node_model(node))
 
-    def unload(self, plan: Plan, generation: int, by: tuple[Plan, int]) -> None:
-        """Take a generation off all hosts as far as they answer.
+    def end(self, over: Plan, kept: Plan, generation: int) -> None:
+        """Take a plan off all hosts as far as they answer.
 
         Args:
-            plan: that of the generation.
-            generation: whose node models go.
-            by: plan and generation whose nodes are asked to delete the files, where they are.
+            over: that plan.
+            kept: the plan in force.
+            generation: of that.
         """
-        speakers = self.nodes(by[0])
-        for address, nodes in self.nodes(plan).items():
-            names = [node_model(node, generation) for node in nodes]
-            speaker = node_model(speakers[address][0], by[1]) if address in speakers else names[0]
-            self._remove(address, names, speaker)
+        in_force = self.nodes(kept)
+        for address, nodes in self.nodes(over).items():
+            stay = in_force.get(address, [])
+            self._keep(address, stay, [node_model(n) for n in nodes if n not in stay], generation)
 
     def tidy(self, plan: Plan, generation: int) -> None:
         """Take off what belongs to any other generation than the one in force."""
         in_force = self.nodes(plan)
         for address in sorted(set(self.addresses.values())):
+            stay = in_force.get(address, [])
             with contextlib.suppress(PoolPipeError):
                 index = cast("Any", self.at(address).post("/v2/repository/index", {}))
-                names = [entry["name"] for entry in index]
-                old = [n for n in names if node_generation(n) not in {None, generation}]
-                if old:
-                    speaker = in_force.get(address)
-                    by = old[0] if speaker is None else node_model(speaker[0], generation)
-                    self._remove(address, old, by)
+                names = {entry["name"] for entry in index if is_node_model(entry["name"])}
+                gone = sorted(names - set(map(node_model, stay)))
+                self._keep(address, stay, gone, generation)
 
-    def _remove(self, address: str, names: list[str], speaker: str) -> None:
-        """Files first, because the speaker may be among those that are unloaded."""
+    def _keep(self, address: str, stay: list[str], gone: list[str], generation: int) -> None:
+        """Have nodes of a host go on with one generation alone, and take models of others off it."""
         there = self.at(address)
+        speakers = [*map(node_model, stay), *gone]
         with contextlib.suppress(ServerError):
-            there.ask(speaker, {"command": "remove_models", "models": names})
-            for name in names:
+            # Files first, because the speaker may be among those that are unloaded.
+            if gone:
+                there.ask(speakers[0], {"command": "remove_models", "models": gone})
+            if stay:
+                _serve(there, speakers[0], stay, [generation])
+            for node in stay:
+                have_look(there, node)
+            for name in gone:
                 there.unload(name)
+
+
+def have_look(there: ServerState, node: str) -> None:
+    """Have a node begin and end generations now, as was written for it.
+
+    One that is being loaded anew does so by itself.
+
+    Raises:
+        RefusedError: it cannot begin one.
+    """
+    try:
+        there.ask(node_model(node), {"command": "look"})
+    except RefusedError:
+        raise
+    except ServerError:
+        pass
+
+
+def _serve(
+    there: ServerState, speaker: str, nodes: Iterable[str], generations: Iterable[int]
+) -> None:
+    """Write which generations nodes of a host have."""
+    fields = {"nodes": list(nodes), "generations": list(generations)}
+    there.ask(speaker, {"command": "serve_generations", **fields})
 
 
 def artifacts_on(plan: Plan, nodes: Iterable[str]) -> list[str]:

@@ -37,7 +37,13 @@ from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
-from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.repository import (
+    is_node_model,
+    node_model,
+    read_node_generations,
+    render_repository,
+    used_nodes,
+)
 from triton_backend.serve_folder.settings import ServeOptions
 from warehouse.observations import list_rollouts, rollout_steps, unfinished_rollout
 from warehouse.plans import add_plan
@@ -118,10 +124,11 @@ class System:
         assert (status["plan_id"], status["state"]) == (plan_id, "serving")
         assert status["prepared"] is None
         names = [entry.name for entry in (self.state.folder / "repository").iterdir()]
-        suffix = f"_g{status['generation']}"
-        nodes = [name for name in names if name.startswith("poolpipe_node_")]
-        assert nodes
-        assert all(name.endswith(suffix) for name in nodes)
+        (node,) = used_nodes(self.plans[0])
+        assert [name for name in names if is_node_model(name)] == [node_model(node)]
+        (generation,) = read_node_generations(self.state.folder, node)
+        assert generation == status["generation"]
+        assert self.state.ask(node_model(node), {})["generations"] == [generation]
         assert len(self.infer()) == self.batch
         with self.work.open() as warehouse:
             assert unfinished_rollout(warehouse) is None

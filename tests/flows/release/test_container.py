@@ -132,9 +132,9 @@ def test_every_configuration_is_read_back_by_tritons_protobuf(bundle: Bundle) ->
     }
     assert found == {
         "gateway": {"engines", CONTROL_MODEL, STANDBY_MODEL},
-        "poolpipe-fast-group-0": {node_model("Fast.Group", 1), "poolpipe_stage_engines_p0_s0"},
-        "poolpipe-slow-0": {node_model("SLOW-0", 1), "poolpipe_stage_engines_p0_s1"},
-        "poolpipe-slow-1": {node_model("SLOW-1", 1), "poolpipe_stage_engines_p0_s1"},
+        "poolpipe-fast-group-0": {node_model("Fast.Group"), "poolpipe_stage_engines_p0_s0"},
+        "poolpipe-slow-0": {node_model("SLOW-0"), "poolpipe_stage_engines_p0_s1"},
+        "poolpipe-slow-1": {node_model("SLOW-1"), "poolpipe_stage_engines_p0_s1"},
     }
     for container, names in found.items():
         for name in names:

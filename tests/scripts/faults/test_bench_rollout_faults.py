@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from scripts.faults.rollout_faults import BY_PREFECT, OLD_NODE, SERVER, WORKER
+from scripts.faults.rollout_faults import BY_PREFECT, NODE, SERVER, WORKER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
-CELLS = [("prepare", SERVER), ("prepare", OLD_NODE), ("swap", WORKER)]
+CELLS = [("prepare", SERVER), ("prepare", NODE), ("swap", WORKER)]
 
 
 def low_port() -> int:

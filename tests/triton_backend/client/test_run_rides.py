@@ -191,7 +191,7 @@ def test_clients_at_different_cuts_ride_together_and_get_the_whole_models_answer
 def kill(state: ServerState, part: str) -> None:
     """A worker of the shared stage, or the scheduler's process."""
     if part == "worker":
-        worker, _ = state.ask(node_model("SLOW", 1), {})["workers"]
+        worker, _ = state.ask(node_model("SLOW"), {})["workers"]
         os.kill(int(worker["pid"]), signal.SIGKILL)
     else:
         pid_file = state.folder / "pids" / str(state.control("status")["scheduler"]["active"])

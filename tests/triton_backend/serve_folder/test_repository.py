@@ -49,7 +49,7 @@ def bare() -> Plan:
 def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path: Path) -> None:
     render_repository(tmp_path, plan(two_stage("one"), two_stage("two")), ServeOptions())
     models = {entry.name for entry in (tmp_path / "repository").iterdir()}
-    nodes = {node_model("FAST", 1), node_model("SLOW", 1)}
+    nodes = {node_model("FAST"), node_model("SLOW")}
     assert models == {"one", "two", CONTROL_MODEL, STANDBY_MODEL} | nodes
     for name in models:
         code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
@@ -161,8 +161,8 @@ def test_nodes_without_vgpus_are_not_served(tmp_path: Path) -> None:
     one = plan(model("one", (stage((0, 10), "SLOW", 1),)))
     assert used_nodes(one) == ("SLOW",)
     render_repository(tmp_path, one, ServeOptions())
-    remove_model(tmp_path, node_model("SLOW", 1))
-    assert not (tmp_path / "repository" / node_model("SLOW", 1)).exists()
+    remove_model(tmp_path, node_model("SLOW"))
+    assert not (tmp_path / "repository" / node_model("SLOW")).exists()
 
 
 def test_a_folder_that_serves_nothing_says_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from triton_backend.serve_folder.repository import (
     first_names,
     front_ports,
     render_generation,
+    render_node_generations,
     render_settings,
     used_nodes,
 )
@@ -52,7 +53,9 @@ def deploy(
                 settings.base_port,
             ),
         )
-    render_generation(folder, plan, generation, nodes=used_nodes(plan), names=names)
+    nodes = used_nodes(plan)
+    render_generation(folder, plan, generation, nodes=nodes, names=names)
+    render_node_generations(folder, nodes, range(1, generation + 1))
     return Deployment.read(settings, generation)
 
 
@@ -98,7 +101,7 @@ class LocalSystem:
         loaded = open_runtimes(deployment, vgpu, self.clock)
         health = health_row(deployment, vgpu)
         worker = StageWorker(deployment, vgpu, loaded, health, self.clock)
-        for generation in later_generations(deployment):
+        for generation in later_generations(deployment, vgpu):
             worker.adopt(generation)
         self.run_worker(worker, deployment.generation, vgpu)
         return worker

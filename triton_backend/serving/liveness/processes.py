@@ -49,9 +49,9 @@ STUB_HEARTBEAT_SECONDS = 0.25
 OWNERS_LOOK_MS = 200
 STUCK_LOOKS = 3  # of a stub, one after the other
 
-_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _INHERITED, _PRESSURE = range(6)
-_OWNERS = range(6, 8)  # by gateway, where there are two
-_COLUMNS = 8
+_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _PRESSURE = range(5)
+_OWNERS = range(5, 7)  # by gateway, where there are two
+_COLUMNS = 7
 _CELL_BYTES = 8
 _MILLION = 1_000_000
 _LINE_BYTES = 40
@@ -78,9 +78,8 @@ class HealthBoard:
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
     the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
-    whether a later generation's node watches it too, how hard the batch presses on neighbours (millionths,
-    where interference is emulated), and, where there are two gateways, the process of the node's model in
-    each, both of which it belongs to. No messages, so a hundred workers cost nothing.
+    how hard the batch presses on neighbours (millionths, where interference is emulated), and, where there are two
+    gateways, the process of the node's model in each, both of which it belongs to. No messages, so a hundred workers cost nothing.
     A worker keeps the row of the generation that it was started for.
     """
 
@@ -109,17 +108,6 @@ class HealthBoard:
     def process_of(self, vgpu: int) -> int:
         """Process id of the worker; 0 before it has loaded."""
         return self.rows[vgpu, _PID]
-
-    def is_inherited(self, vgpu: int) -> bool:
-        """Whether the worker ends by itself, with the last of its nodes."""
-        return bool(self.rows[vgpu, _INHERITED])
-
-    def has_inherited(self) -> bool:
-        """Whether a worker of the board lives that another generation's node watches too."""
-        return any(
-            self.is_inherited(vgpu) and is_alive(self.process_of(vgpu))
-            for vgpu in range(self.rows.shape[0] if self.rows.shape else 0)
-        )
 
     def has_loaded(self, vgpu: int) -> bool:
         """Whether the worker has finished loading: its heart beats from then on."""
@@ -162,10 +150,6 @@ class HealthRow:
         if not self._rows[self._vgpu, _BUSY_SINCE]:
             return None
         return self._rows[self._vgpu, _PRESSURE] / _MILLION
-
-    def inherited(self) -> None:
-        """Another generation's node watches it from now on, too."""
-        self._rows[self._vgpu, _INHERITED] = 1
 
     def keep_beating(
         self, clock: Clock, stop: threading.Event, owned_by: Callable[[int], None]
@@ -267,14 +251,6 @@ class StubHeartbeat:
         os.pwrite(self._fd, line.encode(), 0)
 
 
-def stub_process(file: Path) -> int | None:
-    """The process of a model's file; None where there is none."""
-    try:
-        return int(file.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 class StubLook(NamedTuple):
     """What a look at a model's file showed: its process, and why it must be loaded anew, if so."""
 
@@ -329,8 +305,8 @@ def name_process(name: str) -> None:
 class OwnerWatch:
     """Ends this process once every process that it belongs to is gone.
 
-    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`), until
-    a later generation inherits it: from then on to all nodes of its generations, by this.
+    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`); where there
+    are two gateways to the node's models in both, by this.
     """
 
     def __init__(self, parent: int) -> None:

@@ -23,19 +23,19 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class NodeLeadership:
-    """Whether one gateway's model of a node and generation leads."""
+    """Whether one gateway's model of a node leads."""
 
-    def __init__(self, settings: ServeSettings, node: str, generation: int) -> None:
+    def __init__(self, settings: ServeSettings, node: str) -> None:
         self.alone = settings.gateways == 1
-        self._lead = _path(settings, node, generation, "lead")
-        self._presences = _presences(settings, node, generation)
+        self._lead = _path(settings, node, "lead")
+        self._presences = [_path(settings, node, str(one + 1)) for one in range(settings.gateways)]
         self._own = settings.gateway
         self._lead_fd: int | None = None
         self._presence_fd: int | None = None
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
-        """Be there; what is done within, the other one does not do meanwhile.
+        """Be there; what is done within, here or later, the other one does not do meanwhile.
 
         Raises:
             OSError: the locks cannot be made.
@@ -43,7 +43,8 @@ class NodeLeadership:
         if self.alone:
             yield
             return
-        self._presence_fd = _locked(self._presences[self._own], fcntl.LOCK_EX)
+        if self._presence_fd is None:
+            self._presence_fd = _locked(self._presences[self._own], fcntl.LOCK_EX)
         both = _locked(self._lead.with_suffix(".begin"), fcntl.LOCK_EX)
         try:
             yield
@@ -69,17 +70,8 @@ class NodeLeadership:
         return goes_on
 
 
-def node_is_loaded(settings: ServeSettings, node: str, generation: int) -> bool:
-    """Whether a gateway has a node's model of a generation, where there are two gateways."""
-    return any(map(_is_held, _presences(settings, node, generation)))
-
-
-def _presences(settings: ServeSettings, node: str, generation: int) -> list[Path]:
-    return [_path(settings, node, generation, str(one + 1)) for one in range(settings.gateways)]
-
-
-def _path(settings: ServeSettings, node: str, generation: int, what: str) -> Path:
-    return settings.socket_folder / f"node-{short_name(node)}-g{generation}-{what}.lock"
+def _path(settings: ServeSettings, node: str, what: str) -> Path:
+    return settings.socket_folder / f"node-{short_name(node)}-{what}.lock"
 
 
 def _locked(path: Path, how: int) -> int:

@@ -1,13 +1,14 @@
 """A node: starts one worker process per vGPU, watches them, restarts what died or hangs.
 
-Workers that go on from the generation before are not started: the node finds them on the health board
-of the generation that they began with. While that generation's node lives, it restarts them; a worker
-that is started reads of itself which later generations it serves. Where there are two gateways, each has a model
-of the node, of which one starts and watches (`leadership`).
+One node serves every generation: while the plan changes it has the workers of two, and one that goes on is
+the same process in both. It is known by where it comes from, the generation and the vGPU number that it began with
+(`WorkerOrigin`), and ends with the last generation that has it. Which generations there are says a file beside the
+node's Triton model; the node looks for it, so it goes on with all of them after its own death, too. Where there are two
+gateways, each has a model of the node, of which one starts and watches (`leadership`).
 
-Lives in the node's Triton model, so that loading and unloading that model is the life of a plan on
-the node. The scheduler learns of a worker's end from its connection, of its return from its HELLO;
-a node only keeps the processes alive.
+Lives in the node's Triton model, which is loaded with the first plan that has vGPUs on the node and unloaded with
+the last. The scheduler learns of a worker's end from its connection, of its return from its HELLO; a node only
+keeps the processes alive.
 """
 
 import contextlib
@@ -17,32 +18,32 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, NamedTuple, cast
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import StageRow
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.names import short_name
-from triton_backend.serve_folder.repository import node_model
-from triton_backend.serve_folder.settings import SETTINGS_NAME
+from triton_backend.serve_folder.repository import (
+    WorkerOrigin,
+    node_generations_file,
+    read_node_generations,
+)
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.liveness.processes import (
-    HealthBoard,
-    HealthWatch,
-    is_alive,
-    stub_process,
-)
+from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch, is_alive
 from triton_backend.serving.node.fork_server import GONE, Forked, ForkServer
-from triton_backend.serving.node.leadership import NodeLeadership, node_is_loaded
+from triton_backend.serving.node.leadership import NodeLeadership
 from triton_backend.serving.node.remote_files import (
     missing_artifacts,
     put_artifact,
     put_generation,
     remove_models,
+    serve_generations,
 )
 from triton_backend.serving.transport.sched_tuning import lower_priority
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
@@ -67,13 +68,19 @@ WORKER_ENVIRONMENT = {
 _LOG = logging.getLogger(__name__)
 _ABOUT_FILES = {
     function.__name__: function
-    for function in (missing_artifacts, put_artifact, put_generation, remove_models)
+    for function in (
+        missing_artifacts,
+        put_artifact,
+        put_generation,
+        remove_models,
+        serve_generations,
+    )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
-    """A worker process that another generation's node has started."""
+    """A worker process that the other gateway's model of this node has started."""
 
     pid: int
 
@@ -91,13 +98,25 @@ class _Adopted:
         return GONE
 
 
+class _Generation(NamedTuple):
+    """A generation that has vGPUs here, or had when it was begun."""
+
+    deployment: Deployment
+    gpus: NodeGpus
+
+
 @dataclass(slots=True)
-class _Process:
-    vgpu: int
+class _Worker:
+    """A worker that runs or is to run.
+
+    Attributes:
+        segment: of its slots.
+    """
+
+    origin: WorkerOrigin
     board: HealthBoard
-    row: int  # of the board
     health: HealthWatch
-    inherited: bool
+    segment: str
     process: subprocess.Popen[bytes] | Forked | _Adopted | None = None
     started_us: int = 0
     backoff_us: int = FIRST_BACKOFF_US
@@ -105,98 +124,203 @@ class _Process:
     restarts: int = 0
     last_end: str = ""
 
+    @property
+    def row(self) -> int:
+        """Of the board."""
+        return self.origin.vgpu
+
+    @property
+    def name(self) -> str:
+        """As its log has it."""
+        return f"g{self.origin.generation}-{self.origin.vgpu}"
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether its process has begun and does not listen yet."""
+        return self.process is not None and not self.board.has_loaded(self.row)
+
+    def kill(self) -> None:
+        """End its process, where there is one."""
+        if self.process is not None:
+            self.process.kill()
+
+    def remove(self) -> None:
+        """Wait for the end of its process, and delete its segment; who maps it keeps it till then."""
+        if self.process is not None:
+            self.process.wait()
+            (SHARED_FOLDER / self.segment).unlink(missing_ok=True)
+
 
 class Node:
     """The workers of one node, between `start` and `stop`."""
 
-    def __init__(self, deployment: Deployment, name: str, clock: Clock) -> None:
+    def __init__(self, settings: ServeSettings, name: str, clock: Clock) -> None:
         self.name = name
-        self._deployment = deployment
+        self._settings = settings
         self._clock = clock
+        self._generations: dict[int, _Generation] = {}  # in order
+        self._workers: dict[WorkerOrigin, _Worker] = {}  # those of the oldest generation first
+        self._leaving: list[_Worker] = []  # of generations that are over, where the other one leads
         self._boards: dict[int, tuple[HealthBoard, HealthWatch]] = {}
-        self._gpus = NodeGpus(deployment, name)
-        self._workers = [self._worker(vgpu) for vgpu in deployment.vgpus_on(name)]
-        self._former = self._former_stub()
-        self._leadership = NodeLeadership(deployment.settings, name, deployment.generation)
+        self._restarts = 0
+        self._forks: ForkServer | None = None
+        self._runtimes: set[str] = set()  # that it has imported
+        self._forks_give_way = False
+        self._leadership = NodeLeadership(settings, name)
         self._leads = False
-        # The plan before goes on while these load; one that is started anew is missed, and hurries.
-        self._beside_others = (
-            deployment.workers is not None and deployment.workers.former is not None
-        )
-        self._forks = self._fork_server()
+        self._seen: tuple[int, int] | None = None  # of the file of generations
+        self._lock = threading.Lock()  # of all of these
         self._stopping = threading.Event()
         # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
-
-    def _worker(self, vgpu: int) -> _Process:
-        origin, row = self._deployment.origin_of(vgpu)
-        if origin.generation not in self._boards:
-            board = HealthBoard.open(origin, self.name)
-            self._boards[origin.generation] = board, HealthWatch(board)
-        board, health = self._boards[origin.generation]
-        inherited = origin.generation != self._deployment.generation
-        return _Process(vgpu, board, row, health, inherited)
-
-    def _former_stub(self) -> int | None:
-        """Process of this node's model in the generation before, which owns the workers inherited."""
-        workers = self._deployment.workers
-        if workers is None or workers.former is None:
-            return None
-        pids = self._deployment.settings.place / "pids"
-        return stub_process(pids / node_model(self.name, workers.former))
-
-    def _fork_server(self) -> ForkServer | None:
-        """What forks the workers of this node, where there are several."""
-        if sum(not worker.inherited for worker in self._workers) < FORKED_FROM:
-            return None
-        settings = self._deployment.settings
-        name = f"fork-server-g{self._deployment.generation}-{short_name(self.name)}.log"
-        environment = {**WORKER_ENVIRONMENT, **os.environ}
-        runtimes = self._gpus.runtimes_without_gpu()
-        command = (settings.python, "-m", "triton_backend.serving.node.fork_server")
-        return ForkServer(command, environment, runtimes, self._logs() / name)
-
-    def _former_lives(self) -> bool:
-        """Whether the generation before has its model of this node, in this gateway or the other."""
-        workers, settings = self._deployment.workers, self._deployment.settings
-        if settings.gateways > 1 and workers is not None and workers.former is not None:
-            return node_is_loaded(settings, self.name, workers.former)
-        return self._former is not None and is_alive(self._former)
 
     def start(self) -> None:
         """Start the workers and the watch.
 
         Raises:
-            InputError: vGPUs that are parts of a GPU cannot be made here.
+            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made here.
         """
-        with self._leadership.begin():
-            self._gpus.start()
+        self.look()
         self._thread.start()
 
     def stop(self) -> None:
         """End the workers; returns when they are gone."""
         self._stopping.set()
         self._thread.join(timeout=10)
-        self._gpus.stop()
+        for generation in self._generations.values():
+            generation.gpus.stop()
 
-    def status(self) -> dict[str, Any]:
-        """Processes of the node, for people and tests."""
-        return {
-            "node": self.name,
-            "generation": self._deployment.generation,
-            "workers": [
-                {
-                    "vgpu": worker.vgpu,
-                    "pid": None if worker.process is None else worker.process.pid,
-                    "restarts": worker.restarts,
-                    "last_end": worker.last_end,
-                }
-                for worker in self._workers
-            ],
-        }
+    # Generations
+
+    def look(self) -> None:
+        """Begin and end generations as the file says; what ends is gone then, where this one leads.
+
+        Raises:
+            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made here;
+                the others go on.
+        """
+        with self._lock:
+            self._seen = self._file()
+            wanted = read_node_generations(self._settings.place, self.name)
+            for number in [number for number in wanted if number not in self._generations]:
+                self._begin(number)
+            for number in [number for number in self._generations if number not in wanted]:
+                self._forget(number)
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            found = node_generations_file(self._settings.place, self.name).stat()
+        except OSError:  # it is being unloaded
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _look_for_changes(self) -> None:
+        """As nobody may have said so: this process was being loaded, or it is that of the other gateway."""
+        if self._file() in {None, self._seen}:
+            return
+        try:
+            self.look()
+        except (InputError, OSError) as error:  # the workers that there are go on
+            _LOG.error("%s", error)
+
+    def _begin(self, number: int) -> None:
+        deployment = Deployment.read(self._settings, number)
+        gpus = NodeGpus(deployment, self.name)
+        with self._leadership.begin():
+            gpus.start()
+        added = [
+            origin
+            for vgpu in deployment.vgpus_on(self.name)
+            if (origin := deployment.origins[vgpu]) not in self._workers
+        ]
+        for origin in added:
+            self._workers[origin] = self._worker(deployment, origin)
+        begun = {**self._generations, number: _Generation(deployment, gpus)}
+        self._generations = dict(sorted(begun.items()))
+        if self._leads:
+            self._find_workers(self._workers[origin] for origin in added)
+        if self._forks is not None and self._runtimes != gpus.runtimes_without_gpu():
+            # It has imported too little; or too much beside a GPU, which does not survive a fork.
+            self._forks.stop()
+            self._forks = None
+        if self._forks is None and len(added) >= FORKED_FROM:
+            self._forks = self._fork_server(gpus.runtimes_without_gpu())
+            self._forks_give_way = _is_beside_another(deployment)
+
+    def _worker(self, deployment: Deployment, origin: WorkerOrigin) -> _Worker:
+        vgpu = deployment.origins.index(origin)
+        if origin.generation not in self._boards:
+            board = HealthBoard.open(deployment.origin_of(vgpu)[0], self.name)
+            self._boards[origin.generation] = board, HealthWatch(board)
+        board, health = self._boards[origin.generation]
+        return _Worker(origin, board, health, deployment.worker_segment(vgpu))
+
+    def _forget(self, number: int) -> None:
+        over = self._generations.pop(number)
+        others = [generation.deployment.origins for generation in self._generations.values()]
+        kept = {origin for origins in others for origin in origins}
+        gone = [worker for origin, worker in self._workers.items() if origin not in kept]
+        self._workers = {one: worker for one, worker in self._workers.items() if one in kept}
+        self._leaving += gone
+        if self._leads:
+            self._end_leaving()
+        remove_shelves(over.deployment, over.deployment.vgpus_on(self.name))
+        for generation in self._boards.keys() - {origin.generation for origin in self._workers}:
+            self._boards.pop(generation)[0].remove()
+        if not any(generation.gpus.shared for generation in self._generations.values()):
+            over.gpus.stop()
+
+    def _end_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for worker in leaving:
+            worker.kill()
+        for worker in leaving:
+            worker.remove()
+
+    def _fork_server(self, runtimes: set[str]) -> ForkServer:
+        """What forks workers that need these runtimes."""
+        self._runtimes = runtimes
+        environment = {**WORKER_ENVIRONMENT, **os.environ}
+        command = (self._settings.python, "-m", "triton_backend.serving.node.fork_server")
+        log = self._logs() / f"fork-server-{short_name(self.name)}.log"
+        return ForkServer(command, environment, runtimes, log)
+
+    # What a client asks
+
+    def status(self, generation: int | None = None) -> dict[str, Any]:
+        """Processes of the node, for people and tests; workers by their numbers in the latest generation or another.
+
+        Raises:
+            InputError: no such generation here.
+        """
+        with self._lock:
+            asked = self._asked(generation)
+            return {
+                "node": self.name,
+                "generation": asked.generation,
+                "generations": list(self._generations),
+                "restarts": self._restarts,
+                "workers": [
+                    {
+                        "vgpu": vgpu,
+                        "pid": None if worker.process is None else worker.process.pid,
+                        "restarts": worker.restarts,
+                        "last_end": worker.last_end,
+                    }
+                    for vgpu in asked.vgpus_on(self.name)
+                    for worker in (self._workers[asked.origins[vgpu]],)
+                ],
+            }
+
+    def _asked(self, generation: int | None) -> Deployment:
+        number = max(self._generations, default=0) if generation is None else generation
+        found = self._generations.get(number)
+        if found is None:
+            raise InputError(f"node {self.name}", f"has no generation {generation}")
+        return found.deployment
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request in JSON: `{"command": "infer" | …}`, or one of `remote_files`; else status.
+        """Answer one request in JSON: `{"command": "infer" | "look" | …}`, or one of `remote_files`; else status.
 
         Raises:
             InputError: no JSON object, or what is asked cannot be done.
@@ -212,11 +336,13 @@ class Node:
         if command == "infer":
             return self.infer(fields)
         if command in _ABOUT_FILES:
-            return _ABOUT_FILES[command](self._deployment.settings, fields)
-        return self.status()
+            return _ABOUT_FILES[command](self._settings, fields)
+        if command == "look":
+            self.look()
+        return self.status(fields.get("generation"))
 
     def infer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A direct run of a stage on the first of its vGPUs here.
+        """A direct run of a stage of the latest generation on the first of its vGPUs here.
 
         Args:
             request: `model`, `pipeline` (0 where absent), `stage`, and `inputs` as in `direct`.
@@ -227,76 +353,80 @@ class Node:
         Raises:
             InputError: no such stage here, wrong tensors, or its worker cannot run it.
         """
-        vgpu, row = self._stage_asked(request)
-        deployment = self._deployment
+        with self._lock:
+            deployment = self._asked(None)
+        vgpu, row = self._stage_asked(deployment, request)
         most = deployment.largest_of(row)
         tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(row), most)
         made = run_stage(deployment, vgpu, row, tensors, samples)
         return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(row))}
 
-    def _stage_asked(self, request: Mapping[str, Any]) -> tuple[int, StageRow]:
+    def _stage_asked(
+        self, deployment: Deployment, request: Mapping[str, Any]
+    ) -> tuple[int, StageRow]:
         """The first vGPU here that holds the stage of a request, and its row."""
         wanted = (request.get("model"), request.get("pipeline", 0), request.get("stage"))
-        for worker in self._workers:
-            for row in self._deployment.rows_of(worker.vgpu):
-                model = self._deployment.model_of(row).name
-                if (model, row.pipeline, row.stage) == wanted:
-                    return worker.vgpu, row
+        for vgpu in deployment.vgpus_on(self.name):
+            for row in deployment.rows_of(vgpu):
+                if (deployment.model_of(row).name, row.pipeline, row.stage) == wanted:
+                    return vgpu, row
         name, pipeline, stage = wanted
         raise InputError(
             f"node {self.name}", f"runs no stage {stage} of pipeline {pipeline} of model {name!r}"
         )
 
+    # Processes
+
     def _run(self) -> None:
         while not self._stopping.is_set():
-            if not self._leads and self._leadership.acquire():
-                self._leads = True
-                self._find_workers()
-            if self._leads:
-                self._look(self._clock.now_us())
-            self._show_owner()
+            self._look_for_changes()
+            with self._lock:
+                self._lead()
+                self._show_owner()
             self._stopping.wait(WATCH_SECONDS)
-        if not self._leadership.release():
-            if not self._leads:
-                self._find_workers()
-            self._end()
-        if self._forks is not None:
-            self._forks.stop()
+        with self._lock:
+            if not self._leadership.release():
+                self._end()
+            if self._forks is not None:
+                self._forks.stop()
 
-    def _find_workers(self) -> None:
+    def _lead(self) -> None:
+        """Watch and start the workers, where this is the node's model that does so."""
+        if not self._leads and self._leadership.acquire():
+            self._leads = True
+            self._find_workers([*self._workers.values(), *self._leaving])
+        if self._leads:
+            self._end_leaving()
+            self._watch_all(self._clock.now_us())
+        else:  # the other one ends them
+            self._leaving = [w for w in self._leaving if is_alive(w.board.process_of(w.row))]
+
+    def _find_workers(self, workers: Iterable[_Worker]) -> None:
         """Go on with the workers that the other gateway's model of this node has started."""
         if self._leadership.alone:
             return
-        for worker in self._workers:
+        for worker in workers:
             pid = worker.board.process_of(worker.row)
             if is_alive(pid):
                 worker.process = _Adopted(pid)
 
     def _show_owner(self) -> None:
-        """Have the workers belong to this process, too: one of the other gateway may have started them.
-
-        Those of the generation before hear of it when they go on, and from its own nodes until these are gone.
-        """
+        """Have the workers belong to this process, too: one of the other gateway may have started them."""
         if self._leadership.alone:
             return
-        former_lives = self._former_lives()
-        for worker in self._workers:
-            if not (worker.inherited and former_lives):
-                gateway = self._deployment.settings.gateway
-                worker.board.belongs_to(worker.row, gateway, os.getpid())
+        for worker in self._workers.values():
+            worker.board.belongs_to(worker.row, self._settings.gateway, os.getpid())
 
-    def _look(self, now_us: int) -> None:
+    def _watch_all(self, now_us: int) -> None:
         """Take note of what ended, and start what is to run."""
         for _, health in self._boards.values():
             health.look(now_us)
         if self._forks is not None:
             self._look_after(self._forks, now_us)
-        loading = sum(self._is_loading(worker) for worker in self._workers)
-        for worker in self._workers:
+        loading = sum(worker.is_loading for worker in self._workers.values())
+        for worker in self._workers.values():
             if worker.process is not None:
                 self._watch(worker, now_us)
-            elif worker.inherited and self._is_anothers(worker):
-                pass
             elif now_us >= worker.restart_us and loading < LOADING_AT_ONCE:
                 if self._forks is not None and self._forks.is_loading:
                     continue  # it makes this one sooner than a start would
@@ -306,92 +436,82 @@ class Node:
     def _look_after(self, forks: ForkServer, now_us: int) -> None:
         before = forks.pid
         forks.look(now_us)
-        if self._beside_others and forks.pid is not None and forks.pid != before:
+        if self._forks_give_way and forks.pid is not None and forks.pid != before:
             lower_priority(forks.pid)
 
     def _end(self) -> None:
-        """End the workers, but those that go on."""
-        # Those that another generation's node watches too end by themselves, with the last of them.
-        own = [worker for worker in self._workers if not worker.board.is_inherited(worker.row)]
-        processes = [worker.process for worker in own if worker.process is not None]
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-        for worker in own:
-            self._remove_memory(worker)
-        remove_shelves(self._deployment, (worker.vgpu for worker in self._workers))
-        for board, _ in self._boards.values():
-            if not board.has_inherited():  # a later node looks there for workers that go on
-                board.remove()
+        """End all workers: nobody else has them."""
+        if not self._leads:
+            self._leads = True
+            self._find_workers([*self._workers.values(), *self._leaving])
+        for number in list(self._generations):
+            self._forget(number)
 
-    def _is_anothers(self, worker: _Process) -> bool:
-        """Whether an inherited worker lives, or is its former node's to start."""
-        pid = worker.board.process_of(worker.row)
-        if is_alive(pid):
-            worker.process = _Adopted(pid)
-            return True
-        return self._former_lives()
-
-    def _is_loading(self, worker: _Process) -> bool:
-        return worker.process is not None and not worker.board.has_loaded(worker.row)
-
-    def _watch(self, worker: _Process, now_us: int) -> None:
+    def _watch(self, worker: _Worker, now_us: int) -> None:
         assert worker.process is not None
         code = worker.process.poll()
         if code is None:
             complaint = worker.health.complaint(worker.row, worker.process.pid)
             if complaint is None:
                 return
-            _LOG.warning("worker %d is killed: %s", worker.vgpu, complaint)
-            worker.process.kill()
-            code = worker.process.wait()
+            _LOG.warning("worker %s is killed: %s", worker.name, complaint)
+            worker.kill()
             worker.last_end = complaint
         else:
             worker.last_end = f"exit code {code}"
-        self._remove_memory(worker)
+        worker.remove()
         if now_us - worker.started_us > HEALTHY_AFTER_US:
             worker.backoff_us = FIRST_BACKOFF_US
-        _LOG.warning("worker %d ended (%s)", worker.vgpu, worker.last_end)
+        _LOG.warning("worker %s ended (%s)", worker.name, worker.last_end)
         worker.process = None
         worker.restart_us = now_us + worker.backoff_us
         worker.backoff_us = min(2 * worker.backoff_us, LONGEST_BACKOFF_US)
         worker.restarts += 1
+        self._restarts += 1
 
-    def _remove_memory(self, worker: _Process) -> None:
-        """Delete the segments of a worker that is gone; those who map them keep them till then."""
-        if worker.process is not None:
-            (SHARED_FOLDER / self._deployment.worker_segment(worker.vgpu)).unlink(missing_ok=True)
-
-    def _start(self, worker: _Process, now_us: int) -> None:
+    def _start(self, worker: _Worker, now_us: int) -> None:
+        """Start a worker for the oldest generation that has it; it goes on in the others by itself."""
         worker.board.reset(worker.row)
-        deployment, settings = self._deployment, self._deployment.settings
+        deployment, gpus = next(
+            g for g in self._generations.values() if worker.origin in g.deployment.origins
+        )
+        vgpu = deployment.origins.index(worker.origin)
         arguments = [
-            str(settings.folder / SETTINGS_NAME),
+            str(self._settings.folder / SETTINGS_NAME),
             str(deployment.generation),
-            str(worker.vgpu),
+            str(vgpu),
             str(os.getpid()),
         ]
-        environment = self._gpus.environment(worker.vgpu)
-        with self._log_file(worker.vgpu) as log:
+        environment = gpus.environment(vgpu)
+        with (self._logs() / f"worker-{worker.name}.log").open("ab") as log:
             if self._forks is not None:
                 worker.process = self._forks.fork(arguments, environment, log.fileno())
             if worker.process is None:
                 worker.process = subprocess.Popen(
-                    [settings.python, "-m", "triton_backend.serving.worker.process", *arguments],
+                    [
+                        self._settings.python,
+                        "-m",
+                        "triton_backend.serving.worker.process",
+                        *arguments,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env={**WORKER_ENVIRONMENT, **os.environ, **environment},
                 )
         worker.started_us = now_us
-        if self._beside_others and not worker.restarts:
+        if _is_beside_another(deployment) and not worker.restarts:
             lower_priority(worker.process.pid)
 
-    def _log_file(self, vgpu: int) -> IO[bytes]:
-        return (self._logs() / f"worker-g{self._deployment.generation}-{vgpu}.log").open("ab")
-
     def _logs(self) -> Path:
-        folder = self._deployment.settings.folder / "logs"
+        folder = self._settings.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _is_beside_another(deployment: Deployment) -> bool:
+    """Whether the plan before goes on while a generation's workers load.
+
+    One that is started anew is missed, and hurries.
+    """
+    return deployment.workers is not None and deployment.workers.former is not None

@@ -7,10 +7,11 @@ there:
 2. `put_artifact`: a piece of one. Pieces lie in an unfinished folder until the last one came and every
    file has the digest that was stated; then the folder gets its name, which is the artifact's identity.
    Nothing that is there is ever written to;
-3. `put_generation`: the plan, and a node model for each of its nodes on the host, which Triton loads later;
-4. `remove_models`: node models of a former plan.
+3. `put_generation`: the plan, and a model of each of its nodes that is new on the host, which Triton loads later;
+4. `serve_generations`: which generations nodes of the host have from now on;
+5. `remove_models`: models of nodes that no plan uses any more.
 
-Only files: what is loaded goes on.
+Only files: who reads them sees to the rest.
 """
 
 import base64
@@ -27,9 +28,10 @@ from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.serve_folder.repository import (
     GenerationNames,
     Workers,
-    node_generation,
+    is_node_model,
     remove_model,
     render_generation,
+    render_node_generations,
 )
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment, check_complete
@@ -127,6 +129,21 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
     return {"nodes": nodes}
 
 
+def serve_generations(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Write which `generations` some `nodes` of this host have.
+
+    Raises:
+        InputError: these are none, or they cannot be written.
+    """
+    try:
+        nodes = [str(node) for node in request["nodes"]]
+        generations = [int(number) for number in request["generations"]]
+        render_node_generations(settings.folder, nodes, generations)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise InputError("serve_generations", f"not generations of nodes: {error!r}") from error
+    return {"nodes": nodes, "generations": generations}
+
+
 def remove_models(settings: ServeSettings, request: Mapping[str, Any]) -> dict[str, Any]:
     """Delete the files of node models.
 
@@ -135,7 +152,7 @@ def remove_models(settings: ServeSettings, request: Mapping[str, Any]) -> dict[s
     """
     names = [str(name) for name in request.get("models", ())]
     for name in names:
-        if node_generation(name) is None or "/" in name:
+        if not is_node_model(name) or "/" in name:
             raise InputError(f"model {name!r}", "is not the name of a node model")
     for name in names:
         remove_model(settings.folder, name)

@@ -291,9 +291,7 @@ def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_u
 
 def node_values(status: Mapping[str, Any]) -> Values:
     """Restarts of a node's workers."""
-    labels = (("node", status["node"]), ("generation", str(status["generation"])))
-    restarts = sum(worker["restarts"] for worker in status["workers"])
-    return {("poolpipe_worker_restarts_total", labels): restarts}
+    return {("poolpipe_worker_restarts_total", (("node", status["node"]),)): status["restarts"]}
 
 
 def keeper_values(folder: Path) -> Values:

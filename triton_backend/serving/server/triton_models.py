@@ -15,7 +15,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,6 @@ class _Model(ABC):
         self.parameters = _parameters(args)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
-        generation = int(self.parameters["generation"])
-        self.deployment = Deployment.read(self.settings, generation)
         self.name = args["model_name"]
         self._heartbeat = StubHeartbeat(self.settings.place / "pids" / self.name, self.alive_us)
         self.begin()
@@ -85,6 +83,11 @@ class _Model(ABC):
         self._stopping = threading.Event()
         self._publishing = threading.Thread(target=self._publish, daemon=True)
         self._publishing.start()
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        """The generation that this model begins with."""
+        return Deployment.read(self.settings, int(self.parameters["generation"]))
 
     def _publish(self) -> None:
         publisher = Publisher(_family)
@@ -284,7 +287,7 @@ class NodeModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the workers."""
-        self._node = Node(self.deployment, self.parameters["node"], self.clock)
+        self._node = Node(self.settings, self.parameters["node"], self.clock)
         self._node.start()
 
     def end(self) -> None:
@@ -296,5 +299,5 @@ class NodeModel(_JsonModel):
         return node_values(self._node.status())
 
     def answer(self, request: str) -> dict[str, Any]:
-        """`infer` of a stage, or the status of the workers."""
+        """`infer` of a stage, files of a plan change, or the status of the workers."""
         return self._node.answer(request)

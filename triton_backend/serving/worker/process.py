@@ -14,14 +14,14 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.transition import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
-from triton_backend.serve_folder.repository import node_generation, node_model
+from triton_backend.serve_folder.repository import read_node_generations
 from triton_backend.serve_folder.settings import OVERLAP, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import (
@@ -30,7 +30,6 @@ from triton_backend.serving.liveness.processes import (
     OwnerWatch,
     end_with_parent,
     name_process,
-    stub_process,
 )
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.channel import Channels
@@ -77,7 +76,6 @@ class StageWorker:
     Args:
         loaded: every stage of the vGPU's pool.
         health: where the node looks whether this worker is alive and how long it has been busy.
-        belongs_to: called with the node model of every later generation that this worker serves.
         neighbours: what runs on its GPU beside it, which `loaded` look at.
     """
 
@@ -88,14 +86,12 @@ class StageWorker:
         loaded: Iterable[Loaded],
         health: HealthRow,
         clock: Clock,
-        belongs_to: Callable[[str], None] = lambda _: None,
         neighbours: "Neighbours | None" = None,
     ) -> None:
         self._deployment = deployment
         self._settings: ServeSettings = deployment.settings
         self._vgpu = vgpu
         self._clock = clock
-        self._belongs_to = belongs_to
         self._neighbours = neighbours or Neighbours()
         self._served: list[
             tuple[Deployment, int]
@@ -153,8 +149,6 @@ class StageWorker:
                 self._serve(deployment, vgpu)
         except InputError as error:
             _LOG.error("generation %d is not served: %s", generation, error)
-            return
-        self._belongs_to(node_model(deployment.node_name_of(vgpu), generation))
 
     def _load(self, deployment: Deployment, vgpu: int) -> None:
         """Load what a later generation has more, while batches of the others run."""
@@ -366,20 +360,10 @@ def serve(deployment: Deployment, vgpu: int, parent: int) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             owners.add(pid)
 
-    def belongs_to(node: str) -> None:
-        for number in range(deployment.settings.gateways):
-            pid = stub_process(deployment.settings.of_gateway(number).place / "pids" / node)
-            try:
-                if pid is not None:
-                    owners.add(pid)
-                    health.inherited()
-            except OSError as error:
-                _LOG.warning("node model %s is gone: %s", node, error)
-
     neighbours = Neighbours()
     loaded = open_runtimes(deployment, vgpu, clock, pressing=neighbours.pressing)
-    worker = StageWorker(deployment, vgpu, loaded, health, clock, belongs_to, neighbours)
-    for generation in later_generations(deployment):
+    worker = StageWorker(deployment, vgpu, loaded, health, clock, neighbours)
+    for generation in later_generations(deployment, vgpu):
         worker.adopt(generation)
     ask_for_short_slices(like=parent)  # its node may have had it load at a lower priority
     worker.listen()
@@ -415,11 +399,11 @@ class Neighbours:
         return sum(running) if running else None
 
 
-def later_generations(deployment: Deployment) -> list[int]:
-    """Generations after a worker's that have node models here: served, prepared, or about to go."""
-    names = (place.name for place in (deployment.settings.folder / "repository").iterdir())
-    found = {generation for name in names if (generation := node_generation(name)) is not None}
-    return sorted(n for n in found if n > deployment.generation)
+def later_generations(deployment: Deployment, vgpu: int) -> list[int]:
+    """Generations after a worker's that its node has: served, prepared, or about to go."""
+    node = deployment.node_name_of(vgpu)
+    generations = read_node_generations(deployment.settings.place, node)
+    return [number for number in generations if number > deployment.generation]
 
 
 if __name__ == "__main__":

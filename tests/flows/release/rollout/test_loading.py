@@ -35,7 +35,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
 NODES = {"quick": 2, "slow": 12_000}  # an even number of signs turned: every answer is its request
-WORKER, SCHEDULER, COMMAND = "worker", "scheduler", "command"
+WORKER, NODE, SCHEDULER, COMMAND = "worker", "node", "scheduler", "command"
 PATIENT_US = 3_000_000
 
 
@@ -154,16 +154,17 @@ def change_in_child(folder: Path, wanted: Plan, marks: Path, halt: str) -> None:
 
 
 def strike(state: ServerState, what: str, child: Any) -> None:
-    """SIGKILL to a worker that goes on, to the scheduler, or to the command."""
+    """SIGKILL to a worker that goes on, to its node, to the scheduler, or to the command."""
     status = state.control("status")
     if what == COMMAND:
         pid = child.pid
-    elif what == SCHEDULER:
-        text = (state.folder / "pids" / status["scheduler"]["active"]).read_text()
+    elif what in {SCHEDULER, NODE}:
+        model = status["scheduler"]["active"] if what == SCHEDULER else node_model("FAST")
+        text = (state.folder / "pids" / model).read_text()
         pid = int(text.split()[0])
     else:
-        node = node_model("FAST", int(status["generation"]))
-        pid = int(state.ask(node, {})["workers"][0]["pid"])
+        asked = {"generation": status["generation"]}
+        pid = int(state.ask(node_model("FAST"), asked)["workers"][0]["pid"])
     os.kill(pid, signal.SIGKILL)
 
 
@@ -182,7 +183,7 @@ def answers(state: ServerState) -> bool:
     return bool(workers["up"] == workers["total"] and status["state"] == "serving")
 
 
-@pytest.mark.parametrize("fault", [WORKER, SCHEDULER, COMMAND])
+@pytest.mark.parametrize("fault", [WORKER, NODE, SCHEDULER, COMMAND])
 @pytest.mark.parametrize("moment", ["while loading", "while dropping"])
 def test_one_whole_plan_is_left_and_nothing_is_lost(
     state: ServerState, plans: dict[str, Plan], tmp_path: Path, moment: str, fault: str
@@ -214,10 +215,12 @@ def test_one_whole_plan_is_left_and_nothing_is_lost(
         before = load.answered
         wait_for(lambda: load.answered > before + 10)
     assert load.wrong == 0
-    assert load.refusals == [] or fault == SCHEDULER, load.refusals
+    # A node takes all workers with it: nobody is left who could run what it had.
+    assert load.refusals == [] or fault in {NODE, SCHEDULER}, load.refusals
     assert in_force == (then if halt else in_force)
     status = state.control("status")
     assert (status["plan_id"], status["prepared"]) == (in_force, None)
     names = [entry.name for entry in (state.folder / "repository").iterdir()]
     nodes = [name for name in names if "_node_" in name]
-    assert nodes == [node_model("FAST", int(status["generation"]))]
+    assert nodes == [node_model("FAST")]
+    assert state.ask(nodes[0], {})["generations"] == [status["generation"]]

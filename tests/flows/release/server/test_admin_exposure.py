@@ -171,7 +171,7 @@ def test_all_but_inference_needs_the_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [CONTROL_MODEL, node_model("FAST", 1)])
+@pytest.mark.parametrize("name", [CONTROL_MODEL, node_model("FAST")])
 def test_control_and_node_models_answer_only_to_the_token(state: ServerState, name: str) -> None:
     with http_client.InferenceServerClient(state.http_url) as client:
         token = str(state.data["token"]).encode()

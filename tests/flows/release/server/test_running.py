@@ -23,13 +23,14 @@ from flows.release.server.running import ServerError, ServerState, read_state
 from tests.fakes.plans import HandModel, hand_plan
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.liveness.processes import is_alive
 
 pytestmark = pytest.mark.slow
 CLIENTS = {"grpc": grpc_client, "http": http_client}
@@ -230,7 +231,7 @@ def test_a_second_start_and_a_taken_port_are_refused_by_name(
 
 
 def test_a_node_that_has_loaded_has_the_servers_priority(state: ServerState) -> None:
-    pid = (state.folder / "pids" / node_model("FAST", 1)).read_text().split()[0]
+    pid = (state.folder / "pids" / node_model("FAST")).read_text().split()[0]
     threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
     found = {(os.sched_getscheduler(i), os.getpriority(os.PRIO_PROCESS, i)) for i in threads}
     server = int(state.data["triton_pid"])
@@ -240,17 +241,17 @@ def test_a_node_that_has_loaded_has_the_servers_priority(state: ServerState) -> 
 def test_a_stage_answers_by_itself_through_its_node(state: ServerState) -> None:
     inputs = [{"name": "x", "shape": [2, 3], "data": line(2).tolist()}]
     request = {"command": "infer", "model": "affine", "stage": 0, "inputs": inputs}
-    (output,) = state.ask(node_model("FAST", 1), request)["outputs"]
+    (output,) = state.ask(node_model("FAST"), request)["outputs"]
     assert output["data"] == (line(2) * FACTOR).reshape(-1).tolist()
     with pytest.raises(ServerError, match="runs no stage 1"):
-        state.ask(node_model("FAST", 1), {**request, "stage": 1})
+        state.ask(node_model("FAST"), {**request, "stage": 1})
 
 
-@pytest.mark.parametrize("part", ["worker", "affine", CONTROL_MODEL, node_model("FAST", 1)])
+@pytest.mark.parametrize("part", ["worker", "affine", CONTROL_MODEL, node_model("FAST")])
 def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any], part: str) -> None:
     pid_file = state.folder / "pids" / part
     if part == "worker":
-        node = state.ask(node_model("FAST", 1), {})
+        node = state.ask(node_model("FAST"), {})
         pid = int(node["workers"][0]["pid"])
     else:
         pid = int(pid_file.read_text().split()[0])
@@ -281,8 +282,8 @@ def test_plans_follow_one_another_without_a_lost_request(
     assert [step.step for step in told] == [
         step for step in Step if step not in {Step.FLUSH, Step.ABORT}
     ]
-    for model in ("affine", added.model.name):
-        answer = infer(model, {"x": line(2)}).as_numpy("y")
+    for name in ("affine", added.model.name):
+        answer = infer(name, {"x": line(2)}).as_numpy("y")
         np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
     with pytest.raises(InferenceServerException):
         infer("pair", {})
@@ -313,6 +314,26 @@ def test_a_plan_follows_itself_with_other_artifacts(
     np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
     with pytest.raises(InputError, match="is being served already"):
         change_plan(state.folder, again)
+
+
+def test_a_node_comes_and_goes_with_the_plans_that_use_it(
+    state: ServerState, infer: Callable[..., Any]
+) -> None:
+    served = plan_in_force(state.folder)
+    fast, slow = node_model("FAST"), node_model("SLOW")
+    node = int((state.folder / "pids" / slow).read_text().split()[0])
+    workers = [worker["pid"] for worker in state.ask(slow, {})["workers"]]
+    alone = model("alone", (stage((0, 10), "FAST", 0),))
+    nodes = served.cluster.nodes
+    done = change_plan(state.folder, hand_plan(alone, nodes=nodes, plan_id="without SLOW"))
+    assert not (state.folder / "repository" / slow).exists()
+    wait_for(lambda: not [pid for pid in (node, *workers) if is_alive(pid)])
+    assert state.ask(fast, {})["generations"] == [done.generation]
+    again = change_plan(state.folder, served)
+    for name in (fast, slow):
+        assert state.ask(name, {})["generations"] == [again.generation]
+    answer = infer("affine", {"x": line(2)}).as_numpy("y")
+    np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
 
 
 def test_a_rollout_that_fails_leaves_the_old_plan_serving(

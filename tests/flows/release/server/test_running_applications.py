@@ -128,13 +128,13 @@ def test_metrics_tell_modules_apart_and_what_passes_the_front(
     wait_for(there)
 
 
-@pytest.mark.parametrize("part", ["worker", "diamond", CONTROL_MODEL, node_model("FAST", 1)])
+@pytest.mark.parametrize("part", ["worker", "diamond", CONTROL_MODEL, node_model("FAST")])
 def test_a_killed_part_costs_no_wrong_answer_and_comes_back(
     state: ServerState, root: Path, part: str
 ) -> None:
     clients, asked = Clients(state, "grpc"), requests(60, seed=3)
     if part == "worker":
-        pid = int(state.ask(node_model("FAST", 1), {})["workers"][0]["pid"])
+        pid = int(state.ask(node_model("FAST"), {})["workers"][0]["pid"])
     else:
         pid = int((state.folder / "pids" / part).read_text().split()[0])
     others = [one for one in asked if one[0] != part]  # a dead front's requests are never answered

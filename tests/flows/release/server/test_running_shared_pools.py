@@ -149,7 +149,7 @@ def test_two_models_share_a_pool_under_every_policy(
             change_plan(state.folder, shared(splits, artifacts, policy))
         assert state.control("status")["plan_id"] == policy
         assert all(right_answer(state, split, 1, kind) for split in both for kind in CLIENTS)
-        node = node_model("FAST", int(state.control("status")["generation"]))
+        node = node_model("FAST")
         worker, _ = state.ask(node, {})["workers"]
         with ThreadPoolExecutor(CLIENTS_AT_ONCE) as clients:
             asked = {

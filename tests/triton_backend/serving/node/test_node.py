@@ -12,57 +12,133 @@ import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values
-from triton_backend.serving.transport.shared_memory import remove_segments
+from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove_segments
+
+pytestmark = pytest.mark.slow
+NODE = "SLOW"
 
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = deploy(tmp_path / "serve", plan(two_stage()), ServeOptions(emulate_links=False))
+    served = plan(two_stage(), gpus=4)
+    made = deploy(tmp_path / "serve", served, ServeOptions(emulate_links=False))
     made.settings.socket_folder.mkdir(mode=0o700)
     yield made
     remove_segments(made.settings.segment_prefix)
     shutil.rmtree(made.settings.socket_folder)
 
 
-@pytest.mark.slow
+def pids(node: Node, generation: int | None = None) -> list[Any]:
+    return [worker["pid"] for worker in node.status(generation)["workers"]]
+
+
+def listens(deployment: Deployment) -> bool:
+    """Whether all workers of the node do."""
+    vgpus = deployment.vgpus_on(NODE)
+    places = (deployment.worker_address(vgpu, same_host=True) for vgpu in vgpus)
+    return all(Path(place.removeprefix("unix:")).exists() for place in places)
+
+
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = psutil.Process()
     before = own.children()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
-    node = Node(deployment, "SLOW", SystemClock())
+    node = Node(deployment.settings, NODE, SystemClock())
     node.start()
-
-    def pids() -> list[Any]:
-        return [worker["pid"] for worker in node.status()["workers"]]
-
-    def listening() -> bool:
-        places = (deployment.worker_address(vgpu, same_host=True) for vgpu in (1, 2))
-        return all(Path(place.removeprefix("unix:")).exists() for place in places)
-
-    wait_for(listening)
-    first = pids()
+    wait_for(lambda: listens(deployment))
+    first = pids(node)
     names = {child.pid: child.name() for child in own.children() if child not in before}
     assert sorted(names.values()) == ["fork-server", "worker-1-1", "worker-1-2"]
     (fork_server,) = set(names) - set(first)
     os.kill(fork_server, signal.SIGKILL)
     os.kill(first[0], signal.SIGKILL)
-    wait_for(lambda: pids()[0] not in {None, first[0]})
-    assert pids()[1] == first[1]
+    wait_for(lambda: pids(node)[0] not in {None, first[0]})
+    assert pids(node)[1] == first[1]
     assert node.status()["workers"][0]["last_end"] == "exit code -9"
     environment = Path(f"/proc/{first[1]}/environ").read_bytes().split(b"\0")
     assert b"MALLOC_ARENA_MAX=1" in environment
     assert b"MALLOC_TRIM_THRESHOLD_=1000" in environment  # the operator's own
     values = node_values(node.status())
     assert set(values.values()) == {1}
-    left = pids()
+    left = pids(node)
     node.stop()
     assert own.children() == before
     assert not [pid for pid in left if pid and Path(f"/proc/{pid}").exists()]
     assert not remove_segments(deployment.settings.segment_prefix)
+
+
+def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> None:
+    """Two workers go on, two are new; nobody but workers is started for the second plan."""
+    folder = deployment.settings.folder
+    own = psutil.Process()
+    before = own.children()
+    node = Node(deployment.settings, NODE, SystemClock())
+    node.start()
+    wait_for(lambda: listens(deployment))
+    first = pids(node)
+    (fork_server,) = {child.pid for child in own.children() if child not in before} - set(first)
+
+    # The same plan with a second model beside the first one's.
+    following = plan(two_stage(), two_stage("other"), plan_id="following")
+    second = deploy(folder, following, generation=2)
+    wait_for(lambda: node.status()["generations"] == [1, 2])  # though nobody says so
+    wait_for(lambda: listens(second))
+    both = pids(node)
+    assert sorted(set(both) & set(first)) == sorted(first) == sorted(pids(node, 1))
+    assert {child.pid for child in own.children() if child not in before} == {fork_server, *both}
+
+    # It is given up: what it alone had is gone when the node has said so.
+    render_node_generations(folder, [NODE], [1])
+    node.look()
+    assert pids(node) == first
+    assert {child.pid for child in own.children() if child not in before} == {fork_server, *first}
+    prefix = deployment.settings.segment_prefix
+    assert not list(SHARED_FOLDER.glob(f"{prefix}g2-*"))
+    with pytest.raises(InputError, match="node SLOW: has no generation 2"):
+        node.status(2)
+
+    # It comes after all. A worker that goes on ends, and is started for both.
+    render_node_generations(folder, [NODE], [1, 2])
+    node.look()
+    wait_for(lambda: listens(second))
+    victim = first[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: victim not in pids(node) and None not in pids(node))
+    assert set(pids(node, 1)) < set(pids(node))
+    render_node_generations(folder, [NODE], [2])
+    node.look()
+    assert sorted(psutil.Process(pid).name() for pid in pids(node)) == [
+        "worker-1-1",
+        "worker-1-2",
+        "worker-2-4",
+        "worker-2-5",
+    ]
+    assert list(SHARED_FOLDER.glob(f"{prefix}g1-health-*"))  # where two of them are seen
+    node.stop()
+    assert own.children() == before
+    assert not remove_segments(prefix)
+
+
+def test_a_generation_that_cannot_be_begun_leaves_the_others_alone(deployment: Deployment) -> None:
+    node = Node(deployment.settings, NODE, SystemClock())
+    node.start()
+    wait_for(lambda: listens(deployment))
+    before = pids(node)
+    render_node_generations(deployment.settings.folder, [NODE], [1, 7])
+    with pytest.raises(InputError, match=r"generations/7/plan\.json: not a plan"):
+        node.answer('{"command": "look"}')
+    assert (node.status()["generations"], pids(node)) == ([1], before)
+    node_generations_file(deployment.settings.place, NODE).write_text("nonsense")
+    with pytest.raises(InputError, match="not the generations of a node"):
+        node.look()
+    assert pids(node) == before
+    node.stop()

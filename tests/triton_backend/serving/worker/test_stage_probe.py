@@ -42,7 +42,9 @@ def system(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Loc
 @pytest.fixture
 def node(system: LocalSystem) -> Node:
     """Not started: the workers run already, as threads of this process."""
-    return Node(system.deployment, "FAST", system.clock)
+    made = Node(system.settings, "FAST", system.clock)
+    made.look()
+    return made
 
 
 def test_result_is_that_of_the_stages_own_runtime(node: Node, root: Path) -> None:
