@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
-from triton_backend.contract.decisions import Dispatch
+from triton_backend.contract.decisions import Dispatch, Hop
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, StageDone, TransferDone
 from triton_backend.contract.units import transfer_us
@@ -28,8 +28,16 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.transport.authentication import CHALLENGE_FRAME_BYTES
+from triton_backend.serving.transport.event_loop import make_socket
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
-from triton_backend.serving.transport.wire import LOCAL_BITS, Kind, frame
+from triton_backend.serving.transport.wire import (
+    LOCAL_BITS,
+    NONE,
+    BatchBody,
+    Kind,
+    frame,
+    pack_batch,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -268,6 +276,30 @@ def test_changes_of_plan_give_back_what_they_took(
         else:
             wait_for(lambda: not list(SHARED_FOLDER.glob(answers_of_first)))
         after.append(open_files())
+
+
+def test_a_late_batch_of_a_plan_that_is_over_costs_nobody_a_connection(
+    fresh: LocalSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the batches that its sender has sent behind it would be lost with it."""
+    first = fresh.deployment
+    deploy(fresh.settings.folder, replace(first.plan, plan_id="next"), generation=2)
+    fresh.control("prepare", plan_id="next", generation=2)
+    wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
+    fresh.control("swap", plan_id="next")
+    wait_for(lambda: not fresh.scheduler.gateway.knows(1))
+    worker, _ = fresh.workers[1000]
+    worker.forget_others(2, 2)  # as the scheduler has it do, sooner or later
+    hops = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1))
+    late = pack_batch(BatchBody(0, 0, 1, 0, 0, 0, 0, NONE, hops, (0, 0)))
+    sock, address = make_socket(first.worker_address(0, same_host=True))
+    with sock:
+        sock.connect(address)
+        sock.sendall(frame(Kind.BATCH, late, batch_id=1, plan_tag=first.tag))
+        wait_for(lambda: "batch 1 is not run: its plan is over" in caplog.text)
+        sock.sendall(frame(Kind.BATCH, late, batch_id=2, plan_tag=first.tag))
+        wait_for(lambda: "batch 2 is not run: its plan is over" in caplog.text)
+    assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
 
 
 def test_an_aborted_rollout_leaves_the_old_plan_serving(fresh: LocalSystem) -> None:

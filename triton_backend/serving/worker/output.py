@@ -117,6 +117,8 @@ class OutputSender:
             ReceiverGoneError: the process that is to receive them is gone, or takes nothing.
         """
         body, after = batch.body, batch.stage + 1
+        if batch.tag not in self._served:
+            raise ReceiverGoneError("its plan is over")
         deployment, own = self._served[batch.tag]
         last = after == len(body.hops)
         if last and body.express == SHELVED:
@@ -158,6 +160,9 @@ class OutputSender:
 
     def pass_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
         """Tell who receives it of a batch whose results were written at `end_us`."""
+        if batch.tag not in self._served:  # its generation was given up while it ran
+            target.release()
+            return
         channel = target.channel
         if channel is None:  # who reads it hears from the scheduler
             self._report_rows(batch, target)
@@ -171,6 +176,8 @@ class OutputSender:
     ) -> None:
         """Report when a ride ran (gateway's time), and the members whose results go on."""
         tag = ride.members[0].tag
+        if tag not in self._served:
+            return
         _, vgpu = self._served[tag]
         numbers = [batch.batch_id for batch in aboard]
         body = pack_ride_done(TimesBody(vgpu, *span_us), numbers)
@@ -188,6 +195,8 @@ class OutputSender:
             plan_tag=tag,
         )
         self._scheduler.send(data)
+        if tag not in self._served:
+            return
         deployment, _ = self._served[tag]
         shelved = body.express == SHELVED  # the scheduler knows whom it concerns
         channel = None if shelved else self._channels.to_front(deployment, _name(deployment, body))
@@ -257,6 +266,8 @@ class OutputSender:
             self.report_lost(batch, "the next worker is gone")
 
     def _report(self, kind: Kind, batch: QueuedBatch, span_us: tuple[int, int]) -> None:
+        if batch.tag not in self._served:
+            return
         _, vgpu = self._served[batch.tag]
         times = TimesBody(vgpu, *span_us)
         self._scheduler.send_times(

@@ -261,6 +261,10 @@ class StageWorker:
         pieces: Sequence[Piece] = (),
     ) -> None:
         """Accept a batch; its tensors are in its slot, or are copied there now."""
+        if self._queue.is_over(header.plan_tag):
+            # Not refused: what else came over this connection would be lost with it.
+            _LOG.warning("batch %d is not run: its plan is over", header.batch_id)
+            return
         if batch.express == NONE or header.stage:
             self._queue.add(header, batch)
             return
@@ -319,6 +323,8 @@ class StageWorker:
             return self._fetches.target(connection, header)
         if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
+        if self._queue.is_over(header.plan_tag):
+            return self._queue.nowhere(header)
         batch = unpack_batch(body)
         inputs, slot = self._queue.written_by(header, batch)
         return inputs.pieces(slot, batch.samples)

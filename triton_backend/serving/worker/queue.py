@@ -28,6 +28,7 @@ from triton_backend.serving.transport.wire import (
 )
 
 RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
+PLANS_KEPT = 16  # of those that are over
 
 
 class QueuedBatch(NamedTuple):
@@ -106,6 +107,7 @@ class BatchQueue:
         self._segment = segment
         self._slots = segment.slots
         self._served: dict[int, _Served] = {}  # by tag
+        self._over = deque[int](maxlen=PLANS_KEPT)  # tags
         self._inputs: dict[TaggedPlace, Segment] = {}  # where a batch of each stage lies
         self._batches: dict[int, QueuedBatch] = {}
         self._patience_us: dict[TaggedPlace, int] = {}  # of stages that board
@@ -138,11 +140,21 @@ class BatchQueue:
         self._served[deployment.tag] = _Served(vgpu, neighbours)
 
     def forget(self, tag: int) -> None:
-        """Accept no more batches of a generation."""
-        self._served.pop(tag, None)
+        """Accept no more batches of a generation, and run none that waits: the scheduler has given it up."""
+        if self._served.pop(tag, None) is not None:
+            self._over.append(tag)
+        with self._lock:
+            for batches in (self._batches, self._boarding):
+                for batch in [b for b in batches.values() if b.tag == tag]:
+                    del batches[batch.batch_id]
+            self._arriving = [b for b in self._arriving if b.tag != tag]
         for place in [place for place in self._inputs if place[0] == tag]:
             self._segment.forget(self._inputs.pop(place).layout)
             self._patience_us.pop(place, None)
+
+    def is_over(self, tag: int) -> bool:
+        """Whether a generation was served: whoever still sends batches of it has not heard of its end."""
+        return tag in self._over
 
     def check(self, header: Header, batch: BatchBody) -> int:
         """This worker's slot of a batch.
@@ -240,6 +252,17 @@ class BatchQueue:
         """
         slot = self.check(header, batch)
         return self._inputs[header.plan_tag, batch.model, batch.pipeline, header.stage], slot
+
+    def nowhere(self, header: Header) -> list[memoryview]:
+        """Memory for the tensors of a batch that is not run.
+
+        Raises:
+            FrameError: they are larger than any batch.
+        """
+        most = self._segment.layout.slot_bytes
+        if header.payload_bytes > most:
+            raise FrameError(f"{header.payload_bytes} bytes, at most {most}")
+        return [memoryview(bytearray(header.payload_bytes))]
 
     def remove(self, batch_id: int) -> None:
         """Forget a batch that was aborted; one that runs already goes on."""

@@ -77,6 +77,18 @@ def test_of_those_due_the_batch_reserved_first_begins(first: FirstStage) -> None
     assert first.begin() == 2
 
 
+def test_what_waits_of_a_plan_that_is_over_never_runs(first: FirstStage) -> None:
+    first.add(1, start_us=0)
+    first.add(2, start_us=0)
+    assert first.begin() == 1
+    first.queue.forget(first.deployment.tag)
+    assert first.queue.is_over(first.deployment.tag)
+    assert first.end_and_begin() is None
+    assert first.queue.idle
+    with pytest.raises(FrameError, match="a batch of plan"):
+        first.add(3, start_us=0)
+
+
 def test_nothing_begins_beside_a_run_and_what_came_meanwhile_follows_it(first: FirstStage) -> None:
     first.add(1, start_us=0)
     assert first.begin() == 1
