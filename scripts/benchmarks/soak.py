@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -34,6 +34,11 @@ GAP_SLACK_S = 0.05
 MEMORY_FRACTION = 0.05
 QUICK_SLO_US = 25_000
 QUICK_ATTAINED = 0.99
+PROCESSORS = {
+    "started": "what it has started",
+    "there": "what was there, beyond the usual,",
+    "command": "the command",
+}
 
 
 def alternating() -> Iterator[Plan]:
@@ -51,7 +56,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     slo_s = first.models[0].slo_us / 1e6
     migrations: list[PlanChange] = []
     changing_us: list[int] = []
-    started_s: list[float] = []
+    spent: list[ChangeCost] = []
     with Served(first, options.port, within=options.within) as served:
         checks = [f"--check={m.name}={samples_file(served.root, m)}" for m in first.models]
         load = Load(
@@ -64,12 +69,14 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         steady = [resources(served)]
         watch, plans = Stopwatch(), alternating()
         while watch.seconds() + options.change_seconds < options.minutes * 60:
+            following = next(plans)
+            quiet = Usage.now(served)
             time.sleep(options.change_seconds / 2)
-            before, begun_us = processor_s(served), time.monotonic_ns() // 1000
-            migrations.append(change_plan(served.folder, next(plans)))
-            changing_us += range(begun_us, time.monotonic_ns() // 1000, US_PER_S)
-            after = processor_s(served)
-            started_s.append(sum(after[key] for key in after.keys() - before.keys()))
+            before = Usage.now(served)
+            migrations.append(change_plan(served.folder, following))
+            after = Usage.now(served)
+            changing_us += range(before.at_us, after.at_us, US_PER_S)
+            spent.append(ChangeCost.of(quiet, before, after))
             time.sleep(options.change_seconds / 2)
             steady.append(resources(served))
             print(_progress(migrations[-1], steady[-1]), flush=True)
@@ -82,7 +89,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         "gaps_s": [gap.around_s for gap in gaps],
         "gaps_before_s": [gap.before_s for gap in gaps],
         "slo_s": slo_s,
-        "started_processor_s": started_s,
+        "processor_s": [cost._asdict() for cost in spent],
         "steps": [steps_to_dicts(m) for m in migrations],
         "attainment": loaded.attainment,
         "quick_attainment": loaded.around(
@@ -104,14 +111,54 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def processor_s(served: Served) -> dict[tuple[int, float], float]:
-    """Seconds of a processor that each process of the system has had, by its number and its start."""
-    found: dict[tuple[int, float], float] = {}
-    for process in served.processes():
-        with contextlib.suppress(psutil.Error):
-            had = process.cpu_times()
-            found[process.pid, process.create_time()] = had.user + had.system
-    return found
+class Usage(NamedTuple):
+    """Seconds of a processor that processes have had until an instant.
+
+    `system`: each of the system's, by its number and its start; `own`: this one, which is the command.
+    """
+
+    at_us: int
+    system: dict[tuple[int, float], float]
+    own: float
+
+    @classmethod
+    def now(cls, served: Served) -> Self:
+        """Look."""
+        found: dict[tuple[int, float], float] = {}
+        for process in served.processes():
+            with contextlib.suppress(psutil.Error):
+                had = process.cpu_times()
+                found[process.pid, process.create_time()] = had.user + had.system
+        return cls(time.monotonic_ns() // 1000, found, time.process_time())
+
+    def more_than(self, before: Self) -> float:
+        """What the processes that were there before have had since."""
+        both = self.system.keys() & before.system.keys()
+        return sum(self.system[key] - before.system[key] for key in both)
+
+
+class ChangeCost(NamedTuple):
+    """Seconds of a processor that a change took.
+
+    Attributes:
+        started: of what it has started.
+        there: of processes that were there, beyond what they had before in as much time.
+        command: of the command.
+    """
+
+    started: float
+    there: float
+    command: float
+
+    @classmethod
+    def of(cls, quiet: Usage, before: Usage, after: Usage) -> Self:
+        """Between `before` and `after`, beside the time since `quiet`."""
+        usual = before.more_than(quiet) / (before.at_us - quiet.at_us)
+        return cls(
+            started=sum(after.system[key] for key in after.system.keys() - before.system.keys()),
+            there=after.more_than(before) - usual * (after.at_us - before.at_us),
+            command=after.own - before.own,
+        )
 
 
 def _lives(process: psutil.Process, group: int) -> bool:
@@ -147,10 +194,14 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
             most=row["slo_s"] + GAP_SLACK_S,
             note=f"in the minutes before them {max(row['gaps_before_s'], default=0):.3f} s",
         ),
-        Figure(
-            name="processor time that what a change starts has had when it is done, mean",
-            value=float(np.mean(row["started_processor_s"])) if row["changes"] else None,
-            unit="s",
+        *(
+            Figure(
+                name=f"processor time of {whose} when a change is done, mean",
+                value=float(np.mean([cost[key] for cost in row["processor_s"]])),
+                unit="s",
+            )
+            for key, whose in PROCESSORS.items()
+            if row["changes"]
         ),
         Figure(name="requests lost", value=sum(m["failed"] for m in models), most=0),
         Figure(name="wrong answers", value=sum(m["checked"]["wrong"] for m in models), most=0),
