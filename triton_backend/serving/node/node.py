@@ -418,10 +418,15 @@ class Node:
             worker.board.belongs_to(worker.row, self._settings.gateway, os.getpid())
 
     def _watch_all(self, now_us: int) -> None:
-        """Take note of what ended, and start what is to run."""
+        """Take note of what ended, and start what is to run.
+
+        Who takes the lead where all workers live needs no fork server: to load it would take the processor from
+        requests just when one server answers them all.
+        """
         for _, health in self._boards.values():
             health.look(now_us)
-        if self._forks is not None:
+        missed = any(worker.process is None for worker in self._workers.values())
+        if self._forks is not None and (missed or self._forks.pid is not None):
             self._look_after(self._forks, now_us)
         loading = sum(worker.is_loading for worker in self._workers.values())
         for worker in self._workers.values():

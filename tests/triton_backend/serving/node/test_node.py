@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.liveness.processes import HealthBoard
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove_segments
@@ -116,12 +118,8 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
     assert set(pids(node, 1)) < set(pids(node))
     render_node_generations(folder, [NODE], [2])
     node.look()
-    assert sorted(psutil.Process(pid).name() for pid in pids(node)) == [
-        "worker-1-1",
-        "worker-1-2",
-        "worker-2-4",
-        "worker-2-5",
-    ]
+    names = ["worker-1-1", "worker-1-2", "worker-2-4", "worker-2-5"]
+    wait_for(lambda: sorted(psutil.Process(pid).name() for pid in pids(node)) == names)
     assert list(SHARED_FOLDER.glob(f"{prefix}g1-health-*"))  # where two of them are seen
     node.stop()
     assert own.children() == before
@@ -142,3 +140,43 @@ def test_a_generation_that_cannot_be_begun_leaves_the_others_alone(deployment: D
         node.look()
     assert pids(node) == before
     node.stop()
+
+
+def test_who_takes_the_lead_finds_the_workers_and_loads_nothing(tmp_path: Path) -> None:
+    options = ServeOptions(emulate_links=False, gateways=2)
+    deployment = deploy(tmp_path / "serve", plan(two_stage()), options)
+    settings = deployment.settings
+    settings.socket_folder.mkdir(mode=0o700)
+    own = psutil.Process()
+    before = {child.pid for child in own.children()}
+
+    def children() -> dict[int, str]:
+        alive = [child for child in own.children() if child.status() != psutil.STATUS_ZOMBIE]
+        return {child.pid: child.name() for child in alive if child.pid not in before}
+
+    try:
+        nodes = [Node(one, NODE, SystemClock()) for one in (settings, settings.of_gateway(1))]
+        nodes[0].start()
+        wait_for(lambda: sorted(children().values())[1:] == ["worker-1-1", "worker-1-2"])
+        nodes[1].start()
+        board = HealthBoard.open(deployment, "SLOW")
+        wait_for(lambda: all(board.has_loaded(vgpu) for vgpu in (1, 2)))
+        assert set(pids(nodes[1])) == {None}  # it waits
+        first = set(pids(nodes[0]))
+        nodes[0].stop()
+        wait_for(lambda: set(pids(nodes[1])) == first)
+        assert children().keys() == first
+        victim = min(children())
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len({*pids(nodes[1])} - {None, victim}) == 2)
+        # It starts one with what makes the next ones sooner.
+        names = ["fork-server", "worker-1-1", "worker-1-2"]
+        wait_for(lambda: sorted(children().values()) == names)
+        nodes[1].stop()
+        wait_for(lambda: not children())
+        for pid in first:
+            with suppress(ChildProcessError):  # adopted, so nobody has waited for it
+                os.waitpid(pid or 0, 0)
+    finally:
+        remove_segments(settings.segment_prefix)
+        shutil.rmtree(settings.socket_folder)
