@@ -34,6 +34,7 @@ from triton_backend.serving.gateway.state import (
     WorkerAddress,
 )
 from triton_backend.serving.gateway.warm_up import warm_up
+from triton_backend.serving.liveness.processes import ThreadUse, thread_uses
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection
@@ -154,6 +155,7 @@ class SchedulerService:
             observe=self._log.write,
             send=self._send,
             slots_free_us=life.slots_used_until_us,
+            threads_of=self._threads_of,
         )
         if standby.prepared is not None:
             gateway.prepare(standby.prepared)
@@ -300,6 +302,10 @@ class SchedulerService:
         peer = self._peers.get(to)
         if peer is not None:
             peer.send(data)
+
+    def _threads_of(self, worker: WorkerAddress) -> dict[int, ThreadUse]:
+        peer = self._peers.get(worker)
+        return {} if peer is None else thread_uses(peer.peer_pid())  # 0 on another host
 
     def _send_heartbeats(self) -> None:
         self._tell_standby()

@@ -10,7 +10,7 @@ is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,6 +59,7 @@ from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot,
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
+from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import (
     Action,
     Awaited,
@@ -127,6 +128,9 @@ Address = FrontAddress | WorkerAddress | StandbyAddress
 
 Send = Callable[[Address, bytes], None]
 """Sends a frame to an address; nobody gets it where nobody is connected."""
+
+ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
+"""The threads of a worker's process now (`WorkerSupervisor`)."""
 
 Observer = Callable[[Event | Refused | RefusedJob, Sequence[Decision]], None]
 """Is shown every event and what the core decided on it, in order (the event log)."""
@@ -337,8 +341,11 @@ class _Generation:
         number: of its plan in the core; None while it is only prepared.
     """
 
-    def __init__(self, deployment: Deployment, now_us: int, slots: WorkerSlots) -> None:
+    def __init__(
+        self, deployment: Deployment, now_us: int, slots: WorkerSlots, threads_of: ThreadsOf
+    ) -> None:
         models = deployment.plan.models
+        self._threads_of = threads_of
         self.number: int | None = None
         self.deployment = deployment
         self.models = {model.name: number for number, model in enumerate(models)}
@@ -351,9 +358,16 @@ class _Generation:
         self.shelves = ShelfSlots(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.shelved = [model.name in deployment.shelved for model in models]
-        self.supervisor = WorkerSupervisor(deployment, now_us)
+        self.supervise(now_us)
         self.uses: dict[StagePlace, StageUse] = {}
         self.timer_lead_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
+
+    def supervise(self, now_us: int) -> None:
+        """Judge workers by what they report from now on."""
+        number, threads_of = self.deployment.generation, self._threads_of
+        self.supervisor = WorkerSupervisor(
+            self.deployment, now_us, lambda vgpu: threads_of(WorkerAddress(number, vgpu))
+        )
 
 
 class Gateway:
@@ -366,6 +380,7 @@ class Gateway:
         deployment: the generation served first; its workers count as lost until they report.
         epoch: number of this life of the scheduler; batch numbers of different lives never meet.
         slots_free_us: until then batches of the life before the last may still use slots (`WorkerSlots`).
+        threads_of: is asked of workers that are late; none of those on other hosts.
     """
 
     def __init__(
@@ -377,6 +392,7 @@ class Gateway:
         observe: Observer,
         send: Send,
         slots_free_us: int = 0,
+        threads_of: ThreadsOf = lambda _worker: {},
     ) -> None:
         self.counters = GatewayCounters()
         self.timer_us: int | None = None
@@ -395,7 +411,8 @@ class Gateway:
         )
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
-        self._served = _Generation(deployment, now_us, slots)
+        self._threads_of = threads_of
+        self._served = _Generation(deployment, now_us, slots, threads_of)
         self._served.number = self._core.plan_number
         self._served.uses = self.counters.serve(deployment.plan)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
@@ -1204,7 +1221,7 @@ class Gateway:
         if self._rollout.prepare(deployment):
             # Made now, because it takes longer than the change may.
             slots = WorkerSlots(deployment, self._epoch, 0)
-            self._prepared = _Generation(deployment, self._last_us, slots)
+            self._prepared = _Generation(deployment, self._last_us, slots, self._threads_of)
             self._core.prepare(deployment.plan)
             self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
             self._announce(deployment, prepared=True)
@@ -1254,7 +1271,7 @@ class Gateway:
         self._former[former.deployment.generation] = former
         served.number = self._core.plan_number + 1
         served.uses = self.counters.serve(deployment.plan)
-        served.supervisor = WorkerSupervisor(deployment, now_us)
+        served.supervise(now_us)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._served, self._prepared, self._roll_call = served, None, None
         self._number_fronts()

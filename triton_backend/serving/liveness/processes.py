@@ -23,7 +23,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -57,6 +57,9 @@ _MILLION = 1_000_000
 _LINE_BYTES = 40
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+# Of /proc/PID/task/TID/stat, counted from the state.
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def thread_states(pid: int) -> set[str]:
@@ -67,6 +70,58 @@ def thread_states(pid: int) -> set[str]:
             with contextlib.suppress(OSError):
                 states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
     return states - {"Z", "X"}
+
+
+class ThreadUse(NamedTuple):
+    """Whether a thread wants a processor now (it runs, or waits for one), and for how long it has run in all."""
+
+    wants: bool
+    ran_us: int
+
+
+def thread_uses(pid: int) -> dict[int, ThreadUse]:
+    """Of every thread of a process, by its id, to 10 ms; none of a dead one."""
+    found: dict[int, ThreadUse] = {}
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+                found[int(thread.name)] = ThreadUse(fields[0] == "R", ticks * _MILLION // _TICKS)
+    return found
+
+
+class Starvation:
+    """For how long a process has wanted a processor and had none, from look to look.
+
+    One that hangs waits for no processor: it is stopped, waits for what never comes, or runs in a circle. One on
+    a machine that others fill does little else, and what it was to do is late through no fault of its own.
+    """
+
+    def __init__(self) -> None:
+        self._before: Mapping[int, ThreadUse] = {}
+        self._looked_us = 0
+        self._total_us = 0
+
+    def look(self, threads: Mapping[int, ThreadUse], now_us: int) -> int:
+        """The time without (µs) since the first look: of its threads' that one's which had the least.
+
+        Args:
+            threads: as they are now.
+            now_us: instants never go back.
+        """
+        since_us = now_us - self._looked_us
+        known = self._before.keys() & threads.keys()
+        self._total_us += max(
+            (
+                since_us - (threads[t].ran_us - self._before[t].ran_us)
+                for t in known
+                if threads[t].wants
+            ),
+            default=0,
+        )
+        self._before, self._looked_us = threads, now_us
+        return self._total_us
 
 
 # Workers, watched by their node
@@ -173,6 +228,8 @@ class HealthWatch:
         self._board = board
         self._looked_us = 0
         self._awake_us = 0  # nobody can have done anything between two looks far apart
+        # Of workers that run a batch for long: when it began, and what they had no processor for since.
+        self._starvation: dict[int, tuple[int, Starvation]] = {}
 
     def look(self, now_us: int) -> None:
         """Begin a look."""
@@ -189,9 +246,20 @@ class HealthWatch:
         if beat and silent_us > STUCK_US and (silent_us > SILENT_US or not _wants_to_run(pid)):
             return f"no heartbeat for {silent_us / 1e6:.1f} s"
         busy_us = self._looked_us - max(since, self._awake_us)
-        if since and busy_us > max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US):
-            return f"busy for {busy_us / 1e6:.1f} s, expected {expected / 1e6:.3f} s"
+        limit_us = max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US)
+        if since and 2 * busy_us > limit_us:
+            busy_us -= self._starved_us(vgpu, pid, since)
+            if busy_us > limit_us:
+                return f"busy for {busy_us / 1e6:.1f} s, expected {expected / 1e6:.3f} s"
         return None
+
+    def _starved_us(self, vgpu: int, pid: int, since_us: int) -> int:
+        """For how long a worker wanted a processor and had none, since half of its batch's time was over."""
+        began_us, starvation = self._starvation.get(vgpu, (0, Starvation()))
+        if began_us != since_us:
+            starvation = Starvation()
+        self._starvation[vgpu] = since_us, starvation
+        return starvation.look(thread_uses(pid), self._looked_us)
 
 
 def _wants_to_run(pid: int) -> bool:

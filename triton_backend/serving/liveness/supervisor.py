@@ -6,7 +6,7 @@ take; it takes none. Which detector acts when, and on what evidence, is drawn in
 Not here: processes that are dead or hung (`processes`), the measures (`pace`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from triton_backend.contract.plan import StagePlace
 from triton_backend.contract.units import transfer_us
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.pace import LinkPaces, StagePaces, WorkerPaces
+from triton_backend.serving.liveness.processes import Starvation, ThreadUse
 from triton_backend.serving.transport.wire import Kind
 
 # One worker at a time is taken out, lest a machine that is busy loses them all.
@@ -65,6 +66,9 @@ class GiveUpBatch(NamedTuple):
     batch_id: int
 
 
+Threads = Callable[[int], Mapping[int, ThreadUse]]
+"""The threads of a vGPU's process as they are now, by their ids; none where nobody can tell, on another host say."""
+
 Action = TakeOut | Readmit | Order | GiveUpBatch | PaceChanged | LinkPaceChanged
 
 
@@ -78,10 +82,18 @@ class Awaited(NamedTuple):
 
 
 class WorkerSupervisor:
-    """Of one generation. Instants never go back; `up` are the vGPUs that take batches."""
+    """Of one generation. Instants never go back; `up` are the vGPUs that take batches.
 
-    def __init__(self, deployment: Deployment, now_us: int) -> None:
+    `threads` are asked for only of a worker that is late already.
+    """
+
+    def __init__(
+        self, deployment: Deployment, now_us: int, threads: Threads = lambda _vgpu: {}
+    ) -> None:
         self._deployment = deployment
+        self._threads = threads
+        # Of workers that are late, by vGPU and the instant since when nothing was heard.
+        self._starvation: dict[tuple[int, int], Starvation] = {}
         stretch = deployment.settings.time_stretch
         self._pools = [vgpu.pool for vgpu in deployment.vgpus]
         rows = deployment.plan.stage_rows()
@@ -215,17 +227,28 @@ class WorkerSupervisor:
         Only where the pool has another worker: alone, it is left to its node, which sees whether its
         process hangs.
         """
-        overdue = {one.hop.vgpu for one in awaited if self._is_overdue(one, now_us)}
+        late: dict[tuple[int, int], float] = {}  # the shortest patience
+        for one in awaited:
+            vgpu = one.hop.vgpu
+            last_us = max(one.hop.end_us, one.heard_us, self._heard_us[vgpu], self._awake_us)
+            patience_us = self._patience_us(one.stage)
+            if now_us - last_us > patience_us / 2:
+                late[vgpu, last_us] = min(patience_us, late.get((vgpu, last_us), patience_us))
+        self._starvation = {case: self._starvation.get(case, Starvation()) for case in late}
+        overdue = {
+            vgpu
+            for (vgpu, last_us), patience_us in late.items()
+            if now_us - last_us - self._starved_us(vgpu, last_us, now_us) > patience_us
+        }
         timely_pools = {self._pools[vgpu] for vgpu in up - overdue}
         for vgpu in sorted(overdue & up):
             if self._pools[vgpu] in timely_pools and self._may_take_out(now_us):
                 yield TakeOut(vgpu)
                 yield Order(vgpu, Kind.RETIRE)
 
-    def _is_overdue(self, one: Awaited, now_us: int) -> bool:
-        vgpu = one.hop.vgpu
-        last_us = max(one.hop.end_us, one.heard_us, self._heard_us[vgpu], self._awake_us)
-        return now_us - last_us > self._patience_us(one.stage)
+    def _starved_us(self, vgpu: int, last_us: int, now_us: int) -> int:
+        """For how long a late worker wanted a processor and had none, since it was first seen to be late."""
+        return self._starvation[vgpu, last_us].look(self._threads(vgpu), now_us)
 
     def _lost_batches(self, awaited: Iterable[Awaited], now_us: int) -> Iterator[Action]:
         """Batches of which nothing was reported for an SLO beyond what was reserved.

@@ -9,6 +9,7 @@ from triton_backend.serving.gateway.state import (
     FrontAddress,
     Gateway,
     Observer,
+    ThreadsOf,
     WorkerAddress,
 )
 from triton_backend.serving.liveness.supervisor import STALL_US
@@ -45,6 +46,7 @@ class HeldGateway(Gateway):
         epoch: int = 1,
         observe: Observer = lambda _event, _decisions: None,
         slots_free_us: int = 0,
+        threads_of: ThreadsOf = lambda _worker: {},
     ) -> None:
         self._frames: list[SentFrame] = []
         super().__init__(
@@ -54,6 +56,7 @@ class HeldGateway(Gateway):
             observe=observe,
             send=self._keep,
             slots_free_us=slots_free_us,
+            threads_of=threads_of,
         )
 
     def _keep(self, to: Address, data: bytes) -> None:
@@ -65,9 +68,9 @@ class HeldGateway(Gateway):
         return frames
 
 
-def serving(deployment: Deployment) -> HeldGateway:
+def serving(deployment: Deployment, threads_of: ThreadsOf = lambda _worker: {}) -> HeldGateway:
     """A gateway whose workers are all up."""
-    made = HeldGateway(deployment, epoch=EPOCH)
+    made = HeldGateway(deployment, epoch=EPOCH, threads_of=threads_of)
     for vgpu in deployment.vgpus:
         made.worker_up(WorkerAddress(deployment.generation, vgpu.index), 0)
     made.frames()

@@ -22,9 +22,12 @@ from triton_backend.serving.liveness.processes import (
     ExitWatch,
     HealthBoard,
     HealthWatch,
+    Starvation,
     StubHeartbeat,
     StubWatch,
+    ThreadUse,
     thread_states,
+    thread_uses,
 )
 
 NOW_US = 10**9
@@ -71,14 +74,70 @@ def test_who_is_silent_is_hung_sooner_when_no_thread_wants_to_run(
     assert "no heartbeat" in (watch.complaint(0, WANTS_TO_RUN) or "")
 
 
-def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard) -> None:
+@pytest.mark.slow
+def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard, waiting: int) -> None:
     watch = looked(HealthWatch(board), NOW_US, NOW_US + BATCH_US + HUNG_AT_LEAST_US)
     board.row(0).busy(NOW_US, BATCH_US)
-    assert watch.complaint(0, WANTS_TO_RUN) is None
+    assert watch.complaint(0, waiting) is None
     watch.look(NOW_US + BATCH_US + HUNG_AT_LEAST_US + 1)
-    assert "busy for" in (watch.complaint(0, WANTS_TO_RUN) or "")
+    assert "busy for" in (watch.complaint(0, waiting) or "")
     board.row(0).idle()
+    assert watch.complaint(0, waiting) is None
+
+
+def test_a_batch_whose_worker_has_no_processor_is_waited_for(board: HealthBoard) -> None:
+    """Time is told, and far ahead of what this process runs: so it wants a processor and has none."""
+    watch = HealthWatch(board)
+    board.row(0).busy(NOW_US, BATCH_US)
+    last_us = NOW_US + 10 * HUNG_AT_LEAST_US
+    for now_us in range(NOW_US, last_us, LOOK_US):
+        watch.look(now_us)
+        assert watch.complaint(0, WANTS_TO_RUN) is None
+    board.row(0).busy(last_us, BATCH_US)  # another: what went before says nothing of it
+    watch.look(last_us + BATCH_US)
     assert watch.complaint(0, WANTS_TO_RUN) is None
+
+
+def test_who_wants_a_processor_and_has_none_is_starved() -> None:
+    starvation = Starvation()
+    runs, waits, sleeps = 1, 2, 3
+    looks = (
+        {
+            runs: ThreadUse(wants=True, ran_us=0),
+            waits: ThreadUse(wants=True, ran_us=7),
+            sleeps: ThreadUse(wants=False, ran_us=0),
+        },
+        {
+            runs: ThreadUse(wants=True, ran_us=100),
+            waits: ThreadUse(wants=True, ran_us=7),
+            sleeps: ThreadUse(wants=False, ran_us=0),
+        },
+        {
+            runs: ThreadUse(wants=True, ran_us=200),
+            waits: ThreadUse(wants=True, ran_us=47),
+            sleeps: ThreadUse(wants=False, ran_us=0),
+        },
+        {runs: ThreadUse(wants=True, ran_us=300), sleeps: ThreadUse(wants=False, ran_us=0)},
+        {
+            runs: ThreadUse(wants=True, ran_us=320),
+            sleeps: ThreadUse(wants=False, ran_us=0),
+            4: ThreadUse(wants=True, ran_us=0),
+        },
+        {},
+    )
+    assert [starvation.look(one, NOW_US + 100 * n) for n, one in enumerate(looks)] == [
+        *(0, 100, 160, 160, 240, 240)
+    ]
+
+
+@pytest.mark.slow
+def test_threads_are_seen_to_run_to_wait_and_to_stand_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        wait_for(lambda: any(t.wants and t.ran_us for t in thread_uses(process.pid).values()))
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: not any(t.wants for t in thread_uses(process.pid).values()))
+        process.kill()
+    assert thread_uses(process.pid) == {}
 
 
 @pytest.mark.slow

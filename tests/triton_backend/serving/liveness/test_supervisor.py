@@ -7,6 +7,7 @@ import pytest
 
 from tests.triton_backend.serving.gateway.gateways import (
     HeldGateway,
+    SentFrame,
     arrive,
     dispatches,
     finish,
@@ -29,6 +30,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
+from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import (
     FIRST_REST_US,
     GOOD_AFTER_US,
@@ -48,6 +50,7 @@ from triton_backend.serving.worker.stage import open_runtimes
 SLOW, PEER = 1, 2  # the vGPUs of the second pool
 PLANNED_US = 5_000
 LATER_US = 10**9
+LOOK_US = 50_000
 
 
 @pytest.fixture
@@ -171,6 +174,32 @@ def test_a_batch_long_overdue_runs_again_elsewhere(gateway: HeldGateway) -> None
     ((_, again),) = dispatches(frames)
     assert again.requests == (1, 2, 3, 4)
     assert again.hops[1].vgpu == PEER
+
+
+@pytest.mark.parametrize(("wants", "retired"), [(True, False), (False, True)])
+def test_one_that_wants_a_processor_and_has_none_is_not_taken_for_hung(
+    deployment: Deployment, *, wants: bool, retired: bool
+) -> None:
+    asked: set[WorkerAddress] = set()
+
+    def threads_of(worker: WorkerAddress) -> dict[int, ThreadUse]:
+        asked.add(worker)
+        return {1: ThreadUse(wants=wants, ran_us=500), 2: ThreadUse(wants=False, ran_us=0)}
+
+    gateway = serving(deployment, threads_of)
+    batch = first_stage_done(gateway)
+    assert not look_until(gateway, 0, 10_000 + OVERDUE_AT_LEAST_US // 2)
+    assert not asked  # it costs some system calls
+    till_us = 10_000 + 3 * OVERDUE_AT_LEAST_US
+    frames: list[SentFrame] = []
+    for now_us in range(10_001 + OVERDUE_AT_LEAST_US // 2, till_us, LOOK_US):
+        gateway.look(now_us)
+        frames += gateway.frames()
+    assert WorkerAddress(1, SLOW) in asked
+    assert (Kind.RETIRE in kinds(frames)) == retired
+    assert gateway.counters.workers_drained == retired
+    gateway.stage_done(batch, 1, TimesBody(SLOW, till_us - 5_000, till_us), till_us)
+    assert gateway.in_flight == retired  # where it runs again
 
 
 def test_where_all_reports_are_late_more_patience_is_had(gateway: HeldGateway) -> None:
