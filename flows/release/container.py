@@ -11,7 +11,9 @@ inputs give the same bytes, so a bundle can be kept under version control and it
    node and, where a stage has a TensorRT engine, that engine as a `tensorrt_plan` model of its own. Those
    are loaded on demand (to try, profile or compare a stage by itself): the workers run the engines.
 3. Settings go beside them without the token, which `start-node.sh` puts in when a container starts.
-4. The texts are rendered from `model_repo_templates/{container,compose,kubernetes}`.
+4. With two gateways all is one container: their servers share its memory and sockets, and so do the workers,
+   which need its GPUs, whichever of the two has started them. The plan's vGPUs must be on one node then.
+5. The texts are rendered from `model_repo_templates/{container,compose,kubernetes}`.
 """
 
 import hashlib
@@ -48,6 +50,7 @@ from triton_backend.serve_folder.settings import (
     THIS_HOST,
     ServeOptions,
     ServeSettings,
+    gateway_folder,
     plan_artifacts,
 )
 
@@ -62,6 +65,7 @@ LONGEST_LABEL = 63 - len("-0000")
 MIB = 1 << 20
 STUB_MIB = 64  # of shared memory for the Python backend of one model
 BUSY_SLOTS = 8  # of a worker's receive slots that are ever touched at once, generously
+TAKEN_MIB = 64  # of slots and shelf of a worker, taken when it starts
 ROUND_MIB = 256
 EXECUTABLE = 0o755
 PLACED_BY_TARGET = ("artifacts", "compose.yaml", "kubernetes", "nodes")
@@ -325,10 +329,13 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     _copy_artifacts(folder, options.serve.artifacts, artifacts)
     by_container = _settings(plan, containers, options)
     generation = first_names(plan, by_container[GATEWAY])
-    stage_models = _write_repositories(folder, plan, containers, options, generation)
     names = tuple(by_container)
     for name, settings in by_container.items():
-        settings.write(folder / "nodes" / name / SETTINGS_NAME)
+        for number in range(settings.gateways):
+            place = gateway_folder(folder / "nodes" / name, number)
+            place.mkdir(parents=True)
+            settings.of_gateway(number).write(place / SETTINGS_NAME)
+    stage_models = _write_repositories(folder, plan, containers, options, generation)
     _write_texts(folder, _variables(plan, containers, options, artifacts))
     return Bundle(
         folder=folder,
@@ -340,6 +347,11 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
 
 def _check_hosts(options: ContainerOptions, containers: tuple[NodeContainer, ...]) -> None:
     nodes = [container.node for container in containers]
+    if options.serve.gateways > 1 and len(nodes) > 1:
+        reason = (
+            f"the plan has vGPUs on {', '.join(nodes)}; two servers share the memory of one machine"
+        )
+        raise InputError("--gateways 2", reason)
     unknown = sorted(set(options.serve.hosts) - set(nodes))
     if unknown:
         raise InputError("--host", f"{unknown[0]!r} is no node of the plan: {', '.join(nodes)}")
@@ -375,7 +387,10 @@ def _settings(
         given,
         artifacts=options.bundle_folder / "artifacts" if with_artifacts else None,
         emulate_links=not with_artifacts,
-        hosts={c.node: given.hosts.get(c.node, f"{c.name}.{c.group}") for c in containers},
+        hosts={
+            c.node: given.hosts.get(c.node, f"{c.name}.{c.group}")
+            for c in _apart(containers, options)
+        },
         gateway_host=f"{gateway}-0.{gateway}"
         if given.gateway_host == THIS_HOST
         else given.gateway_host,
@@ -392,8 +407,15 @@ def _settings(
             token="",
             python="python3",
         )
-        for name in (GATEWAY, *(container.name for container in containers))
+        for name in (GATEWAY, *(container.name for container in _apart(containers, options)))
     }
+
+
+def _apart(
+    containers: tuple[NodeContainer, ...], options: ContainerOptions
+) -> tuple[NodeContainer, ...]:
+    """The nodes that have containers of their own: none where two gateways have their workers beside them."""
+    return containers if options.serve.gateways == 1 else ()
 
 
 def _variables(
@@ -407,15 +429,22 @@ def _variables(
     groups: dict[str, list[NodeContainer]] = {}
     for container in containers:
         groups.setdefault(container.group, []).append(container)
+    rendered = [_group(name, members, options) for name, members in groups.items()]
+    apart, memory_mib = _apart(containers, options), gateway_memory_mib(plan)
+    here = None if apart else rendered[0]
+    if here is not None:
+        memory_mib = 2 * memory_mib + here["shared_memory_mib"] + TAKEN_MIB * here["vgpus"]
     return {
         "plan_id": plan.plan_id,
         "models": [model.name for model in plan.models],
         "options": options,
         "image": options.image or f"{options.name}-serving:{tag}",
         "gateway": f"{options.name}-{GATEWAY}",
-        "gateway_memory_mib": gateway_memory_mib(plan),
-        "containers": containers,
-        "groups": [_group(name, members, options) for name, members in groups.items()],
+        "gateway_memory_mib": memory_mib,
+        "containers": apart,
+        "groups": rendered if apart else [],
+        "here": here,
+        "here_containers": () if apart else containers,
         "last_worker_port": options.serve.base_port + FIRST_WORKER_PORT + 2 * len(plan.vgpus()) - 1,
         "version": version("poolpipe"),
         "packages": _packages(artifacts),
@@ -433,6 +462,7 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
         "replicas": len(members),
         "gpus": max(m.gpus for m in members) if any(m.on_gpu for m in members) else 0,
         "shares_gpus": any(m.shares_gpus for m in members),
+        "vgpus": max(m.vgpus for m in members),
         "cpus": 1 + max(m.vgpus for m in members),
         "memory_gib": max(m.memory_gib for m in members),
         "shared_memory_mib": max(m.shared_memory_mib for m in members),
@@ -512,16 +542,26 @@ def _write_repositories(
     """Write `nodes/*/{repository,generations}`; returns the names of the stage models."""
     settings = options.serve_folder / SETTINGS_NAME
     gateway = folder / "nodes" / GATEWAY
-    render_generation(gateway, plan, FIRST_GENERATION, nodes=(), names=names)
+    apart = _apart(containers, options)
+    render_generation(
+        gateway,
+        plan,
+        FIRST_GENERATION,
+        nodes=() if apart else [container.node for container in containers],
+        names=names,
+        settings=settings,
+    )
     render_control(gateway, FIRST_GENERATION, settings, standby=options.serve.standby)
     for model in plan.models:
         render_front(gateway, model, FIRST_GENERATION, settings)
     stage_models: list[str] = []
     for container in containers:
-        place = folder / "nodes" / container.name
-        render_generation(
-            place, plan, FIRST_GENERATION, nodes=(container.node,), names=names, settings=settings
-        )
+        place = folder / "nodes" / container.name if apart else gateway
+        if apart:
+            node = (container.node,)
+            render_generation(
+                place, plan, FIRST_GENERATION, nodes=node, names=names, settings=settings
+            )
         stage_models += [
             _stage_model(folder, place, plan, here, here.artifact)
             for here in container.stages

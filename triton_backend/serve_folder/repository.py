@@ -347,10 +347,10 @@ def render_control(
 ) -> None:
     """The scheduler's models, which begin with this generation where no scheduler is active yet."""
     first, *others = gateway_folders(folder)
-    _write_model(first, "scheduler", CONTROL_MODEL, settings, generation=generation)
+    _write_model(folder, first, "scheduler", CONTROL_MODEL, settings, generation=generation)
     if standby:  # in the second gateway, where there is one
         place = others[0] if others else first
-        _write_model(place, "scheduler", STANDBY_MODEL, settings, generation=generation)
+        _write_model(folder, place, "scheduler", STANDBY_MODEL, settings, generation=generation)
 
 
 def render_offload(folder: Path, generation: int, settings: Path | None = None) -> None:
@@ -405,16 +405,17 @@ def is_node_model(name: str) -> bool:
 
 def _model(folder: Path, kind: str, name: str, settings: Path | None, **variables: Any) -> None:
     """Write a model that every gateway has."""
-    for place in gateway_folders(folder):
-        _write_model(place, kind, name, settings, **variables)
+    for gateway in gateway_folders(folder):
+        _write_model(folder, gateway, kind, name, settings, **variables)
 
 
 def _write_model(
-    folder: Path, kind: str, name: str, settings: Path | None, **variables: Any
+    folder: Path, gateway: Path, kind: str, name: str, settings: Path | None, **variables: Any
 ) -> None:
-    place = folder / "repository" / name
+    place = gateway / "repository" / name
     (place / "1").mkdir(parents=True, exist_ok=True)
-    path = (folder / SETTINGS_NAME).resolve() if settings is None else settings
+    read_from = folder.resolve() if settings is None else settings.parent
+    path = read_from / gateway.relative_to(folder) / SETTINGS_NAME
     common = {"name": name, "settings_path": str(path), "restart": 0}
     for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
         # Whole or not at all: the keeper of a system that runs may be loading it just now.

@@ -59,6 +59,15 @@ def render(
     gateway_host: Annotated[
         str | None, typer.Option(metavar="HOST", help="The gateway's address, likewise.")
     ] = None,
+    gateways: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=2,
+            help="Servers on the same ports: of two, one may die. All in one container then, of a plan on one node.",
+        ),
+    ] = 1,
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,
@@ -83,6 +92,7 @@ def render(
             gateway_host=gateway_host or THIS_HOST,
             policy=policy,
             nic=nic,
+            gateways=gateways,
         ),
         name=name,
         image=image,

@@ -20,7 +20,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, node_model
-from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 model_config_pb2: Any = untyped  # made by protobuf, without types
 KUBERNETES = ("1.30", "1.34")
@@ -187,6 +187,79 @@ def test_manifests_are_what_kubernetes_takes(
     assert (("NetworkPolicy", "poolpipe-metrics") in items) == (metrics != "127.0.0.1")
     ports = {port["name"] for port in items["Service", "poolpipe"]["spec"]["ports"]}
     assert ports == ({"grpc", "http"} if tls == "off" else {"grpc"})
+
+
+def on_one_node(artifacts: Path) -> Plan:
+    """Two stages with engines on two GPUs of one machine."""
+    middle = (tensor("middle", 3),)
+    first = write_engine(artifacts, "first", ("x", "middle"))
+    second = write_engine(artifacts, "second", ("middle", "y"))
+    stages = (
+        stage((0, 1), "FAST", 0, boundary=middle, artifact=first),
+        stage((1, 2), "FAST", 0, gpu=1, artifact=second),
+    )
+    both = model("engines", stages, inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))
+    nodes = [NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0)]
+    return hand_plan(both, nodes=nodes, plan_id="test-plan")
+
+
+@pytest.mark.parametrize("tls", ["off", "mutual"])
+@pytest.mark.parametrize("metrics", ["127.0.0.1", "0.0.0.0"])
+def test_two_gateways_and_their_node_are_one_container(
+    tmp_path: Path, artifacts: Path, tls: str, metrics: str
+) -> None:
+    options = ContainerOptions(
+        serve=ServeOptions(artifacts=artifacts, gateways=2), tls=tls, metrics_address=metrics
+    )
+    bundle = render_container(on_one_node(artifacts), tmp_path / "bundle", options)
+    assert bundle.containers == ("gateway",)
+    place = bundle.folder / "nodes" / "gateway"
+    node = node_model("FAST", 1)
+    found = {
+        gateway: {
+            path.parent.name for path in (place / gateway / "repository").glob("*/config.pbtxt")
+        }
+        for gateway in (".", "gateway-2")
+    }
+    engines = {f"poolpipe_stage_engines_p0_s{k}" for k in range(2)}
+    assert found["."] == {"engines", CONTROL_MODEL, node, *engines}
+    assert found["gateway-2"] == {"engines", STANDBY_MODEL, node}
+    for gateway, names in found.items():
+        settings = ServeSettings.read(place / gateway / "settings.json")
+        assert (settings.gateways, settings.place) == (2, options.serve_folder / gateway)
+        assert settings.hosts == {}
+        for name in names - engines:
+            read = config(bundle, f"gateway/{gateway}", name).parameters["settings"].string_value
+            assert Path(read) == settings.path
+    items = manifests(bundle)
+    for item in items.values():
+        for version in KUBERNETES:
+            kubernetes_validate.validate(item, version, strict=True)
+    assert [name for kind, name in items if kind == "StatefulSet"] == ["poolpipe-gateway"]
+    pod = pod_of(bundle, "poolpipe-gateway")
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert pod["nodeSelector"] == {"poolpipe/gpu-class": "FAST"}
+    whole = yaml.safe_load((bundle.folder / "compose.yaml").read_text())
+    services = whole["services"]
+    assert PyCompose.from_yaml(yaml.safe_dump(whole)).to_spec().services
+    (device,) = services["gateway"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["count"] == 2
+    assert services["gateway"]["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert "127.0.0.1:8003:8003" in services["gateway"]["ports"]
+    if metrics != "127.0.0.1":
+        (rule,) = items["NetworkPolicy", "poolpipe-metrics"]["spec"]["ingress"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": 8002, "endPort": 8003}]
+
+
+def test_two_gateways_of_a_plan_on_several_machines_are_refused(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    options = ContainerOptions(serve=ServeOptions(artifacts=artifacts, gateways=2))
+    with pytest.raises(
+        InputError, match=r"--gateways 2: the plan has vGPUs on Fast\.Group, SLOW-0"
+    ):
+        render_container(served, tmp_path / "bundle", options)
 
 
 def test_a_manifest_with_a_wrong_field_would_be_noticed(bundle: Bundle) -> None:

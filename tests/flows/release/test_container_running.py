@@ -19,10 +19,12 @@ from tritonclient.utils import InferenceServerException
 
 from flows.release.container import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
+from tests.fakes.plans import hand_plan
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.cluster import NodeGroup
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.warm_up import warm_up
@@ -87,8 +89,52 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, server_root: Path) -> Iter
         assert not path.exists()
 
 
+@pytest.fixture
+def two_gateways(tmp_path: Path, server_root: Path) -> Iterator[Started]:
+    """One container with two servers and the node of their plan."""
+    sockets = Path("/tmp") / f"poolpipe-test-{os.getpid()}-two"
+    options = ContainerOptions(
+        serve=ServeOptions(artifacts=tmp_path / "artifacts", gateways=2),
+        bundle_folder=tmp_path / "bundle",
+        serve_folder=tmp_path / "serve",
+        socket_folder=sockets,
+    )
+    nodes = [NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0)]
+    one_node = hand_plan(affine(tmp_path / "artifacts", second_on=("FAST", 0, 1)), nodes=nodes)
+    bundle = render_container(one_node, tmp_path / "bundle", options)
+    started = start(bundle.folder, "gateway", server_root, tmp_path / "gateway.log")
+    yield started
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(STOP_SECONDS) == 0
+    assert not sockets.exists()
+
+
+def test_of_two_servers_in_a_container_either_answers(two_gateways: Started) -> None:
+    answered: set[str] = set()
+
+    def ask() -> None:
+        """A connection of its own, which the kernel gives to one of the two."""
+        assert two_gateways.process.poll() is None
+        given = http_client.InferInput("x", [1, 3], "FP32")
+        given.set_data_from_numpy(np.ones((1, 3), np.float32))
+        with (
+            suppress(OSError, InferenceServerException),
+            http_client.InferenceServerClient(f"127.0.0.1:{two_gateways.http}") as client,
+        ):
+            name = client.get_server_metadata()["name"]
+            answer: Any = client.infer("affine", [given], timeout=PATIENT_US)
+            np.testing.assert_array_equal(answer.as_numpy("y"), np.full((1, 3), FACTOR + OFFSET))
+            answered.add(name)
+
+    def both_have() -> bool:
+        ask()
+        return answered == {"gateway-1", "gateway-2"}
+
+    wait_for(both_have)
+
+
 def start(bundle: Path, name: str, server_root: Path, log: Path) -> Started:
-    http, grpc, metrics = free_ports(3)
+    http, grpc, metrics = free_ports(3)  # of two gateways the second's metrics are on the next
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path.cwd()),

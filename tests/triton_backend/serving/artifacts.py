@@ -56,13 +56,19 @@ def _write(
     return name
 
 
-def affine(root: Path, name: str = "affine", boundary_type: str = "FP32") -> HandModel:
-    """y = x * FACTOR + OFFSET in two stages on two nodes."""
+def affine(
+    root: Path,
+    name: str = "affine",
+    boundary_type: str = "FP32",
+    second_on: tuple[str, int, int] = ("SLOW", 1, 0),
+) -> HandModel:
+    """y = x * FACTOR + OFFSET in two stages, on two nodes unless told otherwise (class, node, GPU)."""
     first = write_stage(root, f"{name}-0", "Mul", FACTOR, ("x", "middle"))
     second = write_stage(root, f"{name}-1", "Add", OFFSET, ("middle", "y"))
     boundary = (tensor("middle", 3, dtype=boundary_type),)
+    gpu_class, node, gpu = second_on
     stages = (
         stage((0, 1), "FAST", 0, artifact=first, boundary=boundary),
-        stage((1, 2), "SLOW", 1, artifact=second),
+        stage((1, 2), gpu_class, node, gpu=gpu, artifact=second),
     )
     return model(name, stages, inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))
