@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from triton_backend.runtimes.registry import import_runtime
 from triton_backend.serving.liveness.processes import end_with_parent, name_process
-from triton_backend.serving.transport.sched_tuning import ask_for_short_slices
+from triton_backend.serving.transport.sched_tuning import ask_for_short_slices, lower_priority
 
 SERVER_NAME = "fork-server"  # as `ps` shows it
 LOADS_AT_MOST_US = 20_000_000
@@ -139,7 +139,12 @@ class ForkServer:
                 self._give_up("does not load")
 
     def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], log: int
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: int,
+        *,
+        give_way: bool = False,
     ) -> Forked | None:
         """A new worker; None where this server cannot make one now.
 
@@ -147,6 +152,7 @@ class ForkServer:
             arguments: as of the worker's command line.
             environment: beside that of the server.
             log: descriptor that takes its output.
+            give_way: have it run at a lower priority from its first instruction.
         """
         if not self._ready or self._orders is None:
             return None
@@ -159,6 +165,8 @@ class ForkServer:
                 os.close(wait)
             pid = int(self._answer(ANSWERS_WITHIN_MS) or 0)
             if pid:
+                if give_way:
+                    lower_priority(pid)
                 os.write(go, _GO)
         except (OSError, ValueError) as error:
             pid = 0

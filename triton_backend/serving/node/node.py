@@ -488,9 +488,12 @@ class Node:
             str(os.getpid()),
         ]
         environment = gpus.environment(vgpu)
+        give_way = _is_beside_another(deployment) and not worker.restarts
         with (self._logs() / f"worker-{worker.name}.log").open("ab") as log:
             if self._forks is not None:
-                worker.process = self._forks.fork(arguments, environment, log.fileno())
+                worker.process = self._forks.fork(
+                    arguments, environment, log.fileno(), give_way=give_way
+                )
             if worker.process is None:
                 worker.process = subprocess.Popen(
                     [
@@ -504,9 +507,9 @@ class Node:
                     stderr=log,
                     env={**WORKER_ENVIRONMENT, **os.environ, **environment},
                 )
+                if give_way:
+                    lower_priority(worker.process.pid)
         worker.started_us = now_us
-        if _is_beside_another(deployment) and not worker.restarts:
-            lower_priority(worker.process.pid)
 
     def _logs(self) -> Path:
         folder = self._settings.folder / "logs"

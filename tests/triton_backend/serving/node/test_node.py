@@ -1,10 +1,12 @@
 """A node and its workers: real processes."""
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,25 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.liveness.processes import HealthBoard, is_alive
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove_segments
 
 pytestmark = pytest.mark.slow
 NODE = "SLOW"
+# The model of the node in the first gateway, which has the workers until it dies.
+LEADER = """
+import signal, sys
+from pathlib import Path
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.node.node import Node
+
+node = Node(ServeSettings.read(Path(sys.argv[1])), "SLOW", SystemClock())
+node.start()
+signal.pause()
+"""
 
 
 @pytest.fixture
@@ -41,11 +55,10 @@ def pids(node: Node, generation: int | None = None) -> list[Any]:
     return [worker["pid"] for worker in node.status(generation)["workers"]]
 
 
-def listens(deployment: Deployment) -> bool:
-    """Whether all workers of the node do."""
-    vgpus = deployment.vgpus_on(NODE)
-    places = (deployment.worker_address(vgpu, same_host=True) for vgpu in vgpus)
-    return all(Path(place.removeprefix("unix:")).exists() for place in places)
+def are_up(deployment: Deployment) -> bool:
+    """Whether all workers of the node have loaded."""
+    origins = map(deployment.origin_of, deployment.vgpus_on(NODE))
+    return all(HealthBoard.open(one, NODE).has_loaded(row) for one, row in origins)
 
 
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
@@ -56,7 +69,7 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
     node = Node(deployment.settings, NODE, SystemClock())
     node.start()
-    wait_for(lambda: listens(deployment))
+    wait_for(lambda: are_up(deployment))
     first = pids(node)
     names = {child.pid: child.name() for child in own.children() if child not in before}
     assert sorted(names.values()) == ["fork-server", "worker-1-1", "worker-1-2"]
@@ -85,7 +98,7 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
     before = own.children()
     node = Node(deployment.settings, NODE, SystemClock())
     node.start()
-    wait_for(lambda: listens(deployment))
+    wait_for(lambda: are_up(deployment))
     first = pids(node)
     (fork_server,) = {child.pid for child in own.children() if child not in before} - set(first)
 
@@ -93,7 +106,7 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
     following = plan(two_stage(), two_stage("other"), plan_id="following")
     second = deploy(folder, following, generation=2)
     wait_for(lambda: node.status()["generations"] == [1, 2])  # though nobody says so
-    wait_for(lambda: listens(second))
+    wait_for(lambda: are_up(second))
     both = pids(node)
     assert sorted(set(both) & set(first)) == sorted(first) == sorted(pids(node, 1))
     assert {child.pid for child in own.children() if child not in before} == {fork_server, *both}
@@ -111,10 +124,11 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
     # It comes after all. A worker that goes on ends, and is started for both.
     render_node_generations(folder, [NODE], [1, 2])
     node.look()
-    wait_for(lambda: listens(second))
+    wait_for(lambda: are_up(second))
     victim = first[0]
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: victim not in pids(node) and None not in pids(node))
+    wait_for(lambda: not {victim, None} & set(pids(node)))
+    wait_for(lambda: are_up(second))
     assert set(pids(node, 1)) < set(pids(node))
     render_node_generations(folder, [NODE], [2])
     node.look()
@@ -129,7 +143,7 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
 def test_a_generation_that_cannot_be_begun_leaves_the_others_alone(deployment: Deployment) -> None:
     node = Node(deployment.settings, NODE, SystemClock())
     node.start()
-    wait_for(lambda: listens(deployment))
+    wait_for(lambda: are_up(deployment))
     before = pids(node)
     render_node_generations(deployment.settings.folder, [NODE], [1, 7])
     with pytest.raises(InputError, match=r"generations/7/plan\.json: not a plan"):
@@ -175,8 +189,51 @@ def test_who_takes_the_lead_finds_the_workers_and_loads_nothing(tmp_path: Path) 
         nodes[1].stop()
         wait_for(lambda: not children())
         for pid in first:
-            with suppress(ChildProcessError):  # adopted, so nobody has waited for it
+            with contextlib.suppress(ChildProcessError):  # adopted, so nobody has waited for it
                 os.waitpid(pid or 0, 0)
     finally:
         remove_segments(settings.segment_prefix)
         shutil.rmtree(settings.socket_folder)
+
+
+def owners(pid: int) -> set[int]:
+    """The processes that a worker watches, with the last of which it ends."""
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            lines = file.read_text().splitlines()
+            found |= {int(line.split()[1]) for line in lines if line.startswith("Pid:")}
+    return found
+
+
+def test_of_two_gateways_the_second_ends_what_the_first_died_before_ending(tmp_path: Path) -> None:
+    options = ServeOptions(emulate_links=False, gateways=2)
+    deployment = deploy(tmp_path / "serve", plan(two_stage(), gpus=4), options)
+    settings = deployment.settings
+    settings.socket_folder.mkdir(mode=0o700)
+    following = plan(two_stage(), two_stage("other"), plan_id="following")
+    second = deploy(settings.folder, following, generation=2)
+    command = [sys.executable, "-c", LEADER, str(settings.folder / "settings.json")]
+    leader = subprocess.Popen(command)
+    wait_for(lambda: are_up(second))
+    node = Node(settings.of_gateway(1), NODE, SystemClock())
+    node.start()
+    workers = {
+        HealthBoard.open(origin, NODE).process_of(row)
+        for origin, row in map(second.origin_of, second.vgpus_on(NODE))
+    }
+    assert len(workers) == 4
+    wait_for(lambda: all(owners(pid) >= {leader.pid, os.getpid()} for pid in workers))
+    os.kill(leader.pid, signal.SIGSTOP)
+    render_node_generations(settings.folder, [NODE], [1])
+    wait_for(lambda: node.status()["generations"] == [1])
+    assert all(is_alive(pid) for pid in workers)  # they are the other one's to end
+    leader.kill()
+    leader.wait()
+    wait_for(lambda: len([pid for pid in workers if is_alive(pid)]) == 2)
+    wait_for(lambda: set(pids(node)) == {pid for pid in workers if is_alive(pid)})
+    assert are_up(deployment)
+    node.stop()
+    wait_for(lambda: not any(is_alive(pid) for pid in workers))
+    remove_segments(settings.segment_prefix)
+    shutil.rmtree(settings.socket_folder)
