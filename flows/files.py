@@ -82,13 +82,22 @@ Percents = Annotated[
 ]
 
 
+class MigForm(FileForm):
+    """How cards of a class are divided into MIG slices."""
+
+    card: str
+    profiles: list[str] | None = Field(default=None, min_length=1)
+    processes: PositiveInt | None = None
+
+
 class GpuClassForm(FileForm):
     """One entry of `gpu_classes`; everything may be left out, and then GPUs stay whole."""
 
     vgpu_divisors: list[PositiveInt] | None = Field(default=None, min_length=1)
     vgpu_percents: Percents | None = None
     max_vgpus_per_gpu: PositiveInt | None = None
-    partitions: list[list[PositiveInt]] | None = None
+    partitions: list[list[PositiveInt | str]] | None = None  # percents, or profiles of MIG
+    mig: MigForm | None = None
     memory_gib: PositiveFloat | None = None
     process_memory_gib: PositiveFloat | None = None
     hourly_cost: PositiveFloat | None = None

@@ -63,6 +63,11 @@ def make_plan(
             raise InputError("option planner", reason)
         if not options.margin_given:
             options = replace(options, slo_margin=MARGIN)
+    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
+    if divided and not planner.mig:
+        known = ", ".join(p.name for p in planners().values() if p.mig)
+        reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
+        raise InputError("option planner", reason)
     watch = watch or Watch(limit_s=options.time_limit_s)
     workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
     inputs = Inputs(

@@ -350,6 +350,7 @@ class Planner:
         rates_from: planners that derive batch-building rates where none are given: the first one that
             has a plan without gathering time.
         slo_margin: share of every SLO that it keeps free by default.
+        mig: whether it plans classes whose cards are divided into MIG slices.
     """
 
     name: str
@@ -362,6 +363,7 @@ class Planner:
     pins: bool = False
     rates_from: tuple[str, ...] = ("no-partitioning",)
     slo_margin: float = DEFAULT_MARGIN
+    mig: bool = False
 
     def checked(self, options: PlanOptions) -> dict[str, Any]:
         """The planner's own options with what is not given at its default.

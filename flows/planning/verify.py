@@ -12,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU, share_text
+from triton_backend.contract.shares import (
+    LOADED,
+    MIG_CARDS,
+    SOLO,
+    WHOLE_GPU,
+    Mig,
+    mig_cell,
+    share_text,
+)
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import ModelDemand
 
@@ -310,8 +318,8 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
 def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
     pool = plan.pool_of(stage)
     # In turns, and where parts differ, neighbours count by the factor; else they were busy copies.
-    percents = bool(plan.cluster.gpu_class(pool.gpu_class).vgpu_percents)
-    alone = percents or stage.duty_cycle_us is not None
+    unequal = not plan.cluster.gpu_class(pool.gpu_class).vgpu_divisors
+    alone = unequal or stage.duty_cycle_us is not None
     measured = profile.table(pool.gpu_class, pool.share, SOLO if alone else LOADED)
     if measured is None or measured.largest < max(batch, len(stage.latency_us_by_batch)):
         share = share_text(pool.share)
@@ -674,6 +682,7 @@ def _placement(plan: Plan) -> Iterator[str]:
     for gpu, pools in cut.items():
         held = math.fsum(needed[pool.name] for pool in pools)
         yield from (f"GPU {gpu}: {text}" for text in _cut(plan, pools, held))
+    yield from _slice_memory(plan, needed)
 
 
 def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
@@ -681,6 +690,9 @@ def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
     gpu_class = plan.cluster.gpu_class(pools[0].gpu_class)
     if sum(pool.share for pool in pools) > WHOLE_GPU:
         yield f"its vGPUs take {sum(p.share for p in pools) / 3:.4g} % of it"
+    if gpu_class.mig is not None:
+        yield from _slices(gpu_class.mig, [pool.share for pool in pools])
+        return
     default = max(gpu_class.vgpu_divisors, default=2)  # two parts where sizes are percents
     most = gpu_class.max_vgpus_per_gpu or default
     if len(pools) > most:
@@ -693,6 +705,41 @@ def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
     memory_gib = gpu_class.memory_gib
     if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
         yield f"{held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
+
+
+def _slices(mig: Mig, shares: list[int]) -> Iterator[str]:
+    """MIG slices of one card: there are such, they fit it together, they are of a division that is listed."""
+    known = {profile.compute: profile for profile in mig.kinds}
+    slices: list[str] = []
+    for share, count in Counter(shares).items():
+        cell = mig_cell(share)
+        if cell is None or cell.compute not in known or cell.processes > mig.processes:
+            yield f"{share_text(share)} is no part of a MIG slice of its class"
+            return
+        slices += [known[cell.compute].name] * math.ceil(count / cell.processes)
+    ways = {frozenset[int]()}  # eighths of the memory that are taken, wherever slices begin
+    for name in slices:
+        profile = MIG_CARDS[mig.card][name]
+        spans = [frozenset(range(s, s + profile.eighths)) for s in profile.starts]
+        ways = {taken | span for taken in ways for span in spans if not taken & span}
+    if not ways:
+        yield f"slices {sorted(slices)} do not fit a {mig.card} together"
+    if mig.geometries and not any(Counter(slices) <= Counter(cut) for cut in mig.geometries):
+        yield f"cut into {sorted(slices)}, no such division is listed"
+
+
+def _slice_memory(plan: Plan, needed: Mapping[str, float]) -> Iterator[str]:
+    """Processes of a MIG slice have an equal part of its memory each."""
+    for pool in plan.pools:
+        mig = plan.cluster.gpu_class(pool.gpu_class).mig
+        cell = mig_cell(pool.share)
+        if mig is None or cell is None:
+            continue
+        room = [p.memory_gib for p in mig.kinds if p.compute == cell.compute]
+        held = cell.processes * needed[pool.name]
+        if not room or held > room[0] * _GIB * (1 + 1e-6):
+            has = f"it has {room[0]:g}" if room else "there is none"
+            yield f"pool {pool.name}: a {cell.compute}g slice needs {held / _GIB:.4g} GiB, {has}"
 
 
 def _memory_bytes(plan: Plan, pool: Pool) -> float:

@@ -14,9 +14,12 @@ from triton_backend.contract.shares import (
     LOADED,
     MAX_DIVISOR,
     MAX_PERCENT,
+    MOST_PROCESSES,
     PER_PERCENT,
+    SEVENTHS,
     SOLO,
     WHOLE_GPU,
+    Mig,
     Part,
     share_text,
 )
@@ -36,6 +39,7 @@ class GpuClass:
         vgpu_percents: sizes in whole percents of a GPU.
         max_vgpus_per_gpu: None is the largest divisor, or 2 for percents.
         partitions: the only cuts of a GPU that are allowed, in percents; empty: any.
+        mig: how its cards are divided into slices, in place of divisors and percents.
         process_memory_gib: what every process on the GPU takes beside its stages.
     """
 
@@ -44,13 +48,24 @@ class GpuClass:
     vgpu_percents: tuple[int, ...] = ()
     max_vgpus_per_gpu: int | None = None
     partitions: tuple[tuple[int, ...], ...] = ()
+    mig: Mig | None = None
     memory_gib: float | None = None
     process_memory_gib: float | None = None
     hourly_cost: float | None = None
     power_w: float | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.vgpu_divisors) == bool(self.vgpu_percents):
+        if self.mig is not None:
+            if (
+                self.vgpu_divisors
+                or self.vgpu_percents
+                or self.max_vgpus_per_gpu is not None
+                or self.partitions
+            ):
+                reason = "stands beside vgpu_divisors, vgpu_percents, max_vgpus_per_gpu or percents"
+                raise InputError(f"gpu_classes.{self.name}.mig", reason)
+            self.mig.check(f"gpu_classes.{self.name}")
+        elif bool(self.vgpu_divisors) == bool(self.vgpu_percents):
             reason = "either vgpu_divisors or vgpu_percents must be listed, and not both"
             raise InputError(f"gpu_classes.{self.name}", reason)
         self._check_sizes("vgpu_divisors", self.vgpu_divisors, MAX_DIVISOR)
@@ -85,16 +100,29 @@ class GpuClass:
     @property
     def shares(self) -> tuple[int, ...]:
         """Sizes of vGPUs in 300ths of a GPU, in the order listed."""
+        if self.mig is not None:
+            return self.mig.shares
         divisors = tuple(WHOLE_GPU // divisor for divisor in self.vgpu_divisors)
         return divisors + tuple(percent * PER_PERCENT for percent in self.vgpu_percents)
 
     @property
     def basis(self) -> str:
-        """Which latencies plans use: beside busy copies where all parts are equal, else alone."""
-        return SOLO if self.vgpu_percents else LOADED
+        """Which latencies plans use: beside busy copies where all parts are equal, else alone.
+
+        Slices of MIG do not disturb each other; a share of a slice says how many processes were busy in it.
+        """
+        return LOADED if self.vgpu_divisors else SOLO
 
     def parts(self, bases: Iterable[str] = ()) -> tuple[Part, ...]:
-        """What is measured for it: every share, on the basis of its plans or on those given."""
+        """What is measured for it: every share, on the basis of its plans or on those given.
+
+        Raises:
+            InputError: its cards are divided by MIG; slices are measured as classes of their own.
+        """
+        if self.mig is not None:
+            reason = "parts of slices are imported (vgpu_mig), not measured here; a class that"
+            reason += " `poolpipe devices` makes of one slice is"
+            raise InputError(f"gpu_classes.{self.name}.mig", reason)
         chosen = tuple(bases) or (self.basis,)
         known = {
             (s, LOADED if s == WHOLE_GPU else basis): None for s in self.shares for basis in chosen
@@ -104,6 +132,8 @@ class GpuClass:
     @property
     def most_vgpus(self) -> int:
         """vGPUs that one GPU may be cut into."""
+        if self.mig is not None:
+            return SEVENTHS * self.mig.processes
         return self.max_vgpus_per_gpu or max(self.vgpu_divisors, default=PERCENT_VGPUS)
 
 
@@ -290,6 +320,8 @@ class Cluster:
 
 
 def _class_to_dict(gpu_class: GpuClass) -> dict[str, Any]:
+    if gpu_class.mig is not None:
+        return _mig_to_dict(gpu_class.mig) | _known(gpu_class, CLASS_NUMBERS)
     sizes = "vgpu_percents" if gpu_class.vgpu_percents else "vgpu_divisors"
     out: dict[str, Any] = {sizes: list(getattr(gpu_class, sizes))}
     if gpu_class.partitions:
@@ -297,8 +329,34 @@ def _class_to_dict(gpu_class: GpuClass) -> dict[str, Any]:
     return out | _known(gpu_class, ("max_vgpus_per_gpu", *CLASS_NUMBERS))
 
 
+def _mig_to_dict(mig: Mig) -> dict[str, Any]:
+    inner: dict[str, Any] = {"card": mig.card}
+    if mig.profiles:
+        inner["profiles"] = list(mig.profiles)
+    if mig.processes > 1:
+        inner["processes"] = mig.processes
+    cuts = {"partitions": [list(cut) for cut in mig.geometries]} if mig.geometries else {}
+    return {"mig": inner} | cuts
+
+
+def _read_mig(fields: Fields) -> Mig:
+    """`mig` of a class, with the class's `partitions`, which list names of profiles there."""
+    inner = fields.inner("mig")
+    processes = (
+        inner.integer("processes", least=1, most=MOST_PROCESSES) if inner.has("processes") else 1
+    )
+    return Mig(
+        card=inner.text("card"),
+        profiles=inner.texts("profiles") if inner.has("profiles") else (),
+        processes=processes,
+        geometries=fields.lists_of_texts("partitions") if fields.has("partitions") else (),
+    )
+
+
 def _read_class(name: str, fields: Fields) -> GpuClass:
     known: dict[str, Any] = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
+    if fields.has("mig"):
+        known |= {"mig": _read_mig(fields), "vgpu_divisors": ()}
     if fields.has("vgpu_divisors"):
         known["vgpu_divisors"] = fields.integers("vgpu_divisors")
     if fields.has("vgpu_percents"):
@@ -306,7 +364,7 @@ def _read_class(name: str, fields: Fields) -> GpuClass:
         known.setdefault("vgpu_divisors", ())
     if fields.has("max_vgpus_per_gpu"):
         known["max_vgpus_per_gpu"] = fields.integer("max_vgpus_per_gpu", least=1)
-    if fields.has("partitions"):
+    if fields.has("partitions") and not fields.has("mig"):
         known["partitions"] = fields.lists_of_integers("partitions")
     return GpuClass(name=name, **known)
 

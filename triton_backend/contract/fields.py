@@ -71,6 +71,12 @@ class Fields:
         lists = Fields({str(i): row for i, row in enumerate(rows)}, self._at(name))
         return tuple(lists.integers(str(i)) for i in range(len(rows)))
 
+    def lists_of_texts(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """A list of lists of texts."""
+        rows = self._list(name)
+        lists = Fields({str(i): row for i, row in enumerate(rows)}, self._at(name))
+        return tuple(lists.texts(str(i)) for i in range(len(rows)))
+
     def is_object(self, name: str) -> bool:
         """Whether a field is an object."""
         return isinstance(self._value(name), Mapping)

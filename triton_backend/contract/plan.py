@@ -906,7 +906,8 @@ def _check_sizes(cluster: Cluster, pools: Sequence[Pool]) -> None:
     """Every pool's class exists and may be cut so."""
     for pool in pools:
         gpu_class = cluster.gpu_class(pool.gpu_class)
-        if pool.share not in (WHOLE_GPU, *gpu_class.shares):
+        known = gpu_class.shares if gpu_class.mig else (WHOLE_GPU, *gpu_class.shares)
+        if pool.share not in known:
             listed = ", ".join(share_text(share) for share in gpu_class.shares)
             raise InputError(
                 f"pool {pool.name!r}",
@@ -1003,10 +1004,19 @@ def _check_partitions(
     cut: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     complain: Callable[[NDArray[np.bool_], str, Callable[[int], str]], None],
 ) -> None:
-    """Where a class lists its partitions, every GPU of it is cut into parts of one of them."""
+    """Where a class lists its partitions, every GPU of it is cut into parts of one of them.
+
+    Slices of MIG must fit the card together.
+    """
     share, owner, gpu, at = cut
     for number, vgpu in enumerate(at.tolist()):
-        allowed = classes[int(owner[vgpu])].partitions
+        gpu_class = classes[int(owner[vgpu])]
+        allowed = gpu_class.partitions
+        if gpu_class.mig is not None:
+            shown = gpu_class.mig.refuses(share[gpu == number].tolist())
+            if shown is not None:
+                complain(np.arange(len(at)) == number, "slices", lambda _, text=shown: text)
+            continue
         if not allowed:
             continue
         parts = sorted((share[gpu == number] // PER_PERCENT).tolist())
@@ -1038,13 +1048,19 @@ def _memory_gib(plan: Plan, number: int) -> float:
     """What one vGPU of a pool takes: every stage's weights, the largest workspace, its process.
 
     Raises:
-        InputError: more than a part of 1/v has; percents share what the GPU has.
+        InputError: more than a part of 1/v or of a MIG slice has; percents share what the GPU has.
     """
     pool = plan.pools[number]
     gpu_class = plan.cluster.gpu_class(pool.gpu_class)
     held = {(s.blocks, s.memory): s.memory for s in plan.stages_of(number) if s.boards}
     alone = [stage.memory for stage in plan.stages_of(number) if not stage.boards]
     needed = worker_memory_gib(gpu_class, [*held.values(), *alone])
+    if gpu_class.mig is not None:
+        room = gpu_class.mig.room_gib(pool.share)
+        if needed > room * (1 + TOLERANCE):
+            part = share_text(pool.share)
+            reason = f"{needed:.3f} GiB needed, {part} of a {gpu_class.mig.card} has {room:.4g}"
+            raise InputError(f"pool {pool.name!r}, memory", reason)
     divisor = divisor_of(pool.share) if gpu_class.vgpu_divisors else None
     if divisor and gpu_class.memory_gib is not None and needed > gpu_class.memory_gib / divisor:
         reason = f"{needed:.3f} GiB needed, 1/{divisor} of {gpu_class.memory_gib:g} GiB is there"

@@ -37,7 +37,7 @@ from triton_backend.contract.plan import (
     VGpu,
     worker_memory_gib,
 )
-from triton_backend.contract.shares import percent_of
+from triton_backend.contract.shares import percent_of, share_text
 from triton_backend.contract.tensors import TensorSpec, aligned_bytes
 from triton_backend.contract.workload import Workload
 
@@ -391,6 +391,7 @@ def steps(before: Plan, after: Plan, *, at_once: bool = False) -> tuple[Plan, ..
     Raises:
         InputError: it cannot be done so; names a GPU with what it needs and what it has.
     """
+    _check_slices(before, after)
     found: list[Plan] = []
     now = _Stage(before, after)
     while True:
@@ -415,6 +416,33 @@ def steps(before: Plan, after: Plan, *, at_once: bool = False) -> tuple[Plan, ..
         found.append(
             replace(now.plan, plan_id=f"{before.plan_id}-{after.plan_id}.{len(found) + 1}")
         )
+
+
+def _check_slices(before: Plan, after: Plan) -> None:
+    """MIG slices are made while nobody uses their card: a change leaves them as they are.
+
+    Raises:
+        InputError: a node's slices would change.
+    """
+    cut = [_mig_cut(plan) for plan in (before, after)]
+    for node in sorted(cut[0].keys() & cut[1].keys()):
+        was, then = cut[0][node], cut[1][node]
+        if was != then:
+            gpu, slot, share = min(set(was) ^ set(then))
+            text = f"slot {slot} of GPU {gpu}, {share_text(share)}, is in one plan alone"
+            reason = f"its MIG slices change ({text}); divide its cards and serve the plan anew"
+            raise InputError(f"change of plan, node {node}", reason)
+
+
+def _mig_cut(plan: Plan) -> dict[str, list[tuple[int, int, int]]]:
+    """GPU, slot and share of every vGPU on MIG slices, by node."""
+    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    divided = {c.name for c in plan.cluster.gpu_classes if c.mig is not None}
+    if divided:
+        for place in places(plan):
+            if place.gpu_class in divided:
+                found[place.node].append((place.gpu, place.slot, place.share))
+    return {node: sorted(own) for node, own in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ OPTIONS = (
 )
 
 
-def _planner(name: str, entry: Solve, space: str = "its own rule") -> Planner:
+def _planner(name: str, entry: Solve, space: str = "its own rule", *, mig: bool = False) -> Planner:
     return Planner(
         name=name,
         plan=entry,
@@ -53,6 +53,7 @@ def _planner(name: str, entry: Solve, space: str = "its own rule") -> Planner:
         most_stages=1,
         rates_from=(),
         slo_margin=0.1,
+        mig=mig,
     )
 
 
@@ -70,7 +71,7 @@ OPEN_OPTIONS = (
 )
 
 PLANNERS = (
-    _planner("gpulets", plan, "gpu-patterns"),
+    _planner("gpulets", plan, "gpu-patterns", mig=True),
     Planner(
         name="gpulets-open",
         plan=plan_open,

@@ -159,7 +159,7 @@ class Master:
                 bound = self._targets(goal, bound, improve, trace, watch)
             if goal.prices is not None or bound > 0:
                 self._by_columns(goal, (rest, bound), improve, watch)
-            if not few and not _settled(score, bound, goal) and np.isfinite(score):
+            if not few and not settled(score, bound, goal) and np.isfinite(score):
                 columns, left_out = self._screened(goal, rest, worth, (bound, score), MOST_PATTERNS)
                 trace.configurations["screened"] = len(columns)
                 found, proven = self._whole(columns, (goal, rest), score, 1, watch)
@@ -168,7 +168,7 @@ class Master:
                     trace.notes.append("more patterns than the last program takes")
                 bound = max(score, min(bound, max(proven, left_out)))
         trace.configurations["generated"] = len(self.columns)
-        trace.status = "optimal" if _settled(score, bound, goal) else "gap left"
+        trace.status = "optimal" if settled(score, bound, goal) else "gap left"
         bound = max(bound, score)
         chosen = [(c, n) for c, n in best if n and c.rates_rps.any()]
         return Answer(chosen=chosen, score=score, bound=bound, trace=trace)
@@ -182,12 +182,12 @@ class Master:
     ) -> None:
         """Plans of the patterns that the relaxation meets: dives, parts recombined, an integer program."""
         rest, bound = known
-        if not _settled(improve([]), bound, goal):
+        if not settled(improve([]), bound, goal):
             self._dives(goal, rest, bound, improve, watch)
-        if not _settled(improve([]), bound, goal):
+        if not settled(improve([]), bound, goal):
             improve(self._recombined(goal, rest, watch))
         score = improve([])
-        if not _settled(score, bound, goal):
+        if not settled(score, bound, goal):
             columns = _undominated(list(self.columns.values()), rest.caps)
             improve(self._whole(columns, (goal, rest), score, 0, watch)[0])
 
@@ -251,7 +251,7 @@ class Master:
             counts = solved[0][: len(columns)]
             prices = _prices(goal, rest, solved[1])
             values, found = self.most(prices)
-            limit = _dual_bound(goal, rest, prices, values)
+            limit = dual_bound(goal, rest, prices, values)
             if limit < bound:
                 bound, worth = limit, prices
             value = float(program.cost @ solved[0])
@@ -444,7 +444,7 @@ class Master:
         for _ in range(TARGETS):
             if bound - max(score, undecided) <= NEAR * bound and undecided > score:
                 break
-            if _settled(score, bound, goal) or watch.over():
+            if settled(score, bound, goal) or watch.over():
                 break
             target = min(goal.enough, (max(score, undecided) + bound) / 2)
             cover = self._cover(goal, target)
@@ -550,7 +550,7 @@ class Master:
         bound, score = between
         worth = replace(worth, caps=rest.caps)
         values, _ = self.most(worth)
-        limit = _dual_bound(goal, rest, worth, values)
+        limit = dual_bound(goal, rest, worth, values)
         spare = limit - score
         scale = float(worth.rate @ goal.demand) if goal.prices is None else 1.0
         for own in self.patterns:
@@ -589,7 +589,8 @@ class Master:
         return [(c, int(n)) for c, n in zip(columns, counts, strict=True) if n], bound
 
 
-def _settled(score: float, bound: float, goal: Goal) -> bool:
+def settled(score: float, bound: float, goal: Goal) -> bool:
+    """Whether a score is proven within the gap asked for, or is enough."""
     if score >= goal.enough:
         return True
     return bool(np.isfinite(score)) and bound - score <= goal.gap * abs(score) + 1e-12
@@ -663,7 +664,7 @@ def _prices(goal: Goal, rest: Rest, duals: Floats) -> Worth:
     return Worth(rate=rate, at_all=at_all, caps=rest.caps)
 
 
-def _dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
+def dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
     """The score that no plan exceeds, from any prices."""
     of_all = float(worth.rate @ goal.demand)
     if goal.prices is None:

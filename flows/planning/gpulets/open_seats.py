@@ -46,7 +46,7 @@ import numpy as np
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Chosen, Key, Master
 from flows.planning.gpulets.patterns import Pattern, Worth
-from flows.planning.gpulets.plan import POLICY, places, seat_pipelines
+from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
 from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables, read_tables
 from flows.planning.placement import joined
@@ -581,7 +581,7 @@ def _outcome(
     found: list[PlannedPipeline] = []
     free: dict[int, list[PlacementRun]] = {}
     pools = 0
-    for (pattern, count), gpus in zip(mixed.chosen, gpus_of, strict=True):
+    for (pattern, _), gpus in zip(mixed.chosen, gpus_of, strict=True):
         own = next(p for p in both.master.patterns if p.number == pattern.gpu_class)
         for slot, (part, row) in enumerate(pattern.parts):
             first = int(own.options[part].model[row, 0])
@@ -590,9 +590,8 @@ def _outcome(
                     PlacementRun(node=node, gpu=gpu, slot=slot) for node, gpu in sorted(gpus)
                 )
                 continue
-            found += seat_pipelines(
-                both.master, inputs, (pattern, count, slot), (pools, gpus), share
-            )
+            runs = slot_runs(gpus, slot)
+            found += seat_pipelines(both.master, inputs, (pattern, slot), (pools, runs), share)
             pools += 1
     planned = pipelines_of(both.problem, mixed.columns, mixed.vgpus, promised)
     for row, pipeline in enumerate(planned):

@@ -3,7 +3,7 @@
 Seats i of a part: models, all different, each with a batch. Their turns last L_i = ceil(solo_i f_i),
 one round d = sum of L_i. It is feasible where d + L_i <= limit_i for all i: a request that just missed its
 turn waits d and runs L_i (`turns`). Every seat then carries batch_i / d. A longer round carries less, so the
-shortest is always best.
+shortest is always best. Processes that share a MIG slice run one model, as they were measured.
 
 Where there are too many (`MOST_OPTIONS`), the batches of a ladder stand for all; the certificate says so.
 
@@ -17,6 +17,7 @@ from itertools import combinations
 import numpy as np
 
 from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables
+from triton_backend.contract.shares import mig_cell
 
 ROUNDING = 1e-6  # µs
 MOST_OPTIONS = 100_000  # of one share
@@ -88,7 +89,9 @@ def _combined(
     tables: Tables, table: ClassTable, share: int, cells: Mapping[int, Cell]
 ) -> list[Options]:
     """Options of every set of models."""
-    most = max(1, min(tables.most_models, len(cells)))
+    slice_ = mig_cell(share)
+    alone = slice_ is not None and slice_.processes > 1
+    most = 1 if alone else max(1, min(tables.most_models, len(cells)))
     found = [
         _seats(tables, table, (share, models, [cells[m] for m in models]), most)
         for count in range(1, most + 1)

@@ -11,6 +11,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
+from flows.planning.gpulets.mig import SliceMaster
 from flows.planning.gpulets.parts import ROUNDING
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.tables import Floats, read_tables
@@ -46,7 +47,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     tables = read_tables(inputs, options)
     if options.minimum_rps:
         raise InputError("option minimum_rps", "gpulets plans weights or rates, no least rates")
-    master = Master(tables)
+    divided = any(table.slices and table.gpus for table in tables.classes)
+    master = SliceMaster(tables) if divided else Master(tables)
     enumerated = watch.seconds()
     answer, promised = solve(master, inputs, options)
     answer.trace.seconds |= {"enumerate": enumerated, "solve": watch.seconds() - enumerated}
@@ -54,7 +56,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         answer.trace.notes += [
             f"{table.name}: no interference model, neighbours are taken not to disturb each other"
             for table in tables.classes
-            if table.gpus and not table.interference
+            if table.gpus and not table.interference and not table.slices
         ]
     every = [own for patterns in master.patterns for own in patterns.options.values()]
     if any(own.thinned for own in every):
@@ -148,13 +150,8 @@ def outcome_of(
     total = sum((n * c.rates_rps for c, n in answer.chosen), np.zeros(len(promised)))
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
     pipelines: list[PlannedPipeline] = []
-    pools = 0
-    for (pattern, count), gpus in zip(answer.chosen, gpus_of, strict=True):
-        for slot in range(len(pattern.parts)):
-            pipelines += seat_pipelines(
-                master, inputs, (pattern, count, slot), (pools, gpus), share
-            )
-            pools += 1
+    for number, (pattern, slot, runs) in enumerate(_pools(master, answer.chosen, gpus_of)):
+        pipelines += seat_pipelines(master, inputs, (pattern, slot), (number, runs), share)
     return Outcome(
         pipelines=tuple(pipelines),
         objective=objective_of(options.objective, answer.score, answer.bound),
@@ -163,15 +160,40 @@ def outcome_of(
     )
 
 
+def _pools(
+    master: Master, chosen: Chosen, gpus_of: Sequence[Sequence[Gpu]]
+) -> list[tuple[Pattern, int, tuple[PlacementRun, ...]]]:
+    """A pattern, the number of a part in it and where such parts lie, for every pool.
+
+    Parts of a pattern are apart, because of what they feel. Those of slices feel nothing, so all that do the
+    same are one pool.
+    """
+    found: list[tuple[Pattern, int, tuple[PlacementRun, ...]]] = []
+    alike: dict[tuple[int, int, int], int] = {}
+    for (pattern, _), gpus in zip(chosen, gpus_of, strict=True):
+        for slot, part in enumerate(pattern.parts):
+            runs = slot_runs(gpus, slot)
+            key = (pattern.gpu_class, *part)
+            if key in alike:
+                first, at, before = found[alike[key]]
+                found[alike[key]] = first, at, (*before, *runs)
+                continue
+            if master.tables.classes[pattern.gpu_class].slices:
+                alike[key] = len(found)
+            found.append((pattern, slot, runs))
+    return found
+
+
 def seat_pipelines(
     master: Master,
     inputs: Inputs,
-    part: tuple[Pattern, int, int],
-    pool: tuple[int, Sequence[Gpu]],
+    part: tuple[Pattern, int],
+    pool: tuple[int, tuple[PlacementRun, ...]],
     share_of_rate: Floats,
 ) -> list[PlannedPipeline]:
-    """One pipeline per seat of a part."""
-    pattern, count, slot = part
+    """One pipeline per seat of a part: a pattern, the part's number in it; the pool's number, where it lies."""
+    pattern, slot = part
+    count = sum(run.vgpus for run in pool[1])
     own = next(p for p in master.patterns if p.number == pattern.gpu_class)
     share, row = pattern.parts[slot]
     options, table = own.options[share], own.table
@@ -210,7 +232,7 @@ def seat_pipelines(
         )
     cut = PlannedCut(
         share=share,
-        placement=_runs(pool[1], slot),
+        placement=pool[1],
         interference=interference,
     )
     return [
@@ -243,7 +265,7 @@ def _alone(
     They are stated in plans that reckon with no interference too: a simulation shows what that comes to.
     """
     own = next(p for p in master.patterns if p.number == pattern.gpu_class)
-    known = inputs.interference.get(own.table.name)
+    known = None if own.table.slices else inputs.interference.get(own.table.name)
     found: list[list[tuple[float, float]]] = []
     for share, row in pattern.parts if known is not None else ():
         options, part = own.options[share], list[tuple[float, float]]()
@@ -264,7 +286,7 @@ def _alone(
     return found or None
 
 
-def _runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:
+def slot_runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:
     """One slot of every GPU, neighbouring GPUs of a node as one run."""
     runs: list[PlacementRun] = []
     for node, gpu in sorted(gpus):

@@ -16,7 +16,15 @@ from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.shares import PER_PERCENT, SOLO, WHOLE_GPU, divisor_of
+from triton_backend.contract.shares import (
+    PER_PERCENT,
+    SOLO,
+    WHOLE_GPU,
+    MigCell,
+    divisor_of,
+    mig_share,
+    share_text,
+)
 from triton_backend.contract.units import us_to_ms
 
 GIB = 1 << 30
@@ -53,6 +61,7 @@ class ClassTable:
         cells: by share, then by model number; where a model was not measured or may not run, none.
         memory_gib: of a GPU; infinite where not stated.
         part_memory_gib: by share: of one part; infinite where parts share what the GPU has.
+        slices: whether parts are those of MIG slices, which share nothing (`mig`).
         inflation: reserve on every factor beside neighbours.
         interference: whether neighbours slow each other down.
     """
@@ -67,6 +76,7 @@ class ClassTable:
     inflation: float
     interference: bool
     price: float = 1.0
+    slices: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +145,7 @@ def _class_table(
     inputs: Inputs, options: PlanOptions, profiles: list[ModelProfile], gpu_class: GpuClass
 ) -> ClassTable:
     model = None
-    if options.own.get("interference") == "planned":
+    if options.own.get("interference") == "planned" and gpu_class.mig is None:
         model = inputs.interference.get(gpu_class.name)
     price = 1.0
     if options.objective in PRICES:
@@ -146,6 +156,8 @@ def _class_table(
         price = stated
     parts = partitions_of(gpu_class)
     shares = sorted({share for partition in parts for share in partition})
+    if gpu_class.mig is not None:
+        shares = sorted(gpu_class.shares)
     cells = {
         share: {
             number: cell
@@ -162,21 +174,32 @@ def _class_table(
         partitions=parts,
         cells=cells,
         memory_gib=whole,
-        part_memory_gib={
-            share: whole / divisor
-            if gpu_class.vgpu_divisors and (divisor := divisor_of(share))
-            else np.inf
-            for share in shares
-        },
+        part_memory_gib={share: _part_gib(gpu_class, share) for share in shares},
         process_gib=gpu_class.process_memory_gib or 0.0,
         inflation=1.0 if model is None else model.inflation(options.own["interference_quantile"]),
         interference=model is not None,
         price=price,
+        slices=gpu_class.mig is not None,
     )
 
 
+def _part_gib(gpu_class: GpuClass, share: int) -> float:
+    """Memory of one part; infinite where parts share what the GPU has."""
+    if gpu_class.mig is not None:
+        return gpu_class.mig.room_gib(share)
+    divisor = divisor_of(share) if gpu_class.vgpu_divisors else None
+    return np.inf if divisor is None else (gpu_class.memory_gib or np.inf) / divisor
+
+
 def partitions_of(gpu_class: GpuClass) -> tuple[tuple[int, ...], ...]:
-    """Every multiset of shares, rising, that the parts in use of one GPU may have."""
+    """Every multiset of shares, rising, that the parts in use of one GPU may have.
+
+    Of MIG: every division into slices to which none can be added, with one process in each.
+    """
+    if gpu_class.mig is not None:
+        return tuple(
+            tuple(mig_share(MigCell(compute, 1)) for compute in cut) for cut in gpu_class.mig.cuts
+        )
     if gpu_class.partitions:
         listed = {
             tuple(sorted(part * PER_PERCENT for part in kept))
@@ -212,7 +235,7 @@ def _cell(
     if model is not None:
         used = profile.utilisation(gpu_class, share)
         if used is None:
-            where = f"profile of {profile.name!r} on {share / PER_PERCENT:g} % of {gpu_class}"
+            where = f"profile of {profile.name!r} on {share_text(share)} of {gpu_class}"
             reason = "has no utilisation, which interference needs (or plan without)"
             raise InputError(where, reason)
         susceptibility, pressure = model.susceptibility(*used), model.pressure(*used)

@@ -1,7 +1,7 @@
 """Profile tables as CSV files, in and out.
 
-    block_latency_us.csv   latency of every block per class, vgpu_divisor or vgpu_percent, and batch; where stated,
-                           by basis (else divisors are `loaded`, percents `solo`); no block column: one block
+    block_latency_us.csv   latency of every block per class, vgpu_divisor, vgpu_percent or vgpu_mig, and batch; where
+                           stated, by basis (else divisors are `loaded`, the others `solo`); no block column: one block
     boundary_bytes.csv     bytes per sample that cross after every block but the last; may have no row
     block_memory.csv       where known: weights of every block, and its workspace (GiB)
     utilisation.csv        where known: use of the GPU's L2 and DRAM (percent), by model or by block
@@ -36,8 +36,11 @@ from triton_backend.contract.shares import (
     PER_PERCENT,
     SOLO,
     divisor_of,
+    mig_cell,
     share_of_divisor,
+    share_of_mig,
     share_of_percent,
+    share_text,
 )
 from triton_backend.simulator.offered import text_lines
 
@@ -45,7 +48,7 @@ LATENCY_FILE = "block_latency_us.csv"
 BOUNDARY_FILE = "boundary_bytes.csv"
 MEMORY_FILE = "block_memory.csv"
 UTILISATION_FILE = "utilisation.csv"
-SIZES = ("vgpu_divisor", "vgpu_percent")
+SIZES = ("vgpu_divisor", "vgpu_percent", "vgpu_mig")
 GIB = 1 << 30
 MAX_BLOCKS = 1_000
 MAX_BATCH = 4_096
@@ -135,11 +138,13 @@ def _part(where: str, row: Mapping[str, str]) -> tuple[int, str]:
     known = [name for name in SIZES if row.get(name)]
     if len(known) != 1:
         what = (
-            f"both {' and '.join(SIZES)} are given" if known else f"neither {' nor '.join(SIZES)}"
+            f"both {' and '.join(known)} are given" if known else f"neither {' nor '.join(SIZES)}"
         )
-        raise InputError(where, f"{what}; one of the two is needed")
+        raise InputError(where, f"{what}; one of them is needed")
     if known == ["vgpu_divisor"]:
         share, basis = share_of_divisor(whole(where, row, SIZES[0], (1, MAX_DIVISOR))), LOADED
+    elif known == ["vgpu_mig"]:
+        share, basis = share_of_mig(row["vgpu_mig"].strip()), SOLO
     else:
         share, basis = share_of_percent(whole(where, row, SIZES[1], (1, MAX_PERCENT))), SOLO
     stated = row.get("basis") or basis
@@ -213,17 +218,19 @@ class _Sizes:
 
 
 def _sizes(parts: Iterable[tuple[int, str]]) -> _Sizes:
-    """A share as a divisor, or as percents where it was measured alone or is no 1/v."""
-    spelled: list[tuple[int | None, int | None, str]] = []
+    """A share as a divisor, as percents where it was measured alone or is no 1/v, or of a MIG slice."""
+    spelled: list[tuple[int | None, int | None, str | None, str]] = []
     for share, basis in parts:
         divisor = divisor_of(share)
-        percents = share % PER_PERCENT == 0 and (basis == SOLO or divisor is None)
-        spelled.append(
-            (None if percents else divisor, share // PER_PERCENT if percents else None, basis)
-        )
+        if mig_cell(share) is not None:
+            spelled.append((None, None, share_text(share), basis))
+        elif share % PER_PERCENT == 0 and (basis == SOLO or divisor is None):
+            spelled.append((None, share // PER_PERCENT, None, basis))
+        else:
+            spelled.append((divisor, None, None, basis))
     columns = [name for at, name in enumerate(SIZES) if any(row[at] is not None for row in spelled)]
-    odd = any((basis == SOLO) == (percent is None) for _, percent, basis in spelled)
-    kept = [*(SIZES.index(name) for name in columns), *([2] if odd else [])]
+    odd = any((basis == SOLO) == (divisor is not None) for divisor, _, _, basis in spelled)
+    kept = [*(SIZES.index(name) for name in columns), *([len(SIZES)] if odd else [])]
     return _Sizes(
         columns=(*columns, *(["basis"] if odd else [])),
         rows=[[row[at] for at in kept] for row in spelled],

@@ -106,6 +106,20 @@ def test_percents_are_alone_and_utilisation_stands_beside_them(tmp_path: Path) -
     assert files[2].read_text() == head + rows
 
 
+def test_parts_of_mig_slices_are_spelled_by_slice_and_processes(tmp_path: Path) -> None:
+    latency = (
+        "model,gpu_class,vgpu_mig,block,batch,latency_us\n"
+        "a,G,3g,0,1,10.0\na,G,3g/2,0,1,15.0\na,G,1g,0,1,20.0\n"
+    )
+    found, warnings = read_tables(folder(tmp_path, latency.encode(), BOUNDARY.encode()))
+    assert warnings == []
+    assert {key.share: key.basis for key in found["a"].tables} == {128: SOLO, 64: SOLO, 41: SOLO}
+    assert write_tables(tmp_path / "again", found)[0].read_text() == latency
+    (tmp_path / LATENCY_FILE).write_text(latency + "a,G,6g,0,1,20.0\n")
+    with pytest.raises(InputError, match="vgpu_mig: '6g' is none of 1g, 2g, 3g, 4g, 7g"):
+        read_tables(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "row", "complaint"),
     [
