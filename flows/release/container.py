@@ -29,9 +29,10 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, Stage, StageRow, VGpu
-from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.shares import runs_beside
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
+from triton_backend.runtimes.mig import divide
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
@@ -153,6 +154,7 @@ class NodeContainer:
         name: of the container, the pod and its folder: the group's and an ordinal.
         node: the node's name in the plan.
         gpus: how many the container must see, so that the plan's GPU numbers exist.
+        slices: MIG slices by GPU number, where the class is divided so; then it sees these alone.
         on_gpu: whether it needs GPUs at all: not where every stage runs on a CPU.
         shared_memory_mib: an estimate of what its segments in /dev/shm grow to.
     """
@@ -167,6 +169,7 @@ class NodeContainer:
     vgpus: int
     shared_memory_mib: int
     stages: tuple[StageHere, ...]
+    slices: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
 
     @property
     def memory_gib(self) -> int:
@@ -189,9 +192,17 @@ def node_containers(
     """
     groups = _group_labels(plan, prefix)
     found: list[NodeContainer] = []
+    cuts: dict[str, list[tuple[str, ...]]] = {}  # of a group: what its nodes are divided into
     for node in used_nodes(plan):
         number = plan.cluster.node_index(node)
+        slices = _slices_on(plan, number)
         group = groups[_group_number(plan, number)]
+        cut = tuple(sorted(name for names in slices.values() for name in names))
+        known = cuts.setdefault(group, [])
+        if cut not in known:
+            known.append(cut)
+        if known.index(cut):  # pods of a StatefulSet ask for the same devices
+            group = f"{group[: LONGEST_LABEL - len('-cut00')]}-cut{known.index(cut)}"
         ordinal = sum(other.group == group for other in found)
         vgpus = [vgpu for vgpu in plan.vgpus() if vgpu.slot.node == number]
         pools = Counter(vgpu.pool for vgpu in vgpus)
@@ -205,13 +216,26 @@ def node_containers(
                 gpu_class=plan.cluster.node_group_of(number).gpu_class,
                 gpus=1 + max(vgpu.slot.gpu for vgpu in vgpus),
                 on_gpu=not all(on_cpu),
-                shares_gpus=any(plan.pools[pool].share < WHOLE_GPU for pool in pools),
+                shares_gpus=any(runs_beside(plan.pools[pool].share) for pool in pools),
                 vgpus=len(vgpus),
                 shared_memory_mib=_shared_memory_mib(plan, pools),
                 stages=stages,
+                slices=slices,
             )
         )
     return tuple(found)
+
+
+def _slices_on(plan: Plan, node: int) -> dict[int, tuple[str, ...]]:
+    """MIG slices of a node by GPU number; none where its class is not divided so."""
+    mig = plan.cluster.gpu_class(plan.cluster.node_group_of(node).gpu_class).mig
+    if mig is None:
+        return {}
+    shares: dict[int, list[int]] = {}
+    for vgpu in plan.vgpus():
+        if vgpu.slot.node == node:
+            shares.setdefault(vgpu.slot.gpu, []).append(plan.pools[vgpu.pool].share)
+    return {gpu: mig.slices_of(own) for gpu, own in sorted(shares.items())}
 
 
 def stage_of(plan: Plan, here: StageHere) -> Stage:
@@ -460,13 +484,23 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
         "gpu_class": gpu_class,
         "class_value": options.class_values.get(gpu_class, _label_value(gpu_class)),
         "replicas": len(members),
-        "gpus": max(m.gpus for m in members) if any(m.on_gpu for m in members) else 0,
+        "resources": _resources(members),
         "shares_gpus": any(m.shares_gpus for m in members),
         "vgpus": max(m.vgpus for m in members),
         "cpus": 1 + max(m.vgpus for m in members),
         "memory_gib": max(m.memory_gib for m in members),
         "shared_memory_mib": max(m.shared_memory_mib for m in members),
     }
+
+
+def _resources(members: list[NodeContainer]) -> list[tuple[str, int]]:
+    """What Kubernetes calls the devices that every pod of a group needs, and how many."""
+    if not any(m.on_gpu for m in members):
+        return []
+    slices = Counter(name for cut in members[0].slices.values() for name in cut)
+    if slices:  # of all members alike
+        return [(f"nvidia.com/mig-{name}", count) for name, count in sorted(slices.items())]
+    return [("nvidia.com/gpu", max(m.gpus for m in members))]
 
 
 def _label_value(text: str) -> str:
@@ -500,6 +534,11 @@ def _notes(containers: tuple[NodeContainer, ...], artifacts: Mapping[str, Artifa
     emulated = sum(s.artifact is None for c in containers for s in c.stages)
     if emulated:
         notes.append(f"{emulated} stages have no artifact and are emulated")
+    notes += [
+        f"{c.node}, GPU {gpu}: {divide(gpu, cut)}"
+        for c in containers
+        for gpu, cut in c.slices.items()
+    ]
     libraries = _libraries(artifacts)
     if len(libraries) > 1:
         notes.append(f"engines of several libraries in one image: {libraries}")

@@ -172,6 +172,12 @@ def mig_cell(share: int) -> MigCell | None:
     return _mig_cells().get(share)
 
 
+def runs_beside(share: int) -> bool:
+    """Whether vGPUs of a share run beside others by MPS: parts of a GPU, or of one MIG slice."""
+    cell = mig_cell(share)
+    return share < WHOLE_GPU if cell is None else cell.processes > 1
+
+
 def share_of_mig(text: str) -> int:
     """The share of `3g` or `3g/2`.
 

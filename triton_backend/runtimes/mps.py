@@ -97,12 +97,11 @@ class MpsDaemon:
 
     def environment(self, gpu: str, share: int) -> dict[str, str]:
         """What a process needs in its environment to have a share (300ths) of `gpu`."""
-        return {
-            **gpu_environment(gpu),
-            PIPES: str(self.pipes),
-            LOGS: str(self.logs),
-            SHARE: thread_percentage(share),
-        }
+        return self.whole_environment(gpu) | {SHARE: thread_percentage(share)}
+
+    def whole_environment(self, gpu: str) -> dict[str, str]:
+        """What a process needs to run beside others on `gpu`, or a slice, with no limit of its own."""
+        return {**gpu_environment(gpu), PIPES: str(self.pipes), LOGS: str(self.logs)}
 
     def _control(self, arguments: list[str], line: str = "") -> tuple[int, str]:
         environment = {

@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.release.container import Bundle, ContainerOptions, label, render_container
 from tests.fakes.plans import HandModel, hand_plan, hand_stage
+from tests.fakes.slices import slice_plan
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
@@ -286,6 +287,41 @@ def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> No
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert (mounts["/dev/shm"], mounts["/run/poolpipe"]) == ("shared-memory", "sockets")
     assert set(mounts.values()) == set(volumes)
+
+
+def test_pods_ask_for_the_mig_slices_of_their_node(tmp_path: Path) -> None:
+    """Nodes that are divided alike are one StatefulSet; the third is divided otherwise."""
+    x = (tensor("x", 3),)
+    plan = slice_plan(
+        ("3g", [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]),
+        ("4g/2", [(2, 0, 0), (2, 0, 1)]),
+        ("1g", [(0, 1, 0), (1, 1, 0), (2, 1, 0)]),
+        nodes=3,
+    )
+    plan = replace(plan, models=tuple(replace(m, inputs=x, outputs=x) for m in plan.models))
+    made = render_container(plan, tmp_path / "bundle", ContainerOptions())
+    assert made.containers == ("gateway", "poolpipe-g-0", "poolpipe-g-1", "poolpipe-g-cut1-0")
+    asked = {
+        name: {
+            key: value
+            for key, value in pod_of(made, name)["containers"][0]["resources"]["limits"].items()
+            if key.startswith("nvidia")
+        }
+        for name in ("poolpipe-g", "poolpipe-g-cut1")
+    }
+    assert asked == {
+        "poolpipe-g": {"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-3g.20gb": 2},
+        "poolpipe-g-cut1": {"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-4g.20gb": 1},
+    }
+    assert "G-0, GPU 0: nvidia-smi mig -i 0 -cgi 3g.20gb,3g.20gb -C" in made.notes
+    for item in manifests(made).values():
+        kubernetes_validate.validate(item, KUBERNETES[0], strict=True)
+    compose = yaml.safe_load((made.folder / "compose.yaml").read_text())
+    devices = compose["services"]["poolpipe-g-0"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    readme = (made.folder / "README.md").read_text()
+    assert "0: 3g.20gb 3g.20gb; 1: 1g.5gb" in readme
+    assert "strategy must be `mixed`" in readme
 
 
 def test_probes_ask_tritons_health_where_it_listens(

@@ -59,7 +59,7 @@ def test_a_part_of_no_slice_is_refused(data: dict[str, object], match: str) -> N
 
 
 @pytest.mark.parametrize("card", MIG_CARDS)
-def test_mig_fit_where_they_can_be_placed_without_overlap(card: str) -> None:
+def test_slices_fit_where_they_can_be_placed_without_overlap(card: str) -> None:
     profiles = MIG_CARDS[card]
 
     def placed(cut: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import mps_control
+from tests.fakes import mps_control, slices
 from tests.fakes.plans import hand_stage
 from tests.triton_backend.serving import small_plans as plans
 from tests.triton_backend.serving.system import deploy
@@ -62,6 +62,49 @@ def test_a_mig_slice_is_named_by_its_uuid(tmp_path: Path) -> None:
     cluster = replace(made.plan.cluster, nodes=(slices, made.plan.cluster.nodes[1]))
     made = Deployment(made.settings, 1, replace(made.plan, cluster=cluster))
     assert NodeGpus(made, "FAST").environment(0) == {"CUDA_VISIBLE_DEVICES": "MIG-b"}
+
+
+@pytest.mark.slow
+def test_workers_on_mig_get_their_slice_and_the_daemon_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU 0 has a 2g that two workers share and a 3g; of GPU 1 a 2g is used."""
+    x = plans.tensor("x", 3)
+    (tmp_path / "artifacts" / "engine").mkdir(parents=True)
+    Artifact(
+        runtime="tensorrt", gpu_class="G", inputs=(x,), outputs=(x,), max_batch=1, device="cuda"
+    ).write(tmp_path / "artifacts" / "engine")
+    plan = slices.slice_plan(
+        ("3g", [(0, 0, 0)]),
+        ("2g/2", [(0, 0, 1), (0, 0, 2)]),
+        ("2g", [(0, 1, 0)]),
+        artifact="engine",
+    )
+    models = tuple(replace(m, inputs=(x,), outputs=(x,)) for m in plan.models)
+    plan = replace(plan, models=models)
+    made = deploy(tmp_path / "serve", plan, ServeOptions(artifacts=tmp_path / "artifacts"))
+    slices.install(tmp_path, ["2g.10gb", "3g.20gb"], ["3g.20gb", "2g.10gb"])
+    monkeypatch.setenv("PATH", str(mps_control.install(tmp_path)))
+    gpus = NodeGpus(made, "G")
+    gpus.start()
+    assert gpus.environment(0) == {"CUDA_VISIBLE_DEVICES": "MIG-0.1"}
+    assert gpus.environment(3) == {"CUDA_VISIBLE_DEVICES": "MIG-1.1"}
+    shared = gpus.environment(1)
+    assert gpus.environment(2) == shared
+    assert shared.keys() == {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_LOG_DIRECTORY",
+    }
+    daemon = Path(shared["CUDA_MPS_PIPE_DIRECTORY"]) / "nvidia-cuda-mps-control.pid"
+    assert daemon.read_text() == shared["CUDA_VISIBLE_DEVICES"] == "MIG-0.0"
+    gpus.stop()
+    assert not daemon.exists()
+    slices.install(tmp_path, ["2g.10gb", "3g.20gb"])
+    with pytest.raises(
+        InputError, match=r"node G, MIG slices: the plan needs 2 of 2g\.10gb, 1 are"
+    ):
+        NodeGpus(made, "G").start()
 
 
 @pytest.mark.slow
