@@ -215,7 +215,7 @@ def test_two_gateways_and_their_node_are_one_container(
     bundle = render_container(on_one_node(artifacts), tmp_path / "bundle", options)
     assert bundle.containers == ("gateway",)
     place = bundle.folder / "nodes" / "gateway"
-    node = node_model("FAST", 1)
+    node = node_model("FAST")
     found = {
         gateway: {
             path.parent.name for path in (place / gateway / "repository").glob("*/config.pbtxt")
