@@ -12,9 +12,15 @@ disk next to its source:
 
     [ run <- settle_queue <- probe ]      each kernel: typed and lowered once per process, no more;
         optimized, emitted, cached        LLVM would optimize it again in every caller of a caller
+
+Of processes that want an entry at once, which is not cached yet, one compiles it; the others wait and load it.
 """
 
-from collections.abc import Callable
+import fcntl
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -40,6 +46,11 @@ FAR = 1 << 60
 NONE = -1
 """No index. Only inside arrays, where None cannot stand; never leaves the kernels."""
 
+COMPILING_SECONDS = 60.0
+"""How long a process waits for another that compiles what it wants; that one may have been stopped."""
+
+LOOK_SECONDS = 0.02
+
 _sources: dict[Any, frozenset[str]] = {}  # per kernel, what its compiled form depends on
 
 
@@ -49,6 +60,37 @@ class _Kernel(Dispatcher):
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """How a call from another kernel is typed; numba would compile anew for every constant."""
         return super().get_call_template(tuple(types.unliteral(a) for a in args), kws)
+
+
+class _Entry(_Kernel):
+    """A kernel that Python calls, cached on disk for all processes."""
+
+    def compile(self, sig: Any) -> Any:
+        """Compile or load; a scheduler, its standby and the simulator may all start with an empty cache."""
+        cache = cast("Any", self)._cache  # noqa: SLF001 - numba offers no public way
+        key = cache._index_key(sig, self.targetctx.codegen())  # noqa: SLF001 - as above
+        if key in cache._cache_file._load_index():  # noqa: SLF001 - as above
+            return super().compile(sig)
+        with _one_at_a_time(Path(cache.cache_path) / f"{self.py_func.__name__}.lock"):
+            return super().compile(sig)
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Generator[None]:
+    """Among processes; no lock where the folder takes no file, and none after a while."""
+    try:
+        file = path.open("a")
+    except OSError:
+        yield
+        return
+    with file:
+        for _ in range(round(COMPILING_SECONDS / LOOK_SECONDS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOOK_SECONDS)
+        yield
 
 
 class _Inner(_Kernel):
@@ -136,7 +178,7 @@ def _compiled(
     compiled: Any = compile_lazily(function)
     if not isinstance(compiled, Dispatcher):  # `NUMBA_DISABLE_JIT=1`
         return function
-    compiled.__class__ = _Kernel if entry else _Inner
+    compiled.__class__ = _Entry if entry else _Inner
     closed_over = [cell.cell_contents for cell in plain.__closure__ or ()]
     # numba looks only at the file of the kernel itself; kernels and constants from other files end up
     # in the compiled form too.

@@ -1,8 +1,13 @@
-"""Kernels give the same answers compiled and as plain Python."""
+"""Kernels give the same answers compiled and as plain Python, and are compiled once for all processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.interpreters import printed_by
+from tests.interpreters import ROOT, printed_by
 
 PROGRAM = """
 import json
@@ -43,3 +48,42 @@ print(json.dumps(out))
 @pytest.mark.slow
 def test_everything_runs_identically_with_the_compiler_off() -> None:
     assert printed_by(PROGRAM, compiled=False) == printed_by(PROGRAM, compiled=True) != ""
+
+
+WANTED = """
+import sys
+sys.stdin.readline()
+from added import doubled
+value = doubled(21)
+print(value, len(doubled.stats.cache_misses), len(doubled.stats.cache_hits))
+"""
+
+ADDED = """
+from triton_backend.scheduler.compiled import entry
+
+@entry
+def doubled(number):
+    return 2 * number
+"""
+
+
+@pytest.mark.slow
+def test_of_processes_that_want_a_kernel_at_once_one_compiles_it(tmp_path: Path) -> None:
+    (tmp_path / "added.py").write_text(ADDED)
+    own = {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    waiting = [
+        subprocess.Popen(
+            [sys.executable, "-c", WANTED],
+            env=os.environ | own,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in waiting:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = sorted(process.communicate()[0].split() for process in waiting)
+    assert said == [["42", "0", "1"], ["42", "0", "1"], ["42", "1", "0"]]
