@@ -33,7 +33,7 @@ from triton_backend.contract.shares import runs_beside
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.mig import divide
-from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.runtimes.stage_tensors import complete_tensors, served_models
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
@@ -41,6 +41,7 @@ from triton_backend.serve_folder.repository import (
     GenerationNames,
     first_names,
     render_control,
+    render_for_clients,
     render_front,
     render_generation,
     render_template,
@@ -591,8 +592,10 @@ def _write_repositories(
         settings=settings,
     )
     render_control(gateway, FIRST_GENERATION, settings, standby=options.serve.standby)
-    for model in plan.models:
+    for model in served_models(plan):
         render_front(gateway, model, FIRST_GENERATION, settings)
+    cut_models = options.serve.cut_models
+    render_for_clients(gateway, plan, FIRST_GENERATION, settings, cut_models=cut_models)
     stage_models: list[str] = []
     for container in containers:
         place = folder / "nodes" / container.name if apart else gateway

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import model_repo_templates
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.transition import inherited_vgpus
@@ -169,8 +170,7 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     render_control(folder, FIRST_GENERATION, standby=options.standby)
     for model in served_models(plan):
         render_front(folder, model, FIRST_GENERATION)
-    if has_entries(plan):
-        render_offload(folder, FIRST_GENERATION)
+    render_for_clients(folder, plan, FIRST_GENERATION, cut_models=options.cut_models)
     return settings
 
 
@@ -353,9 +353,55 @@ def render_control(
         _write_model(folder, place, "scheduler", STANDBY_MODEL, settings, generation=generation)
 
 
-def render_offload(folder: Path, generation: int, settings: Path | None = None) -> None:
-    """The model that clients ask where they may cut, and say where they do."""
+def for_clients(plan: Plan, *, cut_models: bool) -> tuple[str, ...]:
+    """Names of the Triton models that clients of entries have beside the models themselves.
+
+    They are the one that says where they may cut, and, where asked for, one for every open cut.
+
+    Raises:
+        InputError: the plan serves a model of the name that one for a cut would have.
+    """
+    if not has_entries(plan):
+        return ()
+    cuts = cut_models_of(plan) if cut_models else {}
+    for model in served_models(plan):
+        if model.name in cuts:
+            reason = "is the name of a cut's model (--cut-models) too; give it another"
+            raise InputError(f"plan {plan.plan_id}, model {model.name!r}", reason)
+    return (OFFLOAD_MODEL, *cuts)
+
+
+def cut_models_of(plan: Plan) -> dict[str, tuple[ModelPlan, Entry]]:
+    """By the name of a cut's Triton model: the model and an entry at that cut."""
+    return {
+        f"{model.name}_cut_{entry.block}": (model, entry)
+        for model in plan.models
+        for entry in reversed(model.entries)
+    }
+
+
+def render_for_clients(
+    folder: Path, plan: Plan, generation: int, settings: Path | None = None, *, cut_models: bool
+) -> None:
+    """The models of `for_clients`; of the plan all tensors are named."""
+    names = for_clients(plan, cut_models=cut_models)
+    if not names:
+        return
     _model(folder, "offload", OFFLOAD_MODEL, settings, generation=generation)
+    for name, (model, entry) in cut_models_of(plan).items():
+        if name not in names:
+            continue
+        _model(
+            folder,
+            "cut",
+            name,
+            settings,
+            generation=generation,
+            model=model.name,
+            block=entry.block,
+            inputs=[spec.to_dict() for spec in entry.inputs],
+            outputs=[spec.to_dict() for spec in model.outputs],
+        )
 
 
 def has_entries(plan: Plan) -> bool:

@@ -53,6 +53,8 @@ class ServeOptions:
         standby: keep a second scheduler that takes over where the first dies or hangs.
         gateways: servers that take requests, one or two, on the same ports; of two each has fronts of its
             own, one the scheduler and the other its standby.
+        cut_models: a model with entries has, for every open cut, a Triton model that takes the tensors of
+            that cut alone.
 
     Raises:
         InputError: a value that the scheduler or an emulated stage would refuse once it is started, or
@@ -75,6 +77,7 @@ class ServeOptions:
     host_http_port: int = 8000
     standby: bool = True
     gateways: int = 1
+    cut_models: bool = False
 
     def __post_init__(self) -> None:
         if self.gateways not in {1, 2}:

@@ -68,6 +68,12 @@ def render(
             help="Servers on the same ports: of two, one may die. All in one container then, of a plan on one node.",
         ),
     ] = 1,
+    cut_models: Annotated[
+        bool,
+        typer.Option(
+            "--cut-models", help="A Triton model for every open cut, as `serve` has them."
+        ),
+    ] = False,
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,
@@ -93,6 +99,7 @@ def render(
             policy=policy,
             nic=nic,
             gateways=gateways,
+            cut_models=cut_models,
         ),
         name=name,
         image=image,

@@ -87,6 +87,14 @@ def serve(
             help="Servers on the same ports: of two, one may die. Metrics of the second: the next port.",
         ),
     ] = 1,
+    cut_models: Annotated[
+        bool,
+        typer.Option(
+            "--cut-models",
+            help="A Triton model NAME_cut_BLOCK for every open cut of a model with entries, which takes that cut's"
+            " tensors alone. Requests reach NAME through it, half a millisecond later.",
+        ),
+    ] = False,
     join: Annotated[
         Path | None,
         typer.Option(
@@ -132,6 +140,7 @@ def serve(
         host_http_port=host_http_port,
         standby=standby,
         gateways=gateways,
+        cut_models=cut_models,
     )
     with progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)

@@ -48,18 +48,18 @@ from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
     GenerationNames,
     check_node_models,
+    for_clients,
     front_ports,
-    has_entries,
     is_node_model,
     node_model,
     read_front_ports,
     read_workers,
     remove_model,
     render_control,
+    render_for_clients,
     render_front,
     render_generation,
     render_node_generations,
-    render_offload,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
@@ -146,6 +146,24 @@ class _Change:
         """Names of models and applications that the new plan no longer serves."""
         kept = {model.name for model in served_models(self.new)}
         return [model.name for model in served_models(self.old) if model.name not in kept]
+
+    def begun_for_clients(self) -> list[str]:
+        """Models beside those served that the old plan does not have."""
+        return self._only_in(self.new, self.old)
+
+    def ended_for_clients(self) -> list[str]:
+        """Models beside those served that the new plan does not have."""
+        return self._only_in(self.old, self.new)
+
+    def _only_in(self, plan: Plan, other: Plan) -> list[str]:
+        cut_models = _settings(self.folder).cut_models
+        others = for_clients(other, cut_models=cut_models)
+        return [name for name in for_clients(plan, cut_models=cut_models) if name not in others]
+
+    def render_for_clients(self) -> None:
+        """The models beside those served, of the new plan."""
+        cut_models = _settings(self.folder).cut_models
+        render_for_clients(self.folder, self.new, self.generation, cut_models=cut_models)
 
     def added_nodes(self) -> list[str]:
         """Nodes of the gateway's host that only the new plan has."""
@@ -248,7 +266,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     hosts.check(old, new)
     hosts.missing_artifacts(old, new)
     used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
-    settings = ServeSettings.read(state.folder / SETTINGS_NAME)
+    settings = _settings(state.folder)
     ports = front_ports(new, settings, read_front_ports(state.folder, old_generation))
     generation = max(used) + 1
     workers = read_workers(state.folder, old_generation).following(
@@ -286,10 +304,10 @@ def _preload(change: _Change) -> None:
     render_node_generations(change.folder, kept, generations)
     for node in kept:
         have_look(change.state, node)
-    if has_entries(change.new) and not has_entries(change.old):
-        render_offload(change.folder, change.generation)
-        change.state.load(OFFLOAD_MODEL)
-    for name in [*map(node_model, added), *(model.name for model in change.added())]:
+    begun = change.begun_for_clients()
+    if begun:
+        change.render_for_clients()
+    for name in [*map(node_model, added), *(model.name for model in change.added()), *begun]:
         change.state.load(name)
 
 
@@ -323,9 +341,8 @@ def _swap(change: _Change) -> None:
 
 
 def _settle(change: _Change) -> None:
-    render_control(change.folder, change.generation, standby=_has_standby(change.folder))
-    if has_entries(change.new):
-        render_offload(change.folder, change.generation)
+    render_control(change.folder, change.generation, standby=_settings(change.folder).standby)
+    change.render_for_clients()
     for model in served_models(change.new):
         render_front(change.folder, model, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
@@ -336,9 +353,9 @@ def _settle(change: _Change) -> None:
 
 def _unload(change: _Change) -> None:
     _drain(change)
-    gone = [OFFLOAD_MODEL] if has_entries(change.old) and not has_entries(change.new) else []
     _keep_generation(change.state, change.kept_nodes(), change.generation)
-    for name in [*map(node_model, change.removed_nodes()), *change.removed(), *gone]:
+    gone = [*change.removed(), *change.ended_for_clients()]
+    for name in [*map(node_model, change.removed_nodes()), *gone]:
         change.state.unload(name)
         remove_model(change.folder, name)
     change.hosts.end(change.old, change.new, change.generation)
@@ -373,10 +390,9 @@ def _abort(change: _Change) -> None:
         return
     if status["generation"] == change.generation:
         return
-    begun = [OFFLOAD_MODEL] if has_entries(change.new) and not has_entries(change.old) else []
     _keep_generation(change.state, change.kept_nodes(), change.old_generation)
     added = [*map(node_model, change.added_nodes()), *(model.name for model in change.added())]
-    for name in [*added, *begun]:
+    for name in [*added, *change.begun_for_clients()]:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
         remove_model(change.folder, name)
@@ -425,7 +441,7 @@ def finish_or_undo_change(folder: Path) -> Plan:
     generation = int(status["generation"])
     plan = plan_of_generation(folder, generation)
     served = {model.name for model in served_models(plan)}
-    served |= {OFFLOAD_MODEL} if has_entries(plan) else set()
+    served |= {*for_clients(plan, cut_models=_settings(folder).cut_models)}
     hosts = OtherHosts.of(state)
     nodes = [node for node in used_nodes(plan) if node not in hosts.addresses]
     served |= set(map(node_model, nodes))
@@ -436,15 +452,15 @@ def finish_or_undo_change(folder: Path) -> Plan:
                 state.unload(entry.name)
             remove_model(folder, entry.name)
     hosts.tidy(plan, generation)
-    render_control(folder, generation, standby=_has_standby(folder))
+    render_control(folder, generation, standby=_settings(folder).standby)
     for model in served_models(plan):
         render_front(folder, model, generation)
     note_plan(folder, plan.plan_id, generation)
     return plan
 
 
-def _has_standby(folder: Path) -> bool:
-    return ServeSettings.read(folder / SETTINGS_NAME).standby
+def _settings(folder: Path) -> ServeSettings:
+    return ServeSettings.read(folder / SETTINGS_NAME)
 
 
 def _left_over(name: str, served: set[str]) -> bool:

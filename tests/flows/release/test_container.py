@@ -15,12 +15,19 @@ from tritonclient.grpc import model_config_pb2 as untyped
 from flows.release.container import Bundle, ContainerOptions, label, render_container
 from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.fakes.slices import slice_plan
+from tests.fakes.unequal_shares import example
+from tests.triton_backend.serving.served_applications import application, module, with_applications
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
-from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, node_model
+from triton_backend.serve_folder.repository import (
+    CONTROL_MODEL,
+    OFFLOAD_MODEL,
+    STANDBY_MODEL,
+    node_model,
+)
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 model_config_pb2: Any = untyped  # made by protobuf, without types
@@ -403,6 +410,28 @@ def test_nodes_on_cpus_and_rehearsals_ask_for_no_gpu(tmp_path: Path) -> None:
     limits = pod_of(rehearsed, "poolpipe-slow")["containers"][0]["resources"]["limits"]
     assert set(limits) == {"memory"}
     assert "deploy" not in (rehearsed.folder / "compose.yaml").read_text()
+
+
+def test_clients_see_applications_and_cuts_and_not_what_only_modules_name(tmp_path: Path) -> None:
+    stages = model("one", (stage((0, 1), "FAST", 0),)), model("two", (stage((0, 1), "SLOW", 1),))
+    graph = application(
+        "both", module("first", model="one"), module("second", "first", model="two")
+    )
+    applied = render_container(
+        with_applications(plan(*stages), graph, alone=("two",)),
+        tmp_path / "applied",
+        ContainerOptions(request_gpus=False),
+    )
+    entries = render_container(
+        Plan.from_dict(example()),
+        tmp_path / "entries",
+        ContainerOptions(request_gpus=False, serve=ServeOptions(cut_models=True)),
+    )
+    cuts = {OFFLOAD_MODEL, "a_cut_0", "a_cut_4"}
+    for made, models in ((applied, {"both", "two"}), (entries, {"a", "b", "c"} | cuts)):
+        repository = made.folder / "nodes" / "gateway" / "repository"
+        found = {place.name for place in repository.iterdir()}
+        assert found == models | {CONTROL_MODEL, STANDBY_MODEL}
 
 
 def test_engines_of_another_library_are_told(tmp_path: Path) -> None:

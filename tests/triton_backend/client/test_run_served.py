@@ -96,13 +96,21 @@ def planned(work: Path, split: SplitModel) -> Plan:
 @pytest.fixture(scope="module")
 def state(work: Path, split: SplitModel) -> Iterator[ServerState]:
     folder = work / "serve"
-    render_repository(folder, planned(work, split), ServeOptions(artifacts=work / "artifacts"))
+    options = ServeOptions(artifacts=work / "artifacts", cut_models=True)
+    render_repository(folder, planned(work, split), options)
     http, grpc, metrics = free_ports(3)
     yield start(folder, Endpoints(http=http, grpc=grpc, metrics=metrics))
     stop(folder)
 
 
-def infer(state: ServerState, kind: str, tensors: dict[str, Any], **parameters: Any) -> Any:
+def infer(
+    state: ServerState,
+    kind: str,
+    tensors: dict[str, Any],
+    model: str = "net",
+    timeout_us: int = PATIENT_US,
+    **parameters: Any,
+) -> Any:
     module = CLIENTS[kind]
     url = state.grpc_url if kind == "grpc" else state.http_url
     with module.InferenceServerClient(url) as client:
@@ -111,7 +119,7 @@ def infer(state: ServerState, kind: str, tensors: dict[str, Any], **parameters: 
             dtype = np_to_triton_dtype(array.dtype)
             inputs.append(module.InferInput(name, list(array.shape), dtype))
             inputs[-1].set_data_from_numpy(array)
-        return client.infer("net", inputs, timeout=PATIENT_US, parameters=parameters)
+        return client.infer(model, inputs, timeout=timeout_us, parameters=parameters)
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -127,6 +135,29 @@ def test_every_open_cut_answers_as_the_whole_model(
         halves = {f"{name}.fp16": array.astype(np.float16) for name, array in crossing.items()}
         answer = infer(state, kind, halves, cut=cut)
         assert largest_error({"y": answer.as_numpy("y")}, expected) <= 1e-2
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_cut_has_a_model_of_its_own_that_takes_its_tensors_alone(
+    state: ServerState, heads: Heads, kind: str
+) -> None:
+    device, inputs = Device(heads), read_input("random", heads.inputs)
+    expected = device.run(heads.whole, inputs)
+    for cut in OPEN:
+        crossing = device.run(heads.cuts[cut], inputs)
+        answer = infer(state, kind, crossing, f"net_cut_{cut}")
+        assert largest_error({"y": answer.as_numpy("y")}, expected) <= 1e-4
+        with pytest.raises(InferenceServerException, match=r"expected \d+ inputs but got 0"):
+            infer(state, kind, {}, f"net_cut_{cut}")
+    with pytest.raises(InferenceServerException, match="is not found"):
+        infer(state, kind, inputs, "net_cut_2")
+    # What the front refuses is refused with its words and its status.
+    with pytest.raises(InferenceServerException, match="net") as error:
+        infer(state, kind, inputs, "net_cut_0", timeout_us=1)
+    assert str(error.value.status()) in {"StatusCode.UNAVAILABLE", "503"}
+    with pytest.raises(InferenceServerException, match="parameter 'split': 'other'") as error:
+        infer(state, kind, inputs, "net_cut_0", split="other")
+    assert str(error.value.status()) in {"StatusCode.INVALID_ARGUMENT", "400"}
 
 
 @pytest.mark.parametrize("kind", CLIENTS)

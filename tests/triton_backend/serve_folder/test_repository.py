@@ -66,6 +66,25 @@ def test_only_a_plan_with_entries_has_the_model_that_clients_ask_for_cuts(tmp_pa
     assert f'name: "{OFFLOAD_MODEL}"' in (place / "config.pbtxt").read_text()
 
 
+def test_asked_for_there_is_a_model_per_open_cut_with_the_tensors_of_that_cut(
+    tmp_path: Path,
+) -> None:
+    served = Plan.from_dict(example())
+    render_repository(tmp_path, served, ServeOptions(cut_models=True))
+    made = {p.name for p in (tmp_path / "repository").iterdir() if "_cut_" in p.name}
+    assert made == {"a_cut_0", "a_cut_4"}
+    place = tmp_path / "repository" / "a_cut_4"
+    compile((place / "1" / "model.py").read_text(), "a_cut_4", "exec")
+    config = (place / "config.pbtxt").read_text()
+    assert 'input { name: "cut_4" data_type: TYPE_UINT8 dims: [-1, 64] }' in config
+    assert config.count("input {") == 1
+    assert "optional" not in config
+    taken: dict[str, Any] = json.loads(json.dumps(example()).replace('"b"', '"a_cut_4"'))
+    with pytest.raises(InputError, match=r"'a_cut_4': is the name of a cut's model"):
+        render_repository(tmp_path / "taken", Plan.from_dict(taken), ServeOptions(cut_models=True))
+    render_repository(tmp_path / "free", Plan.from_dict(taken), ServeOptions())
+
+
 def test_the_front_declares_the_tensors_of_its_model(tmp_path: Path) -> None:
     render_repository(tmp_path, plan(two_stage()), ServeOptions())
     config = (tmp_path / "repository" / "pair" / "config.pbtxt").read_text()

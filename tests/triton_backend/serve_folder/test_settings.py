@@ -28,6 +28,7 @@ CHOSEN = ServeOptions(
     base_port=20_000,
     host_http_port=8100,
     standby=False,
+    cut_models=True,
 )
 
 

@@ -2,7 +2,8 @@
 
 A `model.py` of the repository names one of the classes here `TritonPythonModel`. Each reads its
 settings from its configuration's parameters and hands everything else to a service without Triton:
-`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`.
+`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`; `CutModel` hands requests on
+to a front.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import read_state_file
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.offload import Offload, PlanReader
@@ -47,6 +50,9 @@ from triton_backend.serving.transport.shared_memory import Arrays
 PUBLISH_SECONDS = 1.0
 TRACE_HEADER = "traceparent"
 SWITCH_SECONDS = 5e-4
+HANDED_ON_PARAMETER = "poolpipe_handed_on"  # of a request that a model here hands on to a front
+STATUSES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")  # of a front's refusals
+AT_ONCE = 64  # requests of one cut that are answered at a time; others wait
 _LOG = logging.getLogger(__name__)
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -158,22 +164,89 @@ class FrontModel(_Model):
         for request in requests:
             try:
                 wanted = request.requested_output_names()
-                reply = partial(_reply, request.get_response_sender(), wanted)
+                handed_on = HANDED_ON_PARAMETER in request.parameters()
+                sender = request.get_response_sender()
+                reply = partial(_reply, sender, wanted, handed_on=handed_on)
             except Exception:  # noqa: BLE001  # without these nobody can be answered
                 _LOG.exception("a request of model %s", self.name)
             else:
                 self._service.take(request, reply)
 
 
-def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal) -> None:
+def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal, *, handed_on: bool) -> None:
     if isinstance(result, Refusal):
-        code = getattr(triton.TritonError, result.status)
-        response = triton.InferenceResponse([], triton.TritonError(result.message, code))
+        response = _refused(result, status_in_text=handed_on)
     else:
         response = triton.InferenceResponse(
             [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
         )
     sender.send(response, flags=_FINAL)
+
+
+def _refused(refusal: Refusal, *, status_in_text: bool = False) -> Any:
+    """A refusal as a response; among models of one server Triton passes on its text, not its status."""
+    code = getattr(triton.TritonError, refusal.status)
+    text = f"{refusal.status} {refusal.message}" if status_in_text else refusal.message
+    return triton.InferenceResponse([], triton.TritonError(text, code))
+
+
+class CutModel(_Model):
+    """One open cut of a model with entries: its tensors alone, handed on to the model's front.
+
+    For clients that cannot leave out inputs. The front knows the request's own time from here on, so what it
+    waited here is taken off its `timeout`.
+    """
+
+    def begin(self) -> None:
+        """Start the threads, each of which waits for one answer."""
+        self._target, self._cut = self.parameters["model"], self.parameters["cut"]
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cut")
+
+    def end(self) -> None:
+        """Let requests that were handed on be answered."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def values(self) -> Values:
+        """Nothing: the front counts these requests."""
+        return {}
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand requests on; answers come later."""
+        for request in requests:
+            sender = request.get_response_sender()
+            self._threads.submit(self._hand_on, request, sender, self.clock.now_us())
+
+    def _hand_on(self, request: Any, sender: Any, arrival_us: int) -> None:
+        try:
+            answer = self._asked(request, arrival_us)
+        except Exception as error:  # noqa: BLE001  # the request would never be answered
+            _LOG.exception("a request of model %s", self.name)
+            failed = triton.TritonError(
+                f"model {self.name!r}: {error}", triton.TritonError.INTERNAL
+            )
+            answer = triton.InferenceResponse([], failed)
+        sender.send(answer, flags=_FINAL)
+
+    def _asked(self, request: Any, arrival_us: int) -> Any:
+        allowed_us = request.timeout()
+        if 0 < allowed_us <= MAX_TIMEOUT_US:  # else the front refuses it
+            allowed_us = max(allowed_us - (self.clock.now_us() - arrival_us), 1)
+        asked = triton.InferenceRequest(
+            request_id=request.request_id(),
+            model_name=self._target,
+            requested_output_names=list(request.requested_output_names()),
+            inputs=request.inputs(),
+            timeout=allowed_us,
+            parameters=json.loads(request.parameters() or "{}")
+            | {CUT_PARAMETER: self._cut, HANDED_ON_PARAMETER: True},
+        )
+        answer = asked.exec()
+        if answer.has_error():
+            text = answer.error().message()
+            status, _, message = text.partition(" ")
+            known = status in STATUSES
+            return _refused(Refusal(status, message) if known else Refusal("UNAVAILABLE", text))
+        return triton.InferenceResponse(answer.output_tensors())
 
 
 class _JsonModel(_Model):

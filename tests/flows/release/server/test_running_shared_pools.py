@@ -34,7 +34,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
-from triton_backend.serve_folder.repository import node_model, render_repository
+from triton_backend.serve_folder.repository import OFFLOAD_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.loadgen.__main__ import main as loadgen
 
@@ -105,7 +105,8 @@ def state(
     http, grpc, metrics = free_ports(3)
     # Machines that run tests wake late: requests with 50 ms need more of it kept back.
     first = shared(splits, artifacts, FIRST)
-    render_repository(folder, first, ServeOptions(artifacts=artifacts, guard_fraction=0.4))
+    options = ServeOptions(artifacts=artifacts, guard_fraction=0.4, cut_models=True)
+    render_repository(folder, first, options)
     ports = Endpoints(http=http, grpc=grpc, metrics=metrics, opened=("shared-memory",))
     yield start(folder, ports)
     stop(folder)
@@ -198,6 +199,8 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
             with pytest.raises(InferenceServerException, match="open no entry") as error:
                 infer(state, kind, "a", wrong)
             assert str(error.value.status()) in {"StatusCode.INVALID_ARGUMENT", "400"}
+        assert infer(state, kind, "a_cut_4", tail).as_numpy("output").shape == (2, 64)
+        assert infer(state, kind, "a_cut_0", whole).as_numpy("output").shape == (1, 64)
     through_shared_memory(state, tail["cut_4"])
     runs = state.control("status")["counters"]["stage_runs"]
     assert {"p20", "p40", "p60", "p80"} <= {key.split("/")[-1] for key in runs}
@@ -211,6 +214,11 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
     infer(state, "grpc", "b", whole)
     change_plan(state.folder, shared(splits, artifacts, FIRST))
     assert all(right_answer(state, split, 3) for split in splits.values())
+    # The models of its cuts and the one that offers them came with that plan, and went with it.
+    for gone in ("a", "a_cut_4", OFFLOAD_MODEL):
+        assert not (state.folder / "repository" / gone).exists()
+        with pytest.raises(InferenceServerException, match=r"unknown model|not ready|not found"):
+            infer(state, "grpc", gone, {})
 
 
 def through_shared_memory(state: ServerState, array: np.ndarray) -> None:
