@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,32 +86,59 @@ def traffic() -> Application:
 
 
 def expected(deployment: Deployment, name: str, request: Arrays) -> Arrays:
-    """The answer of an application of emulated models."""
-    graph = deployment.applications[deployment.application_numbers[name]]
-    known: dict[str, Arrays] = {"request": request}
+    """The answer of an application of emulated models; where several pipelines run one, by their first."""
+    return right_answers([deployment], name, request)[0]
+
+
+def right_answers(deployments: Sequence[Deployment], name: str, request: Arrays) -> list[Arrays]:
+    """Every answer that an application of emulated models may give while generations of it are served.
+
+    What an emulated model makes of a row depends on the tensors between its stages, and how many rows it gives on
+    the mean that its generation states. So each module may have run as any pipeline of any generation says.
+    """
+    graph = deployments[0].applications[deployments[0].application_numbers[name]]
+    ways: list[dict[str, Arrays]] = [{"request": request}]
     for one in graph.ordered():
-        model = deployment.plan.model(one.model)
-        inputs = {
-            tensor: known[source.partition(".")[0]][source.partition(".")[2]]
-            for tensor, source in one.inputs.items()
-        }
-        marks = _marks([inputs[spec.name] for spec in model.inputs])
-        for stage in model.pipelines[0].stages[:-1]:
-            boundary = stage.boundary or ()
-            marks = _marks([_filled(spec.shape, spec.dtype, marks) for spec in boundary])
-        made = {s.name: _filled(s.shape, s.dtype, marks) for s in model.outputs}
-        for output, (counts, most, mean) in deployment.drawn_rows(one.model).items():
-            drawn = [drawn_rows(mark, mean, most) for mark in marks]
-            rows = [row_mark(m, k) for m, n in zip(marks, drawn, strict=True) for k in range(n)]
-            (spec,) = (s for s in model.outputs if s.name == output)
-            made[output] = _filled(spec.shape, spec.dtype, rows)
-            made[counts] = np.array(drawn, dtype=np.int64)
-        known[one.name] = made
+        ways = [
+            known | {one.name: made} for known in ways for made in _made(deployments, one, known)
+        ]
     not_dropped = {f"{m.name}.dropped": np.array([False]) for m in graph.modules if m.optional}
-    return not_dropped | {
-        output: known[source.partition(".")[0]][source.partition(".")[2]]
-        for output, source in graph.outputs.items()
+    return [
+        not_dropped
+        | {
+            output: known[source.partition(".")[0]][source.partition(".")[2]]
+            for output, source in graph.outputs.items()
+        }
+        for known in ways
+    ]
+
+
+def _made(
+    deployments: Sequence[Deployment], one: Module, known: Mapping[str, Arrays]
+) -> list[Arrays]:
+    """What a module may give, each once."""
+    inputs = {
+        tensor: known[source.partition(".")[0]][source.partition(".")[2]]
+        for tensor, source in one.inputs.items()
     }
+    found: dict[tuple[bytes, ...], Arrays] = {}
+    for deployment, other in product(deployments, deployments):
+        model = deployment.plan.model(one.model)
+        first = _marks([inputs[spec.name] for spec in model.inputs])
+        for pipeline in model.pipelines:
+            marks = first
+            for stage in pipeline.stages[:-1]:
+                boundary = stage.boundary or ()
+                marks = _marks([_filled(spec.shape, spec.dtype, marks) for spec in boundary])
+            made = {s.name: _filled(s.shape, s.dtype, marks) for s in model.outputs}
+            for output, (counts, most, mean) in other.drawn_rows(one.model).items():
+                drawn = [drawn_rows(mark, mean, most) for mark in marks]
+                rows = [row_mark(m, k) for m, n in zip(marks, drawn, strict=True) for k in range(n)]
+                (spec,) = (s for s in model.outputs if s.name == output)
+                made[output] = _filled(spec.shape, spec.dtype, rows)
+                made[counts] = np.array(drawn, dtype=np.int64)
+            found.setdefault(tuple(array.tobytes() for array in made.values()), made)
+    return list(found.values())
 
 
 def _marks(inputs: Sequence[NDArray[np.generic]]) -> list[int]:
@@ -124,8 +152,12 @@ def _filled(shape: tuple[int, ...], dtype: str, marks: list[int]) -> NDArray[np.
     return out
 
 
-def onnx_plan(root: Path) -> Plan:
+def onnx_plan(
+    root: Path, beside: Sequence[HandModel] = (), applications: Sequence[Application] = ()
+) -> Plan:
     """Applications of real models: a diamond, and a model whose 0 to 4 crops of a sample another one reads.
+
+    `applications` of the models `beside` are served too.
 
     y = 3x, then y + 1 and y - 2, then their difference; `detect` gives crops, which `a` makes larger.
     """
@@ -147,7 +179,8 @@ def onnx_plan(root: Path) -> Plan:
         for name, (inputs, outputs) in ends.items()
     ]
     return with_applications(
-        small_plans.plan(*models, plan_id="onnx"),
+        small_plans.plan(*models, *beside, plan_id="onnx"),
+        *applications,
         application(
             "diamond",
             module("first", model="a", inputs={"x": "request.x"}),

@@ -1,0 +1,260 @@
+"""An application under load is replanned for what was measured, rolled out in place, and put back."""
+
+import json
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from flows.clock import now_utc
+from flows.planning import PlanOptions
+from flows.planning.stored_plans import plan_step
+from flows.release.rollout.change import plan_in_force
+from flows.release.server import admin
+from flows.release.server.running import ServerState, read_state
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.flows.deployments.joined import joining
+from tests.flows.deployments.test_local import POOLPIPE
+from tests.flows.planning.small import cluster
+from tests.flows.release.server.test_running import Client
+from tests.ports import free_ports
+from tests.triton_backend.serving.served_applications import right_answers
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.profiles import ModelProfile, loaded
+from triton_backend.contract.workload import Workload
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.repository import render_repository, used_nodes
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.shared_memory import Arrays
+from warehouse.observations import ModelMinute, ModuleMinute, StatisticsFile, add_statistics
+from warehouse.profiles import import_profile
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+TRAFFIC: dict[str, Any] = {
+    "name": "traffic",
+    "slo_ms": 1200,
+    "rate_rps": 5,
+    "modules": [
+        {"name": "detect", "model": "net"},
+        {
+            "name": "cars",
+            "model": "sub",
+            "after": ["detect"],
+            "rows_per_request": 0.5,
+            "max_rows": 4,
+        },
+        {"name": "again", "model": "net", "after": ["detect"]},
+    ],
+    "outputs": {"boxes": "detect.output", "car": "cars.output", "all": "again.output"},
+}
+MEASURED_RPS, MEASURED_ROWS = 60, 1.5
+CLIENTS, AT_LEAST = 3, 9
+PAUSE_S = 0.3  # of a client between two jobs: all of them ask what the first plan serves
+PATIENT_US = 10_000_000
+
+
+def uneven(name: str) -> ModelProfile:
+    """A model whose first half a slow GPU runs nearly as fast as a dear one, and the rest not."""
+    batches = np.array([1.0, 1.5, 2.0, 2.5])
+    latency_us = np.outer([10_000.0, 10_000.0], batches)
+    slow = latency_us * np.array([[1.2], [8.0]])
+    tables = {("fast", 1): latency_us, ("slow", 1): slow}
+    return ModelProfile(name=name, boundary_bytes=(1000,), tables=loaded(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder with a warehouse, in which an application is planned and served."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def work(self) -> Workspace:
+        state = ProjectState(home=self.folder / "home")
+        return Workspace(state=state, warehouse=self.folder / "w.duckdb")
+
+    @property
+    def state(self) -> ServerState:
+        return read_state(self.work.state.serve)
+
+    def run(self, *words: str) -> Any:
+        """What `poolpipe … --json` says."""
+        done = subprocess.run(
+            [POOLPIPE, *words, "--json"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def deployment(self, generation: int) -> Deployment:
+        serve = self.work.state.serve
+        return Deployment.read(ServeSettings.read(serve / "settings.json"), generation)
+
+
+@pytest.fixture
+def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
+    """Served by a plan of whole models for five requests/s."""
+    made = Project(tmp_path, joining(tmp_path, prefect_url))
+    with made.work.open() as warehouse:
+        for name in ("net", "sub"):
+            import_profile(warehouse, uneven(name), "by hand", now_utc())
+    prices = cluster(8, 8, fast_hourly_cost=2.0, slow_hourly_cost=0.5)
+    asked = {"applications": [TRAFFIC]}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(prices.to_dict()))
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
+    options = PlanOptions(objective="cost", max_partitions=1, own={"gathering": "fixed"})
+    plan = plan_step(made.work, prices, Workload.from_dict(asked), options).plan
+    serve = made.work.state.serve
+    render_repository(serve, plan, ServeOptions())
+    http, grpc, metrics = free_ports(3)
+    try:
+        admin.start(serve, Endpoints(http=http, grpc=grpc, metrics=metrics))
+        yield made
+    finally:
+        admin.stop(serve)
+
+
+def measured(work: Workspace) -> None:
+    """Five minutes at more requests, of more rows each, than were foreseen."""
+    now = now_utc().replace(second=0, microsecond=0)
+    minutes = [now - timedelta(minutes=ago) for ago in range(1, 6)]
+    jobs = 60 * MEASURED_RPS
+    models = [
+        ModelMinute(
+            instance="i",
+            model="traffic",
+            minute=minute,
+            plan_id="any",
+            offered=jobs,
+            served=jobs,
+            late=0,
+            dropped=0,
+            failed=0,
+            batches=1,
+            samples=1,
+            latency_sum_us=1,
+        )
+        for minute in minutes
+    ]
+    modules = [
+        ModuleMinute(
+            instance="i",
+            application="traffic",
+            module="cars",
+            minute=minute,
+            plan_id="any",
+            samples=jobs,
+            rows=round(jobs * MEASURED_ROWS),
+        )
+        for minute in minutes
+    ]
+    with work.open() as warehouse:
+        add_statistics(
+            warehouse, StatisticsFile(path="f", digest="1", models=models, modules=modules), now
+        )
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients that ask one job after the other, and what they were answered."""
+
+    state: ServerState
+    form: dict[str, int]
+    answers: list[tuple[Arrays, Arrays]] = field(default_factory=list[tuple[Arrays, Arrays]])
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, seed: int) -> None:
+        """Until it is over; whatever is refused or lost raises."""
+        rng = np.random.default_rng(seed)
+        client = Client(self.state, "grpc")
+        try:
+            while not self.over.wait(PAUSE_S):
+                given: Arrays = {
+                    name: rng.integers(0, 256, (1, size)).astype(np.uint8)
+                    for name, size in self.form.items()
+                }
+                answer = client.infer("traffic", given, timeout=PATIENT_US)
+                got: Arrays = {name: answer.as_numpy(name) for name in TRAFFIC["outputs"]}
+                self.answers.append((given, got))
+        finally:
+            client.close()
+
+    def more(self) -> None:
+        """Return once some more were answered."""
+        known = len(self.answers)
+        wait_for(lambda: self.over.is_set() or len(self.answers) >= known + AT_LEAST)
+
+
+def runs_of(plan: Plan) -> set[tuple[Any, ...]]:
+    """Of every pipeline its batch, cuts and pools."""
+    pools = {pool.name: (pool.gpu_class, pool.share, pool.vgpus) for pool in plan.pools}
+    return {
+        (model.name, p.batch, *((s.blocks, *pools[s.pool]) for s in p.stages))
+        for model in plan.models
+        for p in model.pipelines
+    }
+
+
+def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> None:
+    first = project.deployment(1)
+    form = {spec.name: spec.shape[1] for spec in first.served["traffic"].inputs}
+    load = Load(project.state, form)
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
+        try:
+            load.more()
+            measured(project.work)
+            files = ("--cluster", "cluster.yaml", "--workload", "workload.yaml")
+            found = project.run("replan", *files, "--max-partitions", "2", "--bake-seconds", "0")
+            assert (found["roll_out"], found["outcome"]) == (True, "done"), found
+            after = plan_in_force(project.work.state.serve)
+            assert after.plan_id == found["plan_id"]
+            load.more()
+            back = project.run("rollout", "--rollback", "--bake-seconds", "0")
+            assert back["plan_id"] == first.plan.plan_id
+            load.more()
+        finally:
+            load.over.set()
+        for one in asked:
+            one.result()  # nobody was refused
+    second = project.deployment(2)
+    assert second.plan.plan_id == found["plan_id"]
+    assert not runs_of(first.plan) & runs_of(second.plan)
+    assert any(len(p.stages) > 1 for m in second.plan.models for p in m.pipelines)
+    assert set(used_nodes(second.plan)) - set(used_nodes(first.plan))  # they come and leave
+    cars = second.plan.applications[0].application.module("cars")
+    assert cars.rows_per_request == pytest.approx(MEASURED_ROWS)
+    for given, got in load.answers:
+        ways = right_answers([first, second], "traffic", given)
+        assert any(all(np.array_equal(got[name], way[name]) for name in way) for way in ways), (
+            given,
+            got,
+        )
+    wait_for(lambda: jobs_and_slots(project.state) == 0)
+
+
+def jobs_and_slots(state: ServerState) -> float:
+    """Jobs in hand and slots of shelves taken."""
+    with urllib.request.urlopen(state.metrics_url) as answer:
+        lines = answer.read().decode().splitlines()
+    wanted = ("poolpipe_jobs", "poolpipe_shelf_slots")
+    return sum(
+        float(line.split()[-1]) for line in lines if line.partition("{")[0].split(" ")[0] in wanted
+    )
