@@ -8,8 +8,8 @@ is broken; a prober asks for the state ten times a second and tries a request of
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
 
-With `--application` a diamond of four modules stands in the place of the two models, on as many vGPUs. Its modules run
-on one host, so no other is cut off.
+With `--application` a diamond of four modules stands in the place of the two models, on as many vGPUs. Where there are
+two hosts, half of two of its modules is on the other one.
 
 Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
 (those that a killed process held are never answered by Triton, their clients give up after a
@@ -353,8 +353,7 @@ def main() -> int:
     rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
     beside = ServeOptions(gateways=2)
     rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
-    if not options.application:
-        rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    rows += run_all(options, FAR, lambda: Far(plan, options.port))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
     if not options.only or any(fault.name in options.only for fault in FILLED):
         rows += in_namespace()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from scripts.benchmarks.served import SHARED_FOLDER, Served
-from scripts.faults.places import LINK, Shifted, run_as_root
+from scripts.faults.places import LINK, Far, Shifted, run_as_root
 from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serving.gateway.state import WorkerAddress
@@ -190,6 +190,14 @@ def slow_link(_: Served) -> None:
     run_as_root("tc", "qdisc", "del", *place)
 
 
+def kill_far_host(served: Served) -> None:
+    """SIGKILL to all that runs on the far host, which is started again after a while."""
+    assert isinstance(served, Far)
+    served.kill_far()
+    time.sleep(LASTING_S)
+    served.start_far()
+
+
 def jump(served: Served) -> None:
     """The time of day goes a day ahead, two days back and home again."""
     assert isinstance(served, Shifted)
@@ -285,6 +293,13 @@ TWO_GATEWAYS = tuple(
 FAR = (
     Fault(
         name="link slow", inject=slow_link, vgpus=(6, 7, 14, 15), loses="what is behind the link"
+    ),
+    Fault(
+        name="far host killed",
+        inject=kill_far_host,
+        vgpus=(6, 7, 14, 15),
+        loses="its batches, and what lay there alone where too late to begin anew",
+        at_least_s=24,
     ),
     Fault(
         name="node cut off",

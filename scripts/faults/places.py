@@ -7,6 +7,7 @@ preloaded; where one is missing `NotHereError` says so.
 import contextlib
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Self
 
 from flows.clock import now_utc
 from flows.release.server import admin
+from flows.release.server.running import read_state
 from scripts.benchmarks.served import Served
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -87,6 +89,10 @@ class Far(Served):
         settings = ServeSettings.read(self.folder / "settings.json")
         render_host(self._far, settings, self.plan, THERE, None)
         admin.start(self.folder, self.ports, wait_for_workers=False)
+        self.start_far()
+
+    def start_far(self) -> None:
+        """Start the Triton of the far host."""
         enter = ["ip", "netns", "exec", SPACE, sys.executable, "-c", START, str(self._far)]
         subprocess.run(
             [*enter, str(self._far_port)],
@@ -99,6 +105,10 @@ class Far(Served):
         admin.stop(self._far)
         super().__exit__(kind, *rest)
         self._leave()
+
+    def kill_far(self) -> None:
+        """SIGKILL to whatever runs on the far host, as when its power fails."""
+        os.killpg(int(read_state(self._far).data["process_group"]), signal.SIGKILL)
 
     def mend(self) -> None:
         """Put the link up again."""

@@ -1,7 +1,9 @@
 """Two hosts in a rollout, each with a Triton of its own."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,30 +43,54 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TwoHosts:
-    """A gateway with one node, and a second Triton with the other."""
+    """A gateway with one node, and a second Triton with the other.
 
-    def __init__(self, folder: Path, served: Plan, artifacts: Path) -> None:
+    Args:
+        folder: of both.
+        served: a plan of nodes `FAST`, at the gateway, and `SLOW`.
+        artifacts: of its stages, where it has any.
+        port: the first of those of workers.
+    """
+
+    def __init__(
+        self, folder: Path, served: Plan, artifacts: Path | None, port: int = 21_960
+    ) -> None:
         self.gateway, self.node = folder / "gateway", folder / "node"
         self.artifacts_there = folder / "artifacts of the node"
-        shutil.copytree(artifacts, self.artifacts_there)
-        there = replace(server_ports(), address=ELSEWHERE)
+        if artifacts is not None:
+            shutil.copytree(artifacts, self.artifacts_there)
+        self._ports_there = replace(server_ports(), address=ELSEWHERE)
         options = ServeOptions(
             artifacts=artifacts,
             hosts={"SLOW": ELSEWHERE},
-            base_port=21_960,
-            host_http_port=there.http,
+            base_port=port,
+            host_http_port=self._ports_there.http,
         )
         render_repository(self.gateway, served, options)
         settings = ServeSettings.read(self.gateway / "settings.json")
-        render_host(self.node, settings, served, ELSEWHERE, self.artifacts_there)
+        there = None if artifacts is None else self.artifacts_there
+        render_host(self.node, settings, served, ELSEWHERE, there)
         self.state = start(self.gateway, server_ports(), wait_for_workers=False)
-        self.there = start(self.node, there, wait_for_workers=False)
-        wait_for(lambda: self.workers() == (2, 2))
+        self.start_there()
         self._client = grpc_client.InferenceServerClient(self.state.grpc_url)
+
+    def start_there(self) -> None:
+        """Start the other host's Triton, and wait for its workers."""
+        self.there = start(self.node, self._ports_there, wait_for_workers=False)
+        wait_for(self.is_whole)
+
+    def kill_there(self) -> None:
+        """SIGKILL to whatever runs on the other host, as when its power fails."""
+        os.killpg(int(self.there.data["process_group"]), signal.SIGKILL)
 
     def workers(self) -> tuple[int, int]:
         workers = self.state.control("status")["workers"]
         return workers["up"], workers["total"]
+
+    def is_whole(self) -> bool:
+        """Whether every worker is up."""
+        up, total = self.workers()
+        return up == total
 
     def right(self, model: str) -> bool:
         # A full batch: a smaller one waits for company until the last moment.
