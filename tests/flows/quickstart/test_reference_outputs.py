@@ -9,7 +9,7 @@ import pytest
 from flows.preparation.graphs.glue import Crop, write_crop
 from flows.preparation.splitting import split_model
 from flows.quickstart.reference_outputs import mean_rows, write_application_answers
-from tests.flows.preparation.splitting.exported_detectors import SIZE, write_exported
+from tests.flows.preparation.splitting.exported_models import SIZE, write_exported
 from triton_backend.contract.applications import Application, Module
 from triton_backend.serving.loadgen.payload import relative_error, requests_from_file
 

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from flows.preparation.splitting import SplitModel, extract_stages, split_model
-from tests.flows.preparation.splitting.exported_detectors import SIZE, write_exported
+from tests.flows.preparation.splitting.exported_models import (
+    SIZE,
+    one_by_one,
+    write_exported,
+    write_looped,
+)
 from triton_backend.contract.errors import InputError
 
 
@@ -21,20 +26,8 @@ def pictures(number: int) -> NDArray[np.float32]:
     return (rng.standard_normal((number, 3, SIZE, SIZE)) * levels).astype(np.float32)
 
 
-def one_by_one(path: Path, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """What the file as exported answers to one picture after the other, and how many rows each has."""
-    session = onnxruntime.InferenceSession(str(path))
-    names = [output.name for output in session.get_outputs()]
-    answers = [
-        [np.asarray(one) for one in session.run(None, {"image": images[i : i + 1]})]
-        for i in range(len(images))
-    ]
-    found = {n: np.concatenate([a[i] for a in answers]) for i, n in enumerate(names)}
-    return found | {"rows": np.array([len(answer[0]) for answer in answers])}
-
-
 def block_by_block(split: SplitModel, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    known: dict[str, NDArray[Any]] = {"image": images}
+    known: dict[str, NDArray[Any]] = {split.inputs[0].name: images}
     for path in extract_stages(split, [(i, i + 1) for i in range(split.blocks)]):
         session = onnxruntime.InferenceSession(str(path))
         given = {one.name: known[one.name] for one in session.get_inputs()}
@@ -57,6 +50,19 @@ def test_a_detector_block_by_block_gives_the_boxes_of_the_file(
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
     assert batch == 1 or len({*expected["rows"].tolist()}) > 1
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_loop_that_values_end_is_kept_whole(tmp_path: Path, batch: int) -> None:
+    path = write_looped(tmp_path / "m.onnx")
+    split = split_model(path, name="m", out=tmp_path / "models", blocks=2)
+    assert split.blocks == 2
+    rng = np.random.default_rng(batch)
+    x = rng.uniform(0, 5, (batch, 4)) * 10.0 ** -np.arange(batch)[:, np.newaxis]
+    x = x.astype(np.float32)
+    expected = one_by_one(path, x)["y"]
+    np.testing.assert_allclose(block_by_block(split, x)["y"], expected, rtol=1e-5)
+    assert {spec.shape for spec in split.outputs} == {(-1, 4)}  # as many rows as samples
 
 
 def test_outputs_are_rows_with_one_count_for_each_sample(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,31 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from flows.device_class import DeviceClass
+from flows.preparation.building.onnxruntime import build_stage
+from flows.preparation.splitting import extract_stage, split_model
 from flows.release.rollout.change import change_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
+from tests.fakes.plans import HandModel, HandStage
+from tests.flows.preparation.splitting.exported_models import (
+    MOST,
+    SIZE,
+    one_by_one,
+    write_exported,
+    write_looped,
+)
 from tests.flows.release.server.test_running import Client, server_ports
-from tests.triton_backend.serving.served_applications import DROPPED, OneAfterTheOther, onnx_plan
+from tests.triton_backend.serving.served_applications import (
+    DROPPED,
+    OneAfterTheOther,
+    application,
+    module,
+    onnx_plan,
+)
+from tests.triton_backend.serving.small_plans import BATCH, model, stage
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.applications import Application
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -36,11 +56,55 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
-    render_repository(folder, onnx_plan(root), ServeOptions(artifacts=root))
+    models, found = exported(root)
+    render_repository(folder, onnx_plan(root, models, [found]), ServeOptions(artifacts=root))
     running = start(folder, server_ports())
     yield running
     stop(folder)
     assert not list(Path("/dev/shm").glob(f"poolpipe-{running.data['instance']}*"))
+
+
+def exported(root: Path) -> tuple[list[HandModel], Application]:
+    """A detector cut in two, its choice of boxes behind the cut, and a model with a loop that runs each box.
+
+    Both are built from files as exporters write them.
+    """
+    files = root / "finder.onnx", root / "looped.onnx"
+    write_exported(files[0], around_one=True)
+    write_looped(files[1])
+    device = DeviceClass(name="CPU", cores=(min(os.sched_getaffinity(0)),))
+    models: list[HandModel] = []
+    for file, cuts in zip(files, ((0, 2, 3), (0, 1)), strict=True):
+        split = split_model(
+            file, name=file.stem, out=root / "splits", blocks=cuts[-1], max_batch=BATCH
+        )
+        stages: list[HandStage] = []
+        for number, (first, last) in enumerate(pairwise(cuts)):
+            built = build_stage(
+                extract_stage(split, first, last),
+                split.stage_inputs(first),
+                split.stage_outputs(last),
+                device_class=device,
+                max_batch=BATCH,
+                root=root,
+            )
+            place = ("FAST", "SLOW")[number]
+            boundary = None if last == split.blocks else split.boundaries[last - 1]
+            stages.append(
+                stage((first, last), place, number, artifact=built.key, boundary=boundary)
+            )
+        models.append(model(split.name, tuple(stages), inputs=split.inputs, outputs=split.outputs))
+    find = module("find", model="finder", inputs={"image": "request.image"})
+    walk = module(
+        "walk",
+        "find",
+        model="looped",
+        rows_per_request=2.0,
+        max_rows=MOST,
+        inputs={"x": "find.boxes"},
+    )
+    outputs = {"boxes": "find.boxes", "walked": "walk.y", "found": "find.rows"}
+    return models, application("found", find, walk, outputs=outputs)
 
 
 def requests(count: int, seed: int) -> list[Asked]:
@@ -104,6 +168,29 @@ def test_every_answer_is_that_of_the_models_one_after_the_other(
 ) -> None:
     asked = requests(40, seed=1)
     assert served(root, asked, Clients(state, kind)) == len(asked)
+
+
+def test_a_detector_cut_before_its_choice_of_boxes_answers_as_its_file(
+    state: ServerState, root: Path
+) -> None:
+    rng = np.random.default_rng(8)
+    client, seen = Client(state, "grpc"), set[int]()
+    for samples in (1, 3, 4, 2):
+        images = rng.standard_normal((samples, 3, SIZE, SIZE)) * rng.uniform(0.3, 2.0)
+        images = images.astype(np.float32)
+        answer = client.infer("found", {"image": images}, timeout=3_000_000)
+        wanted = one_by_one(root / "finder.onnx", images)
+        np.testing.assert_array_equal(answer.as_numpy("found"), wanted["rows"])
+        np.testing.assert_allclose(answer.as_numpy("boxes"), wanted["boxes"], rtol=1e-4, atol=1e-4)
+        walked = answer.as_numpy("walked")
+        assert len(walked) == len(wanted["boxes"])
+        if len(walked):
+            given = answer.as_numpy("boxes")
+            steps = one_by_one(root / "looped.onnx", given)["y"]
+            np.testing.assert_allclose(walked, steps, rtol=1e-4)
+        seen |= {*wanted["rows"].tolist()}
+    client.close()
+    assert len(seen) > 1  # pictures have more boxes or fewer
 
 
 def test_metrics_tell_modules_apart_and_what_passes_the_front(
