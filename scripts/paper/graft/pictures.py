@@ -102,9 +102,12 @@ def throughputs(known: Known) -> Figure | None:
     """Throughput on given GPUs over that of `gslice-plus` (section 5.7)."""
     figure, (axes,) = _panels(1, "throughput over gslice-plus")
     names = [f"{model}: exact throughput over gslice-plus" for model in MODELS]
+    rates, clients = ([f"{name}, by {by}" for name in names] for by in ("rates", "clients"))
+    paper = [noted(known, name, "paper's Graft") for name in clients]
     _bars(axes, "the same GPUs", [
-        ("exact", EXACT, [value(known, name) for name in names]),
-        ("graft, paper", OTHERS, [noted(known, name, "paper's Graft") for name in names]),
+        ("exact, by rates", GRAFT, [value(known, name) for name in rates]),
+        ("exact, by clients", EXACT, [value(known, name) for name in clients]),
+        ("graft, paper (by clients)", OTHERS, paper),
     ])  # fmt: skip
     axes.axhline(THROUGHPUT, color=AIM, linewidth=1, linestyle="--")
     return _if_any(figure, known, "exact throughput over gslice-plus")

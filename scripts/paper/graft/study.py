@@ -1,7 +1,7 @@
 """Figures of the Graft paper from tables of others, beside what it states.
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR [--only reduction,scale,throughput,rides,closed-loop]
-        [--draws 50] [--gpus 4] [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
+        [--draws 50] [--gpus 4] [--by rates,clients] [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
 `fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `rides` and `closed-loop`.
 """
@@ -10,10 +10,11 @@ import argparse
 import csv
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.paper.graft.clients import Loop, closed_loop, rides
 from scripts.paper.graft.fleets import FLEETS, MODELS, fleet, inputs_of
+from triton_backend.contract.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from triton_backend.contract.entries import Entry
 
 FRAMES_S = 20.0  # of every fleet in rides
 _LOOSE = 3.0  # percent: gap of thousands of entries, where the paper merges to a threshold of 0.01
@@ -34,6 +39,7 @@ SCALES: tuple[tuple[int, int, float | None, float | None, float | None], ...] = 
     (50, 5, 1.0, 0.3, 1.0),
     (2_000, 1, 10.0, None, _LOOSE),
 )
+THROUGHPUT = ("pool", "gslice-plus")
 RULES: dict[str, Rule] = {
     "pool": exactly,
     "graft": graft,
@@ -154,51 +160,136 @@ def scale(data: Path, names: Sequence[str]) -> tuple[list[Figure], dict[str, Any
     return figures, {}
 
 
-def throughput(data: Path, draws: int, gpus: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Largest multiple of all rates on given GPUs against `gslice-plus`, beside section 5.7."""
+def throughput(
+    data: Path, draws: int, gpus: int, by: str, names: Sequence[str]
+) -> tuple[list[Figure], dict[str, Any]]:
+    """What exact plans serve on given GPUs over what `gslice-plus` serves, beside section 5.7.
+
+    By `rates`: the largest multiple of all rates of a fleet; a fleet that cannot be planned at any rate is said, and
+    left out of the mean. By `clients`, as in the paper: the most clients of a row of them that are planned together.
+    """
     paper = published(data)
+    measure = MEASURES[by]
     figures: list[Figure] = []
     ratios: list[float] = []
-    for name in MODELS:
+    without: list[str] = []
+    for name in names:
         random = np.random.default_rng(2)
-        own: list[float] = []
-        for _ in range(draws):
-            entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
-            inputs = inputs_of(data, name, entries, gpus)
-            found = {
-                planner: make_plan(
-                    inputs.profiles,
-                    inputs.cluster,
-                    inputs.workload,
-                    PlanOptions(planner=planner, objective="throughput"),
-                ).objective.value
-                for planner in ("pool", "gslice-plus")
-            }
-            own.append(found["pool"] / found["gslice-plus"])
-        ratios.append(float(np.mean(own)))
+        served = [measure(data, name, gpus, random) for _ in range(draws)]
+        both = [own for own in served if all(own.values())]
+        note = f"paper's Graft {paper['throughput_vs_gslice_plus', name]:g}"
+        note += "".join(
+            f"; {planner} serves {lost} of {draws} fleets at no rate"
+            for planner in THROUGHPUT
+            if (lost := sum(not own[planner] for own in served))
+        )
+        if both:
+            note += "; " + _means(both)
+            ratios.append(float(np.mean([own["pool"] / own["gslice-plus"] for own in both])))
+        else:
+            without.append(name)
         figures.append(
             Figure(
-                name=f"{name}: exact throughput over gslice-plus",
-                value=ratios[-1],
+                name=f"{name}: exact throughput over gslice-plus, by {by}",
+                value=ratios[-1] if both else None,
                 unit="x",
-                note=f"paper's Graft {paper['throughput_vs_gslice_plus', name]:g}",
+                note=note,
             )
         )
     figures.append(
         Figure(
-            name="mean throughput over gslice-plus",
-            value=float(np.mean(ratios)),
+            name=f"mean throughput over gslice-plus, by {by}",
+            value=float(np.mean(ratios)) if ratios else None,
             unit="x",
             least=1.18,
+            note=f"without {', '.join(without)}: no fleet is served" if without else "",
         )
     )
     return figures, {}
+
+
+def throughputs(
+    asked: argparse.Namespace, names: Sequence[str]
+) -> tuple[list[Figure], dict[str, Any]]:
+    """`throughput` by each measure that is asked for."""
+    draws = max(1, asked.draws // 10)
+    figures = [
+        figure
+        for by in asked.by.split(",")
+        for figure in throughput(asked.data, draws, asked.gpus, by, names)[0]
+    ]
+    return figures, {}
+
+
+def _means(served: Sequence[Mapping[str, float]]) -> str:
+    return " over ".join(f"{np.mean([own[p] for own in served]):.3g}" for p in THROUGHPUT)
+
+
+def _by_rates(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
+    """By planner the largest multiple of all rates of a fleet; 0 where its GPUs serve it at none."""
+    entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
+    inputs = inputs_of(data, name, entries, gpus)
+    return {planner: largest_multiple(inputs, planner) for planner in THROUGHPUT}
+
+
+def largest_multiple(inputs: Inputs, planner: str) -> float:
+    """Of all rates, on the GPUs that there are; 0 where these serve the entries at none."""
+    options = PlanOptions(planner=planner, objective="throughput")
+    try:
+        plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
+    except InfeasibleError:
+        return 0.0
+    return plan.objective.value
+
+
+def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
+    """By planner how many clients of a row, from its first on, are planned together, found by halves."""
+    row: list[Entry] = []
+
+    def planned(planner: str, count: int) -> bool:
+        while len(row) < count:
+            first = len(row)
+            more, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
+            row.extend(replace(e, name=f"c{first + n}") for n, e in enumerate(more))
+        inputs = inputs_of(data, name, row[:count], gpus)
+        options = PlanOptions(planner=planner, objective="share")
+        try:
+            make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
+        except InfeasibleError:
+            return False
+        return True
+
+    plus = most_able(partial(planned, "gslice-plus"))
+    return {"pool": most_able(partial(planned, "pool"), plus), "gslice-plus": plus}
+
+
+def most_able(able: Callable[[int], bool], known: int = 0) -> int:
+    """The largest number that is able, by larger steps and halves; at least what is known to be."""
+    low, step = known, max(1, known // 8)
+    while able(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if able(middle) else (low, middle)
+    return low
+
+
+MEASURES = {"rates": _by_rates, "clients": _by_clients}
 
 
 def published(data: Path) -> dict[tuple[str, str], float]:
     """The paper's numbers by key and model."""
     with (data / "graft/paper_tables.csv").open() as lines:
         return {(row["key"], row["model"]): float(row["value"]) for row in csv.DictReader(lines)}
+
+
+def _require_known(
+    parser: argparse.ArgumentParser, option: str, given: Sequence[str], known: Sequence[str]
+) -> None:
+    for name in given:
+        if name not in known:
+            parser.error(f"{option}: {name!r} is none of {', '.join(known)}")
 
 
 def main() -> int:
@@ -208,23 +299,30 @@ def main() -> int:
     parser.add_argument("--only", default="reduction,scale,throughput", metavar="LIST")
     parser.add_argument("--draws", type=int, default=50, metavar="N")
     parser.add_argument("--gpus", type=int, default=4, metavar="N", help="of the throughput")
+    parser.add_argument(
+        "--by", default="rates,clients", metavar="LIST", help="of the throughput: rates, clients"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of the loop")
     parser.add_argument(
-        "--models", default=",".join(MODELS), metavar="LIST", help="of scale and loop"
+        "--models", default=",".join(MODELS), metavar="LIST", help="of scale, throughput and loop"
     )
     add_destinations(parser)
     asked = parser.parse_args()
     names = asked.models.split(",")
+    parts: dict[str, Callable[[], tuple[list[Figure], dict[str, Any]]]] = {
+        "reduction": lambda: reductions(asked.data, asked.draws),
+        "scale": lambda: scale(asked.data, names),
+        "throughput": lambda: throughputs(asked, names),
+        "rides": lambda: rides(asked.data, max(1, asked.draws // 10), FRAMES_S),
+        "closed-loop": lambda: closed_loop(asked.data, Loop(seconds=asked.seconds), names),
+    }
+    _require_known(parser, "--models", names, MODELS)
+    _require_known(parser, "--by", asked.by.split(","), tuple(MEASURES))
+    _require_known(parser, "--only", asked.only.split(","), tuple(parts))
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
     for part in asked.only.split(","):
-        made, more = {
-            "reduction": lambda: reductions(asked.data, asked.draws),
-            "scale": lambda: scale(asked.data, names),
-            "throughput": lambda: throughput(asked.data, max(1, asked.draws // 10), asked.gpus),
-            "rides": lambda: rides(asked.data, max(1, asked.draws // 10), FRAMES_S),
-            "closed-loop": lambda: closed_loop(asked.data, Loop(seconds=asked.seconds), names),
-        }[part]()
+        made, more = parts[part]()
         show(made)
         figures += made
         raw |= more
