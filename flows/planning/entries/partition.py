@@ -34,7 +34,7 @@ from flows.planning.entries.groups import (
     best_of_subsets,
     cheapest_partition,
 )
-from flows.planning.entries.tables import SLACK, Floats, Ints, ModelTable
+from flows.planning.entries.tables import SLACK, Floats, Ints, ModelTable, vgpus_for
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Covering, Limits, solve_integer
 from flows.planning.watch import Watch
@@ -52,10 +52,12 @@ _CLOSE = 2e-3  # of the bound, where generating columns ends
 _ENOUGH = 6e-3  # of the bound, where the integer program ends
 _CLOSE_OF_CLASSES = 5e-3  # the same where classes round the limits of their items
 _NODES = 500
+_NODES_OF_MANY = 60
 _FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
 _TINY = 1e-9
 _PARTS = 6  # numbers of vGPUs that a class may end at
+_MOST_LOADS = 4_000  # of which each is looked at to leave options out
 _MOST_UNITS = 20_000  # of rates together, for exact pricing
 
 
@@ -146,14 +148,16 @@ class _Pricing:
         field = self.field
         self.counts = counts.astype(np.float64)
         self.beside = _part_beside(field, counts) if joint else field.costs_beside()
+        self.unit = _common_rate(field.rate)
+        units = np.rint(field.rate / self.unit).astype(np.int64)
+        self.units = np.repeat(units, counts)
         useful = np.isfinite(self.beside).any(axis=1)
+        if self.units.sum() <= _MOST_LOADS:
+            useful &= _needed(field, self.unit * np.arange(1, self.units.sum() + 1))
         self.roots = np.flatnonzero(useful)
         self.beside = self.beside[useful]
         self.price, self.work = field.root_price[useful], field.root_work[useful]
-        self.unit = _common_rate(field.rate)
         self.most = float(table.most)
-        units = np.rint(field.rate / self.unit).astype(np.int64)
-        self.units = np.repeat(units, counts)
         # else greedy filling is exact, or too many steps
         self.exactly = len(set(units.tolist())) > 1 and int(self.units.sum()) <= _MOST_UNITS
         self.one = np.repeat(np.arange(len(counts)), counts)
@@ -195,6 +199,21 @@ class _Pricing:
         return _Look(
             self, pi, which, order, number, part, full, some, (load, profit, vgpus, density)
         )
+
+
+def _needed(field: Field, loads: Floats) -> NDArray[np.bool_]:
+    """[roots] whether some load costs less than on every faster root of the junction and kind."""
+    needed = np.zeros(len(field.root_time), dtype=np.bool_)
+    for junction in range(field.table.blocks):
+        span = np.arange(field.root_start[junction], field.root_start[junction + 1])
+        for kind in np.unique(field.root_kind[span]):
+            roots = span[field.root_kind[span] == kind]
+            vgpus = vgpus_for(loads, field.root_work[roots, None])
+            cost = np.where(vgpus > field.table.most, np.inf, field.root_price[roots, None] * vgpus)
+            lowest = np.minimum.accumulate(cost, axis=0)
+            before = np.vstack([np.full((1, len(loads)), np.inf), lowest[:-1]])
+            needed[roots] = (cost < before - 1e-9).any(axis=1)
+    return needed
 
 
 def _part_beside(field: Field, counts: Ints) -> Floats:
@@ -321,11 +340,12 @@ def by_columns(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partit
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
     lower = _Pricing(field.table, _items(field, classes, "least"), counts)
     columns, pi, bound = _generate(lower, counts, watch)
+    able = bound  # by the limits that plans are made with
     if any(c.least < c.largest for c in classes):
         upper = _Pricing(field.table, _items(field, classes, "largest"), counts)
         _, _, bound = _generate(upper, counts, watch, pi)
     bound = raised(bound, whole=whole)
-    groups = _rounded(field, classes, lower, columns, pi, (bound, gap, watch))
+    groups = _rounded(field, classes, lower, columns, pi, (max(able, bound), gap, watch))
     value = math.fsum(group.cost for group in groups)
     proven = value - bound <= gap * value
     return Partition(
@@ -593,11 +613,13 @@ def _rounded(
     kept = list(
         {c.key: c for c in (columns[n] for n in sorted({*order.tolist(), *single}))}.values()
     )
+    few, many = len(field.items) <= _FEW, len(field.items) > MANY
+    enough = gap if few else _ENOUGH + _CLOSE_OF_CLASSES if many else _ENOUGH
     limits = Limits(
         relative_gap=gap,
-        nodes=_NODES,
+        nodes=_NODES_OF_MANY if many else _NODES,
         seconds=watch.left_s(),
-        enough=-bound * (1 + (gap if len(field.items) <= _FEW else _ENOUGH)),
+        enough=-bound * (1 + enough),
     )
     answer = solve_integer(_program(kept, counts), limits)
     left = [list(c.items) for c in classes]

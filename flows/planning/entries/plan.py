@@ -6,12 +6,13 @@ Here: which rule, rates under throughput, what is paid, where pools lie. Not her
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
+from flows.planning.entries.branch_and_price import by_branching, priceable
 from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
@@ -55,6 +56,7 @@ from triton_backend.contract.units import us_to_ms
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
+_NODES = 400  # of the tree over shared stages
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
 
 Runs = tuple[PlacementRun, ...]
@@ -89,36 +91,58 @@ Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
 
 
 def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
-    """The cheapest partition into groups, or pools where alignment stages are better shared."""
+    """The cheapest groups, or pools where alignment stages are better shared."""
     field = Field(table, items_of(table))
     require_reachable(field)
     whole = options.objective == "share" and all(s.share % 3 == 0 for s in table.sizes)
-    found = exact(field, inputs.watch, gap=options.gap, whole=whole)
-    proven, space = found.bound, GROUPS
-    tried = [pooled(field, found.groups)]
-    if table.chains and len(set(field.block.tolist())) < len(field.items):
-        few = 1 << len(field.items) <= MOST_SUBSETS
-        joined = joined_by_subsets(field) if few else None
-        if joined is not None:
-            proven = math.fsum(group.cost for group in joined)
-            space = POOLS if proven < found.value - _TINY * found.value else GROUPS
-            tried.append(pooled(field, joined, joined=True))
-        elif any(a >= 0 for g in found.groups for a in g.aligned):
-            tried.append(best_joined(field, found.groups))
-    for threshold in (0.2, -math.inf):
-        uniform = Field(table, merged(table, threshold))
-        tried.append(pooled(uniform, alone(uniform)))
-        if len(field.items) <= MANY:
-            tried.append(pooled(uniform, _similar(uniform, _PAPER)))
+    tried = _uniform(table, len(field.items))
+    few = 1 << len(field.items) <= MOST_SUBSETS
+    if not few and priceable(field):
+        known = min(plan.cost for plan in tried)
+        tree = by_branching(
+            field,
+            inputs.watch,
+            gap=options.gap,
+            step=1.0 if whole else 0.0,
+            nodes=_NODES if inputs.prove else 1,
+            known=known,
+        )
+        proven, least, looked_at = tree.bound, tree.bound, tree.columns
+        space = POOLS if table.chains else GROUPS
+        tried.append(pooled(field, tree.groups, joined=True))
+    else:
+        found = exact(field, inputs.watch, gap=options.gap, whole=whole)
+        proven, least, looked_at, space = found.bound, found.value, found.columns, GROUPS
+        tried.append(pooled(field, found.groups))
+        if table.chains and len(set(field.block.tolist())) < len(field.items):
+            joined = joined_by_subsets(field) if few else None
+            if joined is not None:
+                proven = math.fsum(group.cost for group in joined)
+                if proven < found.value - _TINY * found.value:
+                    space, least = POOLS, 0.0
+                tried.append(pooled(field, joined, joined=True))
+            elif any(a >= 0 for g in found.groups for a in g.aligned):
+                tried.append(best_joined(field, found.groups))
     best = min(tried, key=lambda p: p.cost)
-    if best.cost < max(proven, found.value if space == GROUPS else 0.0) * (1 - _TINY):
+    if best.cost < max(proven, least) * (1 - _TINY):
         space = POOLS
         proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
         proven = raised(proven, whole=whole)
-    note = f"{table.name}: {len(field.items)} entries, {found.columns} groups looked at"
+    note = f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"
     return Solved(
         table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=(note,)
     )
+
+
+def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
+    """Plans of uniform entries: each alone, and as the paper groups them."""
+    found: list[Pooled] = []
+    for threshold in (0.2, -math.inf):
+        uniform = Field(table, merged(table, threshold))
+        found.append(pooled(uniform, alone(uniform)))
+        if entries <= MANY:
+            found.append(pooled(uniform, _similar(uniform, _PAPER)))
+    return found
 
 
 _PAPER = Grouping(size=5, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
@@ -342,6 +366,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
     above = most = gpus / needed
     low, best, level = 0.0, None, above
+    inputs = replace(inputs, prove=False)  # whether it fits counts
     for _ in range(_STEPS):
         try:
             placed, bound = _within(rule, inputs, options, level)

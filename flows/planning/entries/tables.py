@@ -92,7 +92,7 @@ class Options:
         return np.where(vgpus > most, np.inf, self.price * vgpus)
 
 
-def vgpus_for(rate_rps: float, work: Floats) -> Floats:
+def vgpus_for(rate_rps: float | Floats, work: Floats) -> Floats:
     """Whole vGPUs that carry a rate, at least one."""
     return np.maximum(1.0, np.ceil(rate_rps * work * (1 - SLACK)))
 

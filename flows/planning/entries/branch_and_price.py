@@ -1,0 +1,694 @@
+"""Which entries of one rate meet, alignment stages shared or not, by branch and price (space `pools`).
+
+A group has a shared stage s of blocks [J, M). Its entries that start at J board; those of a start p < J are cut into
+bundles, each with an alignment stage of its own:
+
+    minimise    sum_g cost_g z_g                            z_g in {0, 1}, groups g
+    cover_e:    sum over g with e of z_g >= 1               (dual pi_e)
+    once_s:     sum over g on s of z_g <= 1                 two groups on one stage are one, which never costs more
+
+Pricing is exact. Where rates are equal, a shared stage costs by how many it carries, and of the entries of a start that
+are chosen neighbours by limit share a bundle (exchange two members: no bundle's least limit falls). So for every s the
+largest sum of duals less bundles of k entries is a dynamic program over entries by falling limit:
+
+    best[k, o] of k entries taken, the last o of them in a bundle that is still open; it is paid for when it is closed,
+    at the time that its tightest entry has left beside s
+
+The starts' sums are added over all ways to divide k. L(pi) = sum pi + sum_s min(0, least reduced cost of s) bounds every
+plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no better plan can use are dropped. Then
+branches: an entry's shared stage comes before another one or not, in the order of junctions and times.
+
+Here: pricing, the relaxation, the tree. Not here: groups in which entries of a start never share (`partition`).
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.entries.groups import Field, Group
+from flows.planning.entries.tables import ANY_NUMBER, Floats, Ints
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Covering, Limits, solve_integer
+from flows.planning.watch import Watch
+from triton_backend.contract.errors import InvariantError
+from triton_backend.scheduler.compiled import entry as kernel_entry
+from triton_backend.scheduler.compiled import kernel
+
+MOST_ITEMS = 25
+_FRESH = 40  # columns of a round
+_ROUNDS = 300
+_TINY = 1e-7
+_MIP_NODES = 200
+_ROUND_EVERY = 16  # nodes
+
+Mask = NDArray[np.bool_]
+
+
+class Arrays(NamedTuple):
+    """Arrays of a `Pricing`, for kernels. Items are ordered by start, then by falling limit.
+
+    limit         [items]
+    first         [starts + 1] the first item of each start
+    block         [starts]
+    junction, time, kind    [stages]
+    cost          [stages, items + 1] of so many entries
+    curve         [starts, blocks, kinds, 2] where options of an alignment stage begin in `option_time`, and how many
+    option_time   rising within a curve
+    lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
+    lowest        by number of entries, then by how many options are in time: the least cost
+    """
+
+    limit: Any
+    first: Any
+    block: Any
+    junction: Any
+    time: Any
+    kind: Any
+    cost: Any
+    curve: Any
+    option_time: Any
+    lowest_from: Any
+    lowest: Any
+
+
+class Room(NamedTuple):
+    """Where kernels work: best [items + 1 of them, items + 1, items + 1], sums [starts + 1, items + 1] twice."""
+
+    best: Any
+    own: Any
+    total: Any
+
+
+@kernel
+def _in_time(curve: Any, times: Any, left: float) -> int:
+    """How many options of a curve take no longer than what is left."""
+    low, high = curve[0], curve[0] + curve[1]
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= left:
+            low = middle + 1
+        else:
+            high = middle
+    return low - curve[0]
+
+
+@kernel
+def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: int) -> None:
+    """One entry more: not taken, in the open bundle, or the one that closes it."""
+    for k in range(taken, -1, -1):
+        closed = -np.inf
+        for o in range(k + 1):
+            value = best[k, o] + pi
+            best[k + 1, o + 1] = max(best[k + 1, o + 1], value)
+            closed = max(closed, value - lowest[at + (o + 1) * width])
+        best[k + 1, 0] = max(best[k + 1, 0], closed)
+
+
+@kernel
+def _bundled(
+    start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, keep: int
+) -> int:
+    """Fill in the largest gain of every number of entries that align; returns the most of them.
+
+    `room.best[step, k, o]`; without `keep` every step is step 0.
+    """
+    junction, kind = arrays.junction[stage], arrays.kind[stage]
+    first, end = arrays.first[start], arrays.first[start + 1]
+    curve = arrays.curve[start, junction, kind]
+    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
+    taken = 0
+    best = room.best[0]
+    best[0, 0] = 0.0
+    for item in range(first, end):
+        if keep > 0:
+            after = room.best[item - first + 1]
+            for k in range(taken + 1):
+                for o in range(k + 1):
+                    after[k, o] = best[k, o]
+            best = after
+        for o in range(taken + 2):
+            best[taken + 1, o] = -np.inf
+        left = arrays.limit[item] - arrays.time[stage]
+        options = _in_time(curve, arrays.option_time, left)
+        if left >= 0 and allowed[item] and options > 0:
+            _take(taken, pi[item], best, arrays.lowest, base + options, width)
+            taken += 1
+    for k in range(taken + 1):
+        room.own[start, k] = best[k, 0]
+    return taken
+
+
+@kernel
+def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) -> int:
+    """Fill in the largest gain of every number of entries that board directly; returns the most of them."""
+    own, taken = room.own[start], 0
+    own[0] = 0.0
+    for item in range(arrays.first[start], arrays.first[start + 1]):
+        if arrays.limit[item] < arrays.time[stage] or not allowed[item]:
+            continue
+        at = taken
+        while at > 0 and own[at] < pi[item]:
+            own[at + 1] = own[at]
+            at -= 1
+        own[at + 1] = pi[item]
+        taken += 1
+    for k in range(taken):
+        own[k + 1] += own[k]
+    return taken
+
+
+@kernel
+def _gains(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) -> int:
+    """Fill in `room.total[starts, k]`, the largest gain of k entries; returns the most of them."""
+    starts, most = len(arrays.block), 0
+    for k in range(room.total.shape[1]):
+        room.total[0, k] = -np.inf
+    room.total[0, 0] = 0.0
+    for start in range(starts):
+        taken = 0
+        room.own[start, 0] = 0.0
+        if arrays.block[start] == arrays.junction[stage]:
+            taken = _boarding(start, stage, pi, allowed, arrays, room)
+        elif arrays.block[start] < arrays.junction[stage]:
+            taken = _bundled(start, stage, pi, allowed, arrays, room, 0)
+        for k in range(taken + 1, room.own.shape[1]):
+            room.own[start, k] = -np.inf
+        for k in range(room.total.shape[1]):
+            room.total[start + 1, k] = -np.inf
+        for a in range(most + 1):
+            for b in range(taken + 1):
+                gain = room.total[start, a] + room.own[start, b]
+                room.total[start + 1, a + b] = max(room.total[start + 1, a + b], gain)
+        most += taken
+    return most
+
+
+@kernel_entry
+def price(
+    stages: Ints, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, least: Floats, size: Ints
+) -> None:
+    """Fill in the least reduced cost of a group on each of some stages, and how many entries it has."""
+    starts = len(arrays.block)
+    for at in range(len(stages)):
+        stage = stages[at]
+        most = _gains(stage, pi, allowed[stage], arrays, room)
+        least[at], size[at] = np.inf, 0
+        for k in range(1, most + 1):
+            reduced = arrays.cost[stage, k] - room.total[starts, k]
+            if reduced < least[at]:
+                least[at], size[at] = reduced, k
+
+
+@kernel_entry
+def members(
+    stage: int, size: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, chosen: Mask
+) -> float:
+    """Fill in who is in the best group of so many entries on a stage; returns its gain."""
+    for item in range(len(chosen)):
+        chosen[item] = False
+    starts = len(arrays.block)
+    most = _gains(stage, pi, allowed, arrays, room)
+    if size > most:
+        return -np.inf
+    gain, left = room.total[starts, size], size
+    for start in range(starts - 1, -1, -1):
+        part = 0
+        for b in range(left + 1):
+            if room.total[start, left - b] + room.own[start, b] == room.total[start + 1, left]:
+                part = b
+        if part > 0 and arrays.block[start] == arrays.junction[stage]:
+            _board(start, part, stage, pi, allowed, arrays, chosen)
+        elif part > 0:
+            _bundled(start, stage, pi, allowed, arrays, room, 1)
+            _unfold(start, part, stage, pi, allowed, arrays, room, chosen)
+        left -= part
+    return gain
+
+
+@kernel
+def _board(
+    start: int, part: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, chosen: Mask
+) -> None:
+    for _ in range(part):
+        best = -1
+        for item in range(arrays.first[start], arrays.first[start + 1]):
+            if chosen[item] or not allowed[item] or arrays.limit[item] < arrays.time[stage]:
+                continue
+            if best < 0 or pi[item] > pi[best]:
+                best = item
+        chosen[best] = True
+
+
+@kernel
+def _unfold(
+    start: int,
+    part: int,
+    stage: int,
+    pi: Floats,
+    allowed: Mask,
+    arrays: Arrays,
+    room: Room,
+    chosen: Mask,
+) -> None:
+    """Mark the entries of the best bundles of a start, from the last step of `_bundled` back."""
+    junction, kind = arrays.junction[stage], arrays.kind[stage]
+    curve = arrays.curve[start, junction, kind]
+    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
+    first = arrays.first[start]
+    k, o = part, 0
+    for item in range(arrays.first[start + 1] - 1, first - 1, -1):
+        if k == 0:
+            break
+        after, before = room.best[item - first + 1], room.best[item - first]
+        reached = 0  # entries that could be taken before this one
+        for other in range(first, item):
+            left = arrays.limit[other] - arrays.time[stage]
+            if left >= 0 and allowed[other] and _in_time(curve, arrays.option_time, left) > 0:
+                reached += 1
+        if k <= reached and before[k, o] == after[k, o]:
+            continue
+        chosen[item] = True
+        if o > 0:
+            o -= 1
+        else:
+            options = _in_time(curve, arrays.option_time, arrays.limit[item] - arrays.time[stage])
+            for open_ in range(k):
+                value = before[k - 1, open_] + pi[item]
+                value -= arrays.lowest[base + (open_ + 1) * width + options]
+                if value == after[k, 0]:
+                    o = open_
+                    break
+        k -= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A group: its stage, its items in the order of `Arrays`, its cost."""
+
+    stage: int
+    items: tuple[int, ...]
+    cost: float
+
+
+@dataclass(slots=True)
+class Proven:
+    """Groups whose entries of one start share alignment stages, and what every such plan costs at least."""
+
+    groups: list[Group]
+    value: float
+    bound: float
+    columns: int
+    nodes: int
+
+
+class Pricing:
+    """Reduced costs of groups on every shared stage of a field whose items have one rate."""
+
+    def __init__(self, items: Field) -> None:
+        table = items.table
+        self.field = items
+        count, rate = len(items.items), float(items.rate[0])
+        self.order = np.lexsort((-items.limit, items.block))
+        block, first = np.unique(items.block[self.order], return_index=True)
+        numbers = np.arange(count + 1)
+        vgpus = np.ceil(np.outer(items.root_work, numbers) * rate * (1 - 1e-9))
+        vgpus = np.maximum(1.0, vgpus)
+        cost = np.where(vgpus > table.most, np.inf, items.root_price[:, None] * vgpus)
+        kinds = len(table.kinds())
+        curve = np.zeros((len(block), table.blocks, kinds, 2), dtype=np.int64)
+        lowest_from = np.zeros((len(block), table.blocks, kinds), dtype=np.int64)
+        times: list[Floats] = []
+        lowest: list[Floats] = []
+        options_at = lowest_at = 0
+        for start, own in enumerate(block.tolist()):
+            for junction in range(own + 1, table.blocks) if table.chains else ():
+                for kind in range(kinds):
+                    options = table.options(own, junction, kind)
+                    costs = np.full((count + 1, len(options) + 1), np.inf)
+                    link = table.kinds()[kind][1][junction]
+                    for k in numbers[1:].tolist() if len(options) and rate <= link else ():
+                        costs[k, 1:] = np.minimum.accumulate(options.cost(k * rate, table.most))
+                    curve[start, junction, kind] = options_at, len(options)
+                    lowest_from[start, junction, kind] = lowest_at
+                    times.append(options.time_us)
+                    lowest.append(costs.ravel())
+                    options_at += len(options)
+                    lowest_at += costs.size
+        self.arrays = Arrays(
+            limit=items.limit[self.order],
+            first=np.append(first, count).astype(np.int64),
+            block=block.astype(np.int64),
+            junction=items.root_junction,
+            time=items.root_time,
+            kind=items.root_kind,
+            cost=cost,
+            curve=curve,
+            option_time=np.concatenate(times) if times else np.zeros(0),
+            lowest_from=lowest_from,
+            lowest=np.concatenate(lowest) if lowest else np.zeros(0),
+        )
+        self.room = Room(
+            best=np.zeros((count + 1, count + 2, count + 2)),
+            own=np.zeros((len(block), count + 2)),
+            total=np.zeros((len(block) + 1, count + 2)),
+        )
+        self.stages = self._needed()
+
+    def _needed(self) -> Ints:
+        """Stages that, for some number of entries, cost less than every faster one of their junction and kind."""
+        arrays, kept = self.arrays, list[int]()
+        lowest: dict[tuple[int, int], Floats] = {}
+        last = float(arrays.limit.max())
+        for stage in range(len(arrays.time)):
+            key = (int(arrays.junction[stage]), int(arrays.kind[stage]))
+            cost = arrays.cost[stage, 1:]
+            known = lowest.setdefault(key, np.full(len(cost), np.inf))
+            if arrays.time[stage] <= last and (cost < known - 1e-9).any():
+                np.minimum(known, cost, out=known)
+                kept.append(stage)
+        return np.array(kept, dtype=np.int64)
+
+    def everywhere(self) -> Mask:
+        """[stages, items] every item on every stage."""
+        return np.ones((len(self.arrays.time), len(self.arrays.limit)), dtype=np.bool_)
+
+    def least(self, stages: Ints, pi: Floats, allowed: Mask) -> tuple[Floats, Ints]:
+        """The least reduced cost on each of some stages, and the size of that group."""
+        least, size = np.zeros(len(stages)), np.zeros(len(stages), dtype=np.int64)
+        price(stages, pi, allowed, self.arrays, self.room, least, size)
+        return least, size
+
+    def column(self, stage: int, size: int, pi: Floats, allowed: Mask) -> _Column:
+        """The best group of a size on a stage."""
+        chosen = np.zeros(len(pi), dtype=np.bool_)
+        members(stage, size, pi, allowed[stage], self.arrays, self.room, chosen)
+        return self.made(stage, np.flatnonzero(chosen))
+
+    def made(self, stage: int, items: Sequence[int] | Ints) -> _Column:
+        """The group of given items on a stage; its cost is infinite where it cannot be."""
+        chosen, again = np.zeros((2, len(self.order)), dtype=np.bool_)
+        chosen[items] = True
+        nothing = np.zeros(len(self.order))
+        beside = members(stage, len(items), nothing, chosen, self.arrays, self.room, again)
+        cost = float(self.arrays.cost[stage, len(items)] - beside)
+        return _Column(stage=stage, items=tuple(int(i) for i in items), cost=cost)
+
+    def group(self, column: _Column) -> Group:
+        """As the rest of the planner knows it."""
+        items = [int(self.order[i]) for i in column.items]
+        return self.field.group(items, column.cost, column.stage)
+
+
+class _Relaxation:
+    """The master program over the groups known that a node allows, with `once` rows for some stages."""
+
+    def __init__(
+        self, pricing: Pricing, stages: Ints, allowed: Mask, *, once: bool, dear: Floats
+    ) -> None:
+        self.pricing, self.stages, self.allowed = pricing, stages, allowed
+        self.items = len(pricing.order)
+        self._row = {int(s): self.items + n for n, s in enumerate(stages)} if once else {}
+        self._usable = allowed & np.isin(np.arange(len(allowed)), stages)[:, None]
+        demand = np.concatenate([np.ones(self.items), -np.ones(len(self._row))])
+        self._program = Covering(demand)
+        self._columns: list[_Column | None] = []
+        self._known: set[tuple[int, tuple[int, ...]]] = set()
+        every = np.arange(self.items)
+        self._program.add(dear, every, every, np.ones(self.items))
+        self._columns += [None] * self.items
+        self.values = np.zeros(0)
+
+    def add(self, columns: Iterable[_Column]) -> list[_Column]:
+        """Add groups that are new and allowed; which they are."""
+        fresh: list[_Column] = []
+        for column in columns:
+            key = (column.stage, column.items)
+            if key not in self._known and self._usable[column.stage, list(column.items)].all():
+                self._known.add(key)
+                fresh.append(column)
+        if not fresh:
+            return []
+        rows = [[*c.items, *([self._row[c.stage]] if self._row else [])] for c in fresh]
+        sizes = [len(own) for own in rows]
+        self._program.add(
+            np.array([c.cost for c in fresh]),
+            np.cumsum([0, *sizes[:-1]]),
+            np.concatenate(rows).astype(np.int64),
+            np.concatenate([[1.0] * len(c.items) + [-1.0] * bool(self._row) for c in fresh]),
+        )
+        self._columns += fresh
+        return fresh
+
+    def solve(self) -> tuple[Floats, Floats]:
+        """Duals of the items, and of the stages."""
+        answer = self._program.solve()
+        if answer is None:  # dear columns cover everything
+            raise InvariantError("the relaxation of a branch has no solution")
+        self.values, duals = answer
+        mu = duals[self.items :] if self._row else np.zeros(len(self.stages))
+        return duals[: self.items], mu
+
+    def support(self) -> list[tuple[_Column, float]]:
+        """Groups of the last solution with their values."""
+        return [
+            (column, float(value))
+            for column, value in zip(self._columns, self.values, strict=True)
+            if column is not None and value > _TINY
+        ]
+
+    def covered(self) -> bool:
+        """Whether groups serve everybody."""
+        return float(self.values[: self.items].max(initial=0.0)) <= _TINY
+
+
+@dataclass(slots=True)
+class _Search:
+    """Branch and price over the stages that a better plan may use.
+
+    Attributes:
+        value: of the best plan known, `best`.
+        step: costs are multiples of it; 0: any.
+        gap: at which a proof is one.
+    """
+
+    pricing: Pricing
+    watch: Watch
+    step: float
+    gap: float
+    value: float = math.inf
+    best: list[_Column] = field(default_factory=list[_Column])
+    pool: dict[tuple[int, tuple[int, ...]], _Column] = field(
+        default_factory=dict[tuple[int, tuple[int, ...]], _Column]
+    )
+    nodes: int = 0
+
+    def raised(self, bound: float) -> float:
+        """The next cost that a plan can have."""
+        whole = self.step > 0 and math.isfinite(bound)
+        return math.ceil(bound / self.step - 1e-6) * self.step if whole else bound
+
+    def closed(self, bound: float) -> bool:
+        """Whether nothing better than what is known is left above a bound."""
+        return self.value - self.raised(bound) <= self.gap * self.value
+
+    def useful(self, bound: float, least: Floats) -> Mask:
+        """Stages that a better plan may use, from a bound and the reduced costs that belong to it."""
+        with_one = bound + np.maximum(least, 0.0)
+        if self.step:
+            with_one = np.ceil(with_one / self.step - 1e-6) * self.step
+        return self.value - with_one > self.gap * self.value
+
+    def forget(self, bound: float, pi: Floats) -> None:
+        """Groups that no better plan has, by a bound and its duals."""
+        keys, columns = list(self.pool), list(self.pool.values())
+        reduced = np.array([c.cost - pi[list(c.items)].sum() for c in columns])
+        kept = self.useful(bound, reduced)
+        self.pool = {k: c for k, c, own in zip(keys, columns, kept, strict=True) if own}
+
+    def relax(
+        self, relaxation: _Relaxation, start: Floats | None = None
+    ) -> tuple[float, Floats, Ints]:
+        """The bound of a node, the duals that prove it, and the stages that a better plan may use."""
+        self.nodes += 1
+        pricing, stages, allowed = self.pricing, relaxation.stages, relaxation.allowed
+        relaxation.add(self.pool.values())
+        highest, best = -math.inf, np.zeros(relaxation.items)
+        if start is not None:
+            best = start
+        for turn in range(_ROUNDS):
+            pi, mu = relaxation.solve()
+            fresh: list[_Column] = []
+            for duals in ((best + pi) / 2, pi) if turn or start is not None else (pi,):
+                least, size = pricing.least(stages, duals, allowed)
+                bound = float(duals.sum() + np.minimum(least, 0.0).sum())
+                found = self._columns(relaxation, stages, (least, size), duals, mu)
+                if bound > highest:
+                    highest, best = bound, duals
+                    stages = stages[self.useful(bound, least)]
+                fresh = [c for c in found if self._reduced(relaxation, c, pi, mu) < -_TINY]
+                fresh = relaxation.add(fresh)
+                if fresh:
+                    break
+            self.pool |= {(c.stage, c.items): c for c in fresh}
+            if not fresh or self.closed(highest) or self.watch.over():
+                break
+        return highest, best, stages
+
+    def _columns(
+        self,
+        relaxation: _Relaxation,
+        stages: Ints,
+        priced: tuple[Floats, Ints],
+        duals: Floats,
+        mu: Floats,
+    ) -> list[_Column]:
+        least, size = priced
+        score = least + mu[np.searchsorted(relaxation.stages, stages)]
+        order = np.argsort(score, kind="stable")[:_FRESH]
+        return [
+            self.pricing.column(int(stages[n]), int(size[n]), duals, relaxation.allowed)
+            for n in order.tolist()
+            if score[n] < -_TINY
+        ]
+
+    def _reduced(self, relaxation: _Relaxation, column: _Column, pi: Floats, mu: Floats) -> float:
+        at = int(np.searchsorted(relaxation.stages, column.stage))
+        return column.cost - float(pi[list(column.items)].sum()) + float(mu[at])
+
+    def take(self, columns: Sequence[_Column]) -> None:
+        """A plan: groups of one stage are one, and everybody is served once."""
+        by_stage: dict[int, list[int]] = {}
+        taken: set[int] = set()
+        for column in columns:
+            mine = [i for i in column.items if i not in taken]
+            taken |= set(mine)
+            by_stage.setdefault(column.stage, []).extend(mine)
+        if len(taken) < len(self.pricing.order):
+            return
+        groups = [self.pricing.made(s, sorted(items)) for s, items in by_stage.items() if items]
+        value = math.fsum(g.cost for g in groups)
+        if value < self.value - 1e-9:
+            self.value, self.best = value, groups
+
+    def round(self) -> None:
+        """The best plan of the groups met."""
+        columns = list(self.pool.values())
+        if len({i for c in columns for i in c.items}) < len(self.pricing.order):
+            return
+        build = ProgramBuilder()
+        cost = np.array([c.cost for c in columns])
+        z = build.variables("groups", len(columns), cost=-cost, upper=1.0, whole=True)
+        cover = build.rows("cover", len(self.pricing.order), upper=-1.0)
+        rows = np.concatenate([c.items for c in columns]).astype(np.int64)
+        build.entries(cover[rows], np.repeat(z, [len(c.items) for c in columns]), -1.0)
+        limits = Limits(
+            relative_gap=self.gap,
+            nodes=_MIP_NODES,
+            seconds=self.watch.left_s(),
+            cutoff=-self.value,
+        )
+        answer = solve_integer(build.build(), limits)
+        if answer.values is not None:
+            self.take([c for c, v in zip(columns, answer.values, strict=True) if v > 0.5])  # noqa: PLR2004 - whole
+
+    def branch(self, relaxation: _Relaxation) -> tuple[int, int] | None:
+        """An item and a stage: is the item's stage up to this one or after it? None: every item has one stage."""
+        held = np.zeros((relaxation.items, len(relaxation.stages)))
+        for column, value in relaxation.support():
+            at = int(np.searchsorted(relaxation.stages, column.stage))
+            held[list(column.items), at] += value
+        reached = np.cumsum(held, axis=1)
+        distance = np.abs(reached / np.maximum(reached[:, -1:], _TINY) - 0.5)
+        item, at = np.unravel_index(int(distance.argmin()), distance.shape)
+        if distance[item, at] > 0.5 - 1e-5:
+            return None
+        return int(item), int(relaxation.stages[at])
+
+
+def priceable(items: Field) -> bool:
+    """Whether groups of these items can be priced here: one rate, not too many."""
+    free = items.table.most == ANY_NUMBER  # else two groups on one stage may be two pools
+    return free and len(items.items) <= MOST_ITEMS and len(set(items.rate.tolist())) == 1
+
+
+def by_branching(
+    items: Field, watch: Watch, *, gap: float, step: float, nodes: int, known: float = math.inf
+) -> Proven:
+    """The cheapest groups found of items of one rate, and what any cost at least.
+
+    Args:
+        items: at most `MOST_ITEMS`; each can be served by itself.
+        watch: the clock of the run.
+        gap: relative; at which the search may end.
+        step: costs of plans are multiples of it; 0: any.
+        nodes: of the tree, at most.
+        known: the cost of a plan; what does not beat it need not be found.
+    """
+    pricing = Pricing(items)
+    search = _Search(pricing=pricing, watch=watch, step=step, gap=gap)
+    everywhere = pricing.everywhere()
+    alone: list[_Column] = []
+    for at, item in enumerate(pricing.order.tolist()):
+        group = items.best([item])
+        alone.append(_Column(stage=group.root, items=(at,), cost=group.cost))
+    search.take(alone)
+    dear = np.array([c.cost for c in alone])
+    search.pool = {(c.stage, c.items): c for c in alone}
+    root = _Relaxation(pricing, pricing.stages, everywhere, once=False, dear=dear)
+    search.value = min(search.value, known)
+    bound, pi, stages = search.relax(root)
+    search.round()
+    lowest = bound
+    if not search.closed(bound) and nodes > 1:
+        lowest = _searched(search, bound, pi, stages, nodes)
+    return Proven(
+        groups=[pricing.group(c) for c in search.best],
+        value=math.fsum(c.cost for c in search.best),
+        bound=min(search.raised(lowest), search.value),
+        columns=len(search.pool),
+        nodes=search.nodes,
+    )
+
+
+def _searched(search: _Search, bound: float, pi: Floats, stages: Ints, nodes: int) -> float:
+    """Branch until nothing better is left, or there were nodes enough; returns the bound."""
+    pricing = search.pricing
+    everywhere = pricing.everywhere()
+    least, _ = pricing.least(stages, pi, everywhere)
+    floor = float(pi.sum() + np.minimum(least, 0.0).sum())
+    stages = stages[search.useful(floor, least)]
+    search.forget(floor, pi)
+    heap = [(bound, 0, everywhere, pi, stages)]
+    open_end, count = math.inf, 0
+    while heap and not search.closed(heap[0][0]):
+        lowest, _, allowed, start, stages = heap[0]
+        if search.nodes >= nodes or search.watch.over():
+            break
+        heapq.heappop(heap)
+        dear = np.full(len(pricing.order), search.value)
+        node = _Relaxation(pricing, stages, allowed, once=True, dear=dear)
+        own, duals, stages = search.relax(node, start)
+        own = max(own, lowest)
+        if search.closed(own):
+            continue
+        if search.nodes % _ROUND_EVERY == 1:
+            search.round()
+        split = search.branch(node)
+        if split is None:
+            search.take([c for c, _ in node.support()])
+            if not search.closed(own):
+                open_end = min(open_end, own)
+            continue
+        item, stage = split
+        for late in (False, True):
+            child = allowed.copy()
+            child[: stage + 1, item] &= not late
+            child[stage + 1 :, item] &= late
+            count += 1
+            heapq.heappush(heap, (own, count, child, duals, stages))
+    return min([open_end, search.value, *(own for own, *_ in heap[:1])])
