@@ -28,28 +28,34 @@ MOST_BOXES = 200_000
 _HALVINGS = 12
 
 
+Answer = tuple[float, int]
+"""Cost and time used (µs) within a budget; infinite cost where there is no solution."""
+
+
 @dataclass(slots=True)
 class Steps:
     """The cost of one line as a function of its budget, asked for where it matters.
 
     Attributes:
-        ask: cost and time used at a budget (µs); infinite cost where it has no solution.
+        ask: the answer at a budget (µs), given a cost that none there falls below, and the answer at the next
+            smaller budget that is known: what is not cheaper need not be looked for.
     """
 
-    ask: Callable[[int], tuple[float, int]]
+    ask: Callable[[int, float, Answer], Answer]
     quantum_us: int = 1
     _ends: list[int] = field(default_factory=list[int])
-    _known: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    _known: dict[int, Answer] = field(default_factory=dict[int, Answer])
 
-    def at(self, budget_us: int) -> tuple[float, int]:
+    def at(self, budget_us: int) -> Answer:
         """Cost and time used, at most the budget; what is known of a larger budget holds if it fits."""
         budget_us = budget_us // self.quantum_us * self.quantum_us
-        place = bisect_left(self._ends, budget_us)
+        place, floor = bisect_left(self._ends, budget_us), 0.0
         if place < len(self._ends):
-            cost, used_us = self._known[self._ends[place]]
-            if used_us <= budget_us or cost == inf:
-                return cost, min(used_us, budget_us)
-        cost, used_us = self.ask(budget_us) if budget_us > 0 else (inf, budget_us)
+            floor, used_us = self._known[self._ends[place]]
+            if used_us <= budget_us or floor == inf:
+                return floor, min(used_us, budget_us)
+        below = self._known[self._ends[place - 1]] if place else (inf, budget_us)
+        cost, used_us = self.ask(budget_us, floor, below) if budget_us > 0 else (inf, budget_us)
         if self.quantum_us > 1:
             used_us = min(budget_us, -(-used_us // self.quantum_us) * self.quantum_us)
         self._ends.insert(place, budget_us)
@@ -79,7 +85,7 @@ class Separate:
     """Lines that do not share anything: costs add up."""
 
     steps: Sequence[Steps]
-    guess_every: int = 1
+    guess_every: int = 8
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """See `Oracle`."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from flows.planning.applications.division import Separate, Steps, divide
+from flows.planning.applications.division import Answer, Separate, Steps, divide
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import (
     Group,
@@ -172,7 +172,7 @@ def _quantized(
     """The best budgets of which each is a multiple of the quantum (Nexus; Picc-q)."""
 
     def steps(line: int) -> Steps:
-        def ask(budget_us: int) -> tuple[float, int]:
+        def ask(budget_us: int, *_: object) -> Answer:
             served = _filled(tables[line], rates[line], budget_us, rules)
             if served is None:
                 return inf, budget_us

@@ -209,7 +209,7 @@ def cheapest(
     *,
     dummies: bool,
     whole: bool = False,
-    at_most: float = inf,
+    costs: tuple[float, float] = (0.0, inf),
 ) -> MachineSet | None:
     """The cheapest set within a budget under `tc`, as the paper counts it; None where there is none.
 
@@ -225,11 +225,11 @@ def cheapest(
         budget_us: worst-case latency allowed.
         dummies: whether rows that are no client's may fill batches.
         whole: whether there are only whole machines.
-        at_most: a cost that is known to be reachable.
+        costs: one that no set falls below, and one at which a set is of no interest.
     """
     usable = [m for m in machines if m.duration_us < budget_us * (1 - _EPS)]
     search = _Search(usable, rate_rps, budget_us, dummies=dummies or whole, whole=whole)
-    search.best = at_most * (1 + _EPS)
+    search.floor, search.best = costs
     search.visit(0, rate_rps, 0.0, 0.0, ())
     return None if search.found is None else _as_set(search, usable, rate_rps)
 
@@ -252,7 +252,7 @@ class _Search:
         self.needed = [m.batch * 1e6 / (budget_us * (1 + _EPS) - m.duration_us) for m in machines]
         self.dummies, self.whole = dummies, whole
         self.none = _EPS * rate_rps
-        self.best = inf
+        self.best, self.floor = inf, 0.0
         self.found: tuple[tuple[int, float], ...] | None = None
         self.padding = 0.0
 
@@ -349,6 +349,8 @@ class _Search:
     def _take(self, cost: float, chosen: tuple[tuple[int, float], ...], padding: float) -> None:
         if cost < self.best * (1 - _EPS):
             self.best, self.found, self.padding = cost, chosen, padding
+            if cost <= self.floor * (1 + _EPS):
+                self.best = -inf  # nothing is cheaper: what is left is skipped
 
 
 def _as_set(search: _Search, machines: Sequence[Machine], rate_rps: float) -> MachineSet:

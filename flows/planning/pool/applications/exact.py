@@ -15,7 +15,14 @@ from math import ceil, inf
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.planning.applications.division import MOST_BOXES, Division, Separate, Steps, divide
+from flows.planning.applications.division import (
+    MOST_BOXES,
+    Answer,
+    Division,
+    Separate,
+    Steps,
+    divide,
+)
 from flows.planning.applications.heuristics import PICCOLO, solve
 from flows.planning.applications.lines import Lines, require_rates
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
@@ -318,12 +325,16 @@ def set_within(
     budget_us: int,
     *,
     dummies: bool,
+    costs: tuple[float, float] = (0.0, inf),
 ) -> MachineSet | None:
-    """The cheapest set of machines within a budget, by accounting."""
+    """The cheapest set of machines within a budget, by accounting; None where none costs less than `costs[1]`.
+
+    `costs[0]` is a cost that none falls below.
+    """
     if accounting == "tc-even":
         return even(table, rate_rps, budget_us, dummies=dummies)
     whole = accounting == "tc-padded"
-    return cheapest(table, rate_rps, budget_us, dummies=dummies, whole=whole)
+    return cheapest(table, rate_rps, budget_us, dummies=dummies, whole=whole, costs=costs)
 
 
 def line_steps(
@@ -331,10 +342,11 @@ def line_steps(
 ) -> Steps:
     """The cost of one line as a function of its budget."""
 
-    def ask(budget_us: int) -> tuple[float, int]:
-        served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies)
+    def ask(budget_us: int, floor: float, below: Answer) -> Answer:
+        costs = floor, below[0]
+        served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs)
         if served is None:
-            return inf, budget_us
+            return below
         return served.cost, min(budget_us, ceil(served.latency_us - 1e-3))
 
     return Steps(ask)

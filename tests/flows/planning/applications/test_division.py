@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.applications.division import Separate, Steps, divide
+from flows.planning.applications.division import Answer, Separate, Steps, divide
 from tests.flows.planning.applications.paper import application
 
 SHAPES = {
@@ -38,7 +38,7 @@ STAIRS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 50)), min_size=1,
 
 
 def steps_of(stairs: list[tuple[int, int]]) -> Steps:
-    def ask(budget_us: int) -> tuple[float, int]:
+    def ask(budget_us: int, *_: object) -> Answer:
         open_steps = [(cost, time) for time, cost in stairs if time * 1000 <= budget_us]
         if not open_steps:
             return inf, budget_us
