@@ -22,8 +22,16 @@ INSTANCES = Option(
     help="Most vGPUs of a stage of entries; 0: any number.",
     least=0,
 )
+HEADROOM = Option(
+    name="headroom",
+    kind=float,
+    default=1.0,
+    help="Pools of entries carry this many times the rates listed: arrivals come in bursts.",
+    least=1.0,
+)
 OPTIONS = (
     INSTANCES,
+    HEADROOM,
     *SHADOW_OPTIONS,
     Option(
         name="merge_threshold",

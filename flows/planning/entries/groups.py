@@ -32,6 +32,7 @@ class Item:
     """Entries of one start and one budget that are planned as one.
 
     Attributes:
+        rate_rps: that pools carry for it, with headroom.
         members: their numbers in the model.
     """
 
@@ -44,7 +45,12 @@ class Item:
 def items_of(table: ModelTable) -> list[Item]:
     """Every entry by itself."""
     return [
-        Item(block=e.block, limit_us=float(limit), rate_rps=e.rate_rps, members=(number,))
+        Item(
+            block=e.block,
+            limit_us=float(limit),
+            rate_rps=e.rate_rps * table.headroom,
+            members=(number,),
+        )
         for number, (e, limit) in enumerate(zip(table.entries, table.limits_us, strict=True))
     ]
 

@@ -65,7 +65,7 @@ def _item(table: ModelTable, block: int, members: Sequence[int]) -> Item:
     return Item(
         block=block,
         limit_us=float(min(table.limits_us[n] for n in members)),
-        rate_rps=sum(table.entries[n].rate_rps for n in members),
+        rate_rps=table.headroom * sum(table.entries[n].rate_rps for n in members),
         members=tuple(members),
     )
 

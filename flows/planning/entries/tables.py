@@ -106,6 +106,7 @@ class ModelTable:
         entries: with their planned rates (`listed`: as the workload lists them, or the model as a whole).
         limits_us: by entry.
         most: vGPUs that a stage may have.
+        headroom: times the planned rates that pools carry.
         chains: whether a pipeline may have two stages.
     """
 
@@ -116,6 +117,7 @@ class ModelTable:
     limits_us: tuple[int, ...]
     sizes: tuple[Size, ...]
     most: int
+    headroom: float
     chains: bool
     _known: dict[tuple[int, int, int], Options] = field(
         default_factory=dict[tuple[int, int, int], Options]
@@ -209,6 +211,7 @@ def _model_table(
         limits_us=tuple(math.floor(kept * entry.budget_us + 1e-6) for entry in entries),
         sizes=sizes,
         most=options.own.get("max_instances") or ANY_NUMBER,
+        headroom=options.own.get("headroom") or 1.0,
         chains=options.max_partitions > 1,
     )
 

@@ -114,6 +114,18 @@ def test_an_entry_that_aligns_boards_a_batch_of_the_entry_at_the_junction() -> N
     assert {e.name: e.block for e in plan.models[0].entries} == {"whole": 0, "tail": 2}
 
 
+@pytest.mark.parametrize("planner", ["pool", *RULES])
+def test_headroom_sizes_pools_for_more_than_is_promised(planner: str) -> None:
+    problem = case(1, 8, rates=(30,))
+    plain = planned(problem, planner)
+    roomy = planned(problem, planner, own={"headroom": 20.0})
+    busier = planned(case(1, 8, rates=(600,)), planner)
+    assert roomy.objective.value == busier.objective.value > plain.objective.value
+    assert {e.rate_rps for e in roomy.models[0].entries} == {30}
+    with pytest.raises(InputError, match="headroom"):
+        planned(problem, planner, own={"headroom": 0.5})
+
+
 def test_one_client() -> None:
     plan = planned(one(entry("only", 1, 40, 30)))
     assert [p.entry for p in plan.models[0].pipelines] == ["only"]
