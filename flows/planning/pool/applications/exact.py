@@ -9,7 +9,7 @@ Here: which oracle, and reading its answer. Not here: the division of time (`div
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
@@ -51,7 +51,7 @@ from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
-_SKETCH, _MANY = 6, 64  # boxes looked at before one program is asked; after it
+_SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
 
 
@@ -150,59 +150,89 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
 def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | None:
     """The best plan known, and its division with a bound; None where nothing was found.
 
-    The best plan of fewer stages first, so that more freedom never is worse. Then a few boxes of budgets;
-    where they leave a gap, what whole GPUs allow were time no matter, and one program for time and GPUs;
-    where that leaves one too, more boxes.
+    The best plan of fewer stages first, so that more freedom never is worse.
     """
-    best = _of_fewer_stages(pools, options)
-    return _with_boxes(pools, options, best, MOST_BOXES if options.time_limit_s else _MANY)
+    search = _Search(pools, options.gap, _of_fewer_stages(pools, options))
+    search.plan()
+    if options.time_limit_s:
+        search.prove()
+    return search.found()
 
 
-def _with_boxes(
-    pools: Pools, options: PlanOptions, best: Found | None, most_boxes: int
-) -> tuple[Found, Division] | None:
-    """See `_divided`; `best` is known, and `most_boxes` how many the last look may take."""
-    lines, watch = pools.lines, pools.watch
-    bound, boxes = inf, 0
+@dataclass(slots=True)
+class _Search:
+    """Plans of at most so many stages: the best one known, what none is better than, boxes looked at."""
 
-    def settled() -> bool:
+    pools: Pools
+    gap: float
+    best: Found | None
+    bound: float = inf
+    boxes: int = 0
+
+    def plan(self) -> None:
+        """Look for plans and for a bound.
+
+        A few boxes of budgets first; where they leave a gap, what whole GPUs allow were time no matter, and one
+        program for time and GPUs; where that leaves one too, more boxes.
+        """
+        for step in (lambda: self._look(_SKETCH), self._most, self._together):
+            step()
+            if self._settled():
+                return
+        self._look(_MANY)
+
+    def prove(self) -> None:
+        """Better the bound while there is time; plans that turn up are taken only where there is none.
+
+        One of more stages begins with what `plan` found, and would be worse than one of fewer that had more.
+        """
+        if not self._settled():
+            self._look(MOST_BOXES, plans=self.best is None)
+
+    def found(self) -> tuple[Found, Division] | None:
+        """The best plan with its bound."""
+        best = self.best
+        if best is None:
+            return None
+        bound = max(self.bound, best.score)
+        times = tuple(self.pools.used(best))
+        return best, Division(times=times, cost=-best.score, bound=-bound, boxes=self.boxes)
+
+    def _settled(self) -> bool:
+        best, watch = self.best, self.pools.watch
         if best is None:
             return watch.over()
-        watch.report(best.score, bound)
-        return bound <= best.score + options.gap * abs(best.score) or watch.over()
+        watch.report(best.score, self.bound)
+        return self.bound <= best.score + self.gap * abs(best.score) or watch.over()
 
-    def look(most: int) -> None:
-        nonlocal best, bound, boxes
-        start = None if best is None else pools.used(best)
-        division = divide(lines, pools, options.gap, watch, start, most)
+    def _offer(self, found: Found | None) -> None:
+        if found is not None and (self.best is None or found.score > self.best.score):
+            self.best = found
+
+    def _look(self, most: int, *, plans: bool = True) -> None:
+        pools = self.pools
+        start = None if self.best is None else pools.used(self.best)
+        division = divide(pools.lines, pools, self.gap, pools.watch, start, most)
         if division is not None:
-            best = pools.best(division.times) or best
-            bound, boxes = min(bound, -division.bound), boxes + division.boxes
+            if plans:
+                self._offer(pools.best(division.times))
+            self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
 
-    look(_SKETCH)
-    if not settled():
-        most = pools.most()
-        bound = bound if most is None else min(bound, most.bound)
-    if not settled():
-        cutoff = -inf if best is None else best.score + options.gap * abs(best.score) / 2
-        better, bound = pools.together(cutoff, bound)
-        if better is not None and (best is None or better.score > best.score):
-            best = better
-    if most_boxes and not settled():
-        look(most_boxes)
-    if best is None:
-        return None
-    bound = max(bound, best.score)
-    return best, Division(
-        times=tuple(pools.used(best)), cost=-best.score, bound=-bound, boxes=boxes
-    )
+    def _most(self) -> None:
+        most = self.pools.most()
+        self.bound = self.bound if most is None else min(self.bound, most.bound)
+
+    def _together(self) -> None:
+        best = self.best
+        cutoff = -inf if best is None else best.score + self.gap * abs(best.score) / 2
+        better, self.bound = self.pools.together(cutoff, self.bound)
+        self._offer(better)
 
 
 def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
     """The best plan of one stage less, as one that is known.
 
-    It has the time that it would have if it were all that is asked for, but for the last boxes: these better
-    the proof and hardly ever the plan.
+    It has the time that it would have if it were all that is asked for.
     """
     if options.max_partitions == 1:
         return None
@@ -217,13 +247,13 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
         proof=pools.proof,
     )
     try:
-        divided = _with_boxes(before, less, _of_fewer_stages(before, less), 0)
+        search = _Search(before, less.gap, _of_fewer_stages(before, less))
+        search.plan()
     except InfeasibleError:  # some line fits its paths only in more stages
         return None
-    if divided is None:
-        return None
-    pools.offered.append(divided[0])
-    return divided[0]
+    if search.best is not None:
+        pools.offered.append(search.best)
+    return search.best
 
 
 def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
@@ -240,7 +270,8 @@ def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
 def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
     """The workload with batch-building rates where gathering needs them, and where they come from.
 
-    They are what every line reaches in a plan of most throughput without gathering time.
+    They are what every line reaches in a plan of most throughput without gathering time, of whole models where
+    there is one: how many stages a plan may have does not change what is asked of it.
     """
     lines = demanded(inputs.workload, options)
     if "gathering" not in options.own or gathering_of(options) != "fixed":
@@ -250,11 +281,16 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
     lines = demanded(_unrated(inputs.workload), free)
     problem = line_problem(inputs, free, lines)
-    pools = _pools(inputs, free, lines, problem)
-    try:
-        divided = _divided(pools, free)
-    except InfeasibleError as error:
-        raise out_of_reach(lines, least_times(problem)) from error
+    divided = None
+    for stages in range(1, options.max_partitions + 1):
+        try:
+            less = replace(free, max_partitions=stages)
+            divided = _divided(_pools(inputs, less, lines, problem), less)
+        except InfeasibleError as error:
+            if stages == options.max_partitions:
+                raise out_of_reach(lines, least_times(problem)) from error
+        if divided is not None:
+            break
     if divided is None:
         raise out_of_reach(lines, least_times(problem))
     level = divided[0].score
