@@ -1,10 +1,11 @@
-"""Faults on a running system at load factor 0.6: what is lost, who waits, how soon all is well.
+"""Faults on a running system, at load factor 0.6 if nothing else is asked for: what is lost, who waits, how soon all is well.
 
 Two emulated models of two stages on pools of four vGPUs over two nodes each are served by the real
 Triton and loaded with requests whose right answers are known. A few seconds into each run one part
 is broken; a prober asks for the state ten times a second and tries a request of every model.
 
-    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--application] [--out FILE]
+    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--load-factor 0.6]
+        [--application] [--out FILE]
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
 
@@ -70,13 +71,13 @@ WRITTEN_S = 1.0  # the event files are written four times a second
 GAP_BEFORE_US, GAP_AFTER_US = 500_000, 5_000_000
 
 
-def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
+def measure(served: Served, fault: Fault, load_factor: float, seconds: float) -> dict[str, Any]:
     """One run with one fault in it."""
     checks = [f"--check={name}={path}" for name, path in checked_files(served).items()]
     load = Load(
         served.state.grpc_url,
         served.write_plan(served.plan, "plan"),
-        f"--load-factor={LOAD_FACTOR}",
+        f"--load-factor={load_factor}",
         f"--duration={seconds}",
         f"--give-up-s={GIVE_UP_S}",
         f"--retries={fault.retries}",
@@ -99,7 +100,7 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     if fault.longest_gap_s is not None:
         row |= {"gap_s": dispatch_gap_s(served, fault_us), "gap_target_s": fault.longest_gap_s}
     if fault.lasts:
-        return row | reduced(loaded, fault, served.plan, fault_us)
+        return row | reduced(loaded, fault, served.plan, fault_us, load_factor)
     repaired_us = max(gone_us, prober.last_bad_us)
     began_s = (fault_us - loaded.started_us) / 1e6
     ended_s = (repaired_us - loaded.started_us) / 1e6
@@ -107,7 +108,10 @@ def measure(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     return (
         row
         | recovery(loaded, fault_us, repaired_us)
-        | {"attainment": loaded.attainment, "simulated": simulated(served.plan, seconds, away)}
+        | {
+            "attainment": loaded.attainment,
+            "simulated": simulated(served.plan, load_factor, seconds, away),
+        }
     )
 
 
@@ -165,22 +169,24 @@ def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
     }
 
 
-def reduced(loaded: Loaded, fault: Fault, plan: Plan, fault_us: int) -> dict[str, Any]:
+def reduced(
+    loaded: Loaded, fault: Fault, plan: Plan, fault_us: int, load_factor: float
+) -> dict[str, Any]:
     """Attainment at the capacity that is left, once the fault is noticed."""
     from_us = fault_us + NOTICED_S * 1e6 - loaded.started_us
     left = loaded.records[loaded.records["intended_us"] >= from_us]
     away = tuple(Failure(start_s=0.0, vgpu=v) for v in fault.vgpus)
     return {
         "attainment": float((left["outcome"] == SERVED).mean()),
-        "simulated": simulated(plan, 60.0, away),
+        "simulated": simulated(plan, load_factor, 60.0, away),
     }
 
 
-def simulated(plan: Plan, seconds: float, away: tuple[Failure, ...]) -> float:
+def simulated(plan: Plan, load_factor: float, seconds: float, away: tuple[Failure, ...]) -> float:
     """What the simulator says of the attainment without these vGPUs."""
     options = SimOptions(
         policy=None,
-        load_factor=LOAD_FACTOR,
+        load_factor=load_factor,
         duration_s=seconds,
         failures=away,
         admission=True,
@@ -201,7 +207,7 @@ def run_all(
         with made() as served:
             before = len(served.processes())
             wait_well(served)
-            rows += [one(served, f, max(options.seconds, f.at_least_s)) for f in wanted]
+            rows += [one(served, f, options) for f in wanted]
             after = len(served.processes())
             print(f"processes before {before}, after {after}", flush=True)
             if options.verbose:
@@ -212,7 +218,7 @@ def run_all(
     return rows
 
 
-def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
+def one(served: Served, fault: Fault, options: argparse.Namespace) -> dict[str, Any]:
     """One fault, and all well again."""
     row: dict[str, Any] = {
         "fault": fault.name,
@@ -221,7 +227,8 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
         "retries": fault.retries,
     }
     try:
-        row |= measure(served, fault, seconds)
+        seconds = max(options.seconds, fault.at_least_s)
+        row |= measure(served, fault, options.load_factor, seconds)
     except (RuntimeError, ServerError) as error:
         row |= {"broken": str(error)}
     if fault.lasts and isinstance(served, Far):
@@ -338,6 +345,7 @@ def main() -> int:
     add = parser.add_argument
     add("--only", nargs="+", help="names of faults")
     add("--seconds", type=float, default=12.0, help="of load per fault")
+    add("--load-factor", type=float, default=LOAD_FACTOR, help="of what the plan serves")
     add("--application", action="store_true", help="an application in place of the models")
     add("--port", type=int, default=18_530, help="the first of those used")
     add("--verbose", action="store_true", help="the server's logs at the end")
