@@ -52,7 +52,6 @@ _CLOSE = 2e-3  # of the bound, where generating columns ends
 _ENOUGH = 6e-3  # of the bound, where the integer program ends
 _CLOSE_OF_CLASSES = 5e-3  # the same where classes round the limits of their items
 _NODES = 500
-_NODES_OF_MANY = 60
 _FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
 _TINY = 1e-9
@@ -613,13 +612,11 @@ def _rounded(
     kept = list(
         {c.key: c for c in (columns[n] for n in sorted({*order.tolist(), *single}))}.values()
     )
-    few, many = len(field.items) <= _FEW, len(field.items) > MANY
-    enough = gap if few else _ENOUGH + _CLOSE_OF_CLASSES if many else _ENOUGH
     limits = Limits(
         relative_gap=gap,
-        nodes=_NODES_OF_MANY if many else _NODES,
+        nodes=_NODES,
         seconds=watch.left_s(),
-        enough=-bound * (1 + enough),
+        enough=-bound * (1 + (gap if len(field.items) <= _FEW else _ENOUGH)),
     )
     answer = solve_integer(_program(kept, counts), limits)
     left = [list(c.items) for c in classes]
