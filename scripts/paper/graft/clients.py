@@ -46,7 +46,6 @@ from scripts.paper.graft.fleets import (
     FLEETS,
     FRAMES,
     INPUT_BYTES,
-    MODELS,
     SLO,
     fleet,
     inputs_of,
@@ -74,17 +73,21 @@ GPUS = 400
 # Rides
 
 
-def rides(data: Path, draws: int, seconds: float) -> tuple[list[Figure], dict[str, Any]]:
+def rides(
+    data: Path, draws: int, seconds: float, headroom: float, names: Sequence[str]
+) -> tuple[list[Figure], dict[str, Any]]:
     """Attainment of fleets at planned rates and as Poisson at 0.9 of them, and how full their rides are."""
     figures: list[Figure] = []
     for planner in ("graft", "pool"):
-        for name in MODELS:
+        for name in names:
             random = np.random.default_rng(0)
+            percents: list[float] = []
             found: dict[str, list[SimResult]] = {"planned rates": [], "Poisson at 0.9": []}
             ideal: dict[str, list[float | None]] = {load: [] for load in found}
             for draw in range(draws):
                 entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
-                plan = planned(inputs_of(data, name, entries), planner)
+                plan = planned(inputs_of(data, name, entries), planner, headroom=headroom)
+                percents.append(plan.objective.value)
                 frames = Stated(requests=_frames(entries, seconds, random))
                 loads: tuple[tuple[Arrivals, float], ...] = (frames, 1.0), (POISSON, AT_LOAD)
                 for results, (arrivals, load) in zip(found.values(), loads, strict=True):
@@ -101,6 +104,8 @@ def rides(data: Path, draws: int, seconds: float) -> tuple[list[Figure], dict[st
             for (load, results), least in zip(found.items(), (PLANNED, LOADED), strict=True):
                 note = _ideally(ideal[load])
                 figures += _of_rides(f"{name}, {planner}, {load}", results, least, note)
+            held = float(np.mean(percents))
+            figures.append(Figure(name=f"{name}, {planner}: held", value=held, unit="%"))
     return figures, {}
 
 

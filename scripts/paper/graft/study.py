@@ -1,7 +1,7 @@
 """Figures of the Graft paper from tables of others, beside what it states.
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR [--only reduction,scale,throughput,rides,closed-loop]
-        [--draws 50] [--gpus 4] [--by rates,clients] [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
+        [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
 `fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `rides` and `closed-loop`.
 """
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from triton_backend.contract.entries import Entry
 
 FRAMES_S = 20.0  # of every fleet in rides
+_CLOSE = 0.02  # gap of plans that are made to see whether they fit
 _LOOSE = 3.0  # percent: gap of thousands of entries, where the paper merges to a threshold of 0.01
 # entries, draws, seconds of the exact plan, seconds of graft, gap in percent
 SCALES: tuple[tuple[int, int, float | None, float | None, float | None], ...] = (
@@ -252,7 +253,7 @@ def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -
             more, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
             row.extend(replace(e, name=f"c{first + n}") for n, e in enumerate(more))
         inputs = inputs_of(data, name, row[:count], gpus)
-        options = PlanOptions(planner=planner, objective="share")
+        options = PlanOptions(planner=planner, objective="share", gap=_CLOSE)
         try:
             make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
         except InfeasibleError:
@@ -302,9 +303,10 @@ def main() -> int:
     parser.add_argument(
         "--by", default="rates,clients", metavar="LIST", help="of the throughput: rates, clients"
     )
+    parser.add_argument("--headroom", type=float, default=1.0, metavar="X", help="of rides")
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of the loop")
     parser.add_argument(
-        "--models", default=",".join(MODELS), metavar="LIST", help="of scale, throughput and loop"
+        "--models", default=",".join(MODELS), metavar="LIST", help="of all but reduction"
     )
     add_destinations(parser)
     asked = parser.parse_args()
@@ -313,7 +315,9 @@ def main() -> int:
         "reduction": lambda: reductions(asked.data, asked.draws),
         "scale": lambda: scale(asked.data, names),
         "throughput": lambda: throughputs(asked, names),
-        "rides": lambda: rides(asked.data, max(1, asked.draws // 10), FRAMES_S),
+        "rides": lambda: rides(
+            asked.data, max(1, asked.draws // 10), FRAMES_S, asked.headroom, names
+        ),
         "closed-loop": lambda: closed_loop(asked.data, Loop(seconds=asked.seconds), names),
     }
     _require_known(parser, "--models", names, MODELS)

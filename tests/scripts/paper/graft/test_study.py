@@ -1,5 +1,7 @@
 """The study of the Graft paper: fleets that its GPUs do not serve are said, not a traceback."""
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning.registry import Inputs
-from scripts.paper.graft import study
+from scripts.paper.graft import pictures, study
 from tests.flows.planning.entries.entry_cases import entry, made, profile
 from triton_backend.contract.cluster import NodeGroup
 
@@ -62,3 +64,15 @@ def test_gpus_without_a_plan_at_any_rate_serve_a_multiple_of_zero() -> None:
 def test_the_most_clients_are_found_by_larger_steps_and_halves(most: int) -> None:
     for known in {0, most // 2, most}:
         assert study.most_able(lambda count: count <= most, known) == most
+
+
+def test_pictures_are_drawn_of_what_was_measured_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"name": "ViT, 20 entries: exact", "value": 1.0, "note": ""}]
+    measured = tmp_path / "study.json"
+    measured.write_text(json.dumps({"figures": rows}))
+    asked = ["pictures.py", str(measured), "-o", str(tmp_path / "drawn")]
+    monkeypatch.setattr(sys, "argv", asked)
+    assert pictures.main() == 0
+    assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["scale.png"]
