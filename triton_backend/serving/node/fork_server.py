@@ -35,7 +35,11 @@ from typing import NamedTuple
 
 from triton_backend.runtimes.registry import import_runtime
 from triton_backend.serving.liveness.processes import end_with_parent, name_process
-from triton_backend.serving.transport.sched_tuning import ask_for_short_slices, lower_priority
+from triton_backend.serving.transport.sched_tuning import (
+    ask_for_short_slices,
+    lower_priority,
+    restore_priority,
+)
 
 SERVER_NAME = "fork-server"  # as `ps` shows it
 LOADS_AT_MOST_US = 20_000_000
@@ -109,6 +113,7 @@ class ForkServer:
         self._started_us = 0
         self._ready = False
         self._was_ready = False
+        self._gives_way = False
         self._failures = 0
 
     @property
@@ -152,10 +157,11 @@ class ForkServer:
             arguments: as of the worker's command line.
             environment: beside that of the server.
             log: descriptor that takes its output.
-            give_way: have it run at a lower priority from its first instruction.
+            give_way: fork at a lower priority, which the worker begins with: a fork takes some milliseconds.
         """
         if not self._ready or self._orders is None:
             return None
+        self._give_way(give_way)
         order = json.dumps({"arguments": list(arguments), "environment": dict(environment)})
         wait, go = os.pipe()
         try:
@@ -165,8 +171,6 @@ class ForkServer:
                 os.close(wait)
             pid = int(self._answer(ANSWERS_WITHIN_MS) or 0)
             if pid:
-                if give_way:
-                    lower_priority(pid)
                 os.write(go, _GO)
         except (OSError, ValueError) as error:
             pid = 0
@@ -178,6 +182,11 @@ class ForkServer:
             return None
         self._failures = 0
         return Forked(pid)
+
+    def _give_way(self, wanted: bool) -> None:  # noqa: FBT001
+        if self._process is not None and wanted != self._gives_way:
+            (lower_priority if wanted else restore_priority)(self._process.pid)
+            self._gives_way = wanted
 
     def stop(self) -> None:
         """End it; its workers go on."""
@@ -198,6 +207,7 @@ class ForkServer:
                 env=self._environment,
             )
         self._orders, self._ready, self._started_us = ours, False, now_us
+        self._gives_way = False
 
     def _answer(self, timeout_ms: int) -> bytes | None:
         """What it said, within so long; None is nothing, or that it is gone."""

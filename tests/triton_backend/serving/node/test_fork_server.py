@@ -78,6 +78,24 @@ def test_a_worker_is_a_child_of_the_node_with_its_own_settings_and_log(
     one.kill()  # the number may be another's by now
 
 
+def test_a_worker_that_gives_way_begins_at_a_lower_priority(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    """So does its fork; the next one that is missed does not wait for it."""
+    found: list[int] = []
+    for give_way in (True, False, True):
+        with (tmp_path / "log").open("wb") as log:
+            made = server.fork(
+                ["wait"], {"CUDA_VISIBLE_DEVICES": "1"}, log.fileno(), give_way=give_way
+            )
+        assert made is not None
+        assert server.pid is not None
+        found += [os.sched_getscheduler(made.pid), os.sched_getscheduler(server.pid)]
+        made.kill()
+        made.wait()
+    assert found == 2 * [os.SCHED_BATCH] + 2 * [os.SCHED_OTHER] + 2 * [os.SCHED_BATCH]
+
+
 def test_a_worker_outlives_the_server_which_is_replaced(server: ForkServer, tmp_path: Path) -> None:
     worker = forked(server, tmp_path, "wait")
     before = server.pid
