@@ -159,8 +159,11 @@ class Master:
                 bound = self._targets(goal, bound, improve, trace, watch)
             if goal.prices is not None or bound > 0:
                 self._by_columns(goal, (rest, bound), improve, watch)
-            if not few and not settled(score, bound, goal) and np.isfinite(score):
-                columns, left_out = self._screened(goal, rest, worth, (bound, score), MOST_PATTERNS)
+            open_ = not settled(score, bound, goal) and np.isfinite(score)
+            if not few and open_ and not watch.over():
+                columns, left_out = self._screened(
+                    (goal, rest), worth, (bound, score), MOST_PATTERNS, watch
+                )
                 trace.configurations["screened"] = len(columns)
                 found, proven = self._whole(columns, (goal, rest), score, 1, watch)
                 improve(found)
@@ -538,13 +541,19 @@ class Master:
         bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
         if bound < least:
             return [], True
-        columns, left_out = self._screened(goal, rest, worth, (bound, least), most)
+        columns, left_out = self._screened(cover, worth, (bound, least), most, watch)
         return columns, left_out < least
 
     def _screened(
-        self, goal: Goal, rest: Rest, worth: Worth, between: tuple[float, float], most: int
+        self,
+        asked: tuple[Goal, Rest],
+        worth: Worth,
+        between: tuple[float, float],
+        most: int,
+        watch: Watch,
     ) -> tuple[list[Pattern], float]:
         """Patterns that a better plan may use, and the score that plans with others do not exceed."""
+        goal, rest = asked
         kept = dict(self.columns)
         left_out = -np.inf
         bound, score = between
@@ -557,7 +566,7 @@ class Master:
             price = 0.0 if goal.prices is None else float(goal.prices[own.number])
             top = max(float(values[own.number]), price)
             wanted = max(0.0, top - spare * scale)
-            found, least = own.above(worth, wanted, most)
+            found, least = own.above(worth, wanted, most, watch)
             kept |= {pattern.key: pattern for pattern in found}
             if least > wanted:
                 left_out = max(left_out, min(bound, limit - (top - least) / scale))

@@ -35,6 +35,7 @@ from flows.planning.gpulets.pairs import (
 )
 from flows.planning.gpulets.parts import Options, options_of
 from flows.planning.gpulets.tables import ClassTable, Floats, Ints, Tables
+from flows.planning.watch import Watch
 
 BUCKETS = 24  # of pressure, where a GPU has two parts
 MOST_TUPLES = 40_000  # bucket choices of one partition
@@ -149,20 +150,23 @@ class Patterns:
                 least = max(least, _NEAR * value)
         return found
 
-    def above(self, worth: Worth, least: float, most: int) -> tuple[list[Pattern], float]:
+    def above(
+        self, worth: Worth, least: float, most: int, watch: Watch | None = None
+    ) -> tuple[list[Pattern], float]:
         """Patterns worth more than `least`, about `most` at most, the dearest, less those another replaces.
 
         Another replaces a pattern that carries no less of any model, up to caps.
 
         Returns:
-            patterns, and the value that no other exceeds but those replaced.
+            patterns, and the value that no other exceeds but those replaced; none, and no such value (inf),
+            where the time is over.
         """
         priced = self._priced(worth)
         kept: list[Found] = []
         floor = [least]  # rises as more are found than are wanted
         held = 0
         for partition in self.table.partitions:
-            for found in self._over(partition, priced, worth, floor, ENUMERATED):
+            for found in self._over(partition, priced, worth, floor, watch or Watch()):
                 over = found.values > floor[0]
                 if not over.any():
                     continue
@@ -171,10 +175,14 @@ class Patterns:
                 if held > 4 * ENUMERATED:
                     kept, floor[0] = _dearest(kept, ENUMERATED)
                     held = sum(len(f.values) for f in kept)
+        if floor[0] == np.inf:
+            return [], np.inf
         if held > ENUMERATED:
             kept, floor[0] = _dearest(kept, ENUMERATED)
         if not kept:
             return [], floor[0]
+        if watch is not None and watch.over():
+            return [], np.inf
         rates = [self._rates(found) for found in kept]
         capped = np.minimum(np.concatenate(rates), worth.caps)
         keep = np.split(undominated(capped), np.cumsum([len(r) for r in rates])[:-1])
@@ -287,14 +295,20 @@ class Patterns:
         priced: "dict[int, _Priced]",
         worth: Worth,
         floor: list[float],
-        most: int,
+        watch: Watch,
     ) -> Iterator[Found]:
-        """Patterns of a partition worth more than the floor, which rises where there are too many."""
+        """Patterns of a partition worth more than the floor, which rises where there are too many.
+
+        Where the time is over it rises above all.
+        """
+        if watch.over():
+            floor[0] = np.inf
+            return
         if len(partition) != PAIR:
             yield from self._search(partition, priced, lambda: floor[0])
             return
-        while True:
-            asked = (floor[0], 4 * most)
+        while not watch.over():
+            asked = (floor[0], 4 * ENUMERATED)
             found, more = self._pairs(partition, priced, worth, asked, best_only=False)
             if found is None:
                 return
@@ -302,6 +316,7 @@ class Patterns:
                 yield found
                 return
             floor[0] = float(np.quantile(found.values, _QUARTILE))
+        floor[0] = np.inf
 
     def _pairs(
         self,

@@ -3,10 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.gpulets.master import Master
+from flows.planning.gpulets.patterns import Worth
+from flows.planning.gpulets.tables import read_tables
+from flows.planning.registry import Inputs
 from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
 from tests.flows.planning.gpulets.cases import (
     MODEL,
     Case,
@@ -272,3 +278,22 @@ def test_too_many_choices_of_batches_are_thinned_and_said(monkeypatch: pytest.Mo
     assert any("the bound is over these" in note for note in thinned.certificate["notes"])
     assert thinned.objective.value <= full.objective.value * (1 + 1e-4)
     assert not any("ladder" in note for note in full.certificate["notes"])
+
+
+def test_patterns_are_not_enumerated_when_time_is_over() -> None:
+    """None are given then, and nothing is said of those that were not looked at."""
+    asked = case(3, 3, 20)
+    options = PlanOptions(planner="gpulets", own={"max_models_per_vgpu": asked.most_models})
+    inputs = Inputs(
+        profiles=asked.profiles,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        interference={"G": MODEL},
+    )
+    (own,) = Master(read_tables(inputs, options)).patterns
+    worth = Worth.of(np.ones(3), np.full(3, np.inf))
+    every, _ = own.above(worth, 0.0, 10_000, Watch())
+    assert len(every) > 1
+    over = Watch()
+    over.stop()
+    assert own.above(worth, 0.0, 10_000, over) == ([], np.inf)
