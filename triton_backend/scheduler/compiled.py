@@ -67,8 +67,9 @@ class _Entry(_Kernel):
 
     def compile(self, sig: Any) -> Any:
         """Compile or load; a scheduler, its standby and the simulator may all start with an empty cache."""
-        cache = cast("Any", self)._cache  # noqa: SLF001 - numba offers no public way
-        key = cache._index_key(sig, self.targetctx.codegen())  # noqa: SLF001 - as above
+        own = cast("Any", self)
+        cache = own._cache  # noqa: SLF001 - numba offers no public way
+        key = cache._index_key(sig, own.targetctx.codegen())  # noqa: SLF001 - as above
         if key in cache._cache_file._load_index():  # noqa: SLF001 - as above
             return super().compile(sig)
         with _one_at_a_time(Path(cache.cache_path) / f"{self.py_func.__name__}.lock"):

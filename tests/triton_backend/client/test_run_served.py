@@ -167,14 +167,15 @@ def test_wrong_tensors_are_refused_with_the_open_cuts(
     device, inputs = Device(heads), read_input("random", heads.inputs)
     first, third = (device.run(heads.cuts[cut], inputs) for cut in (1, 3))
     listed = r"open no entry \(cut0: \['x'\]; cut1: \['t0'\]; cut3: \['t2'\]\)"
-    for tensors, parameters, complaint in (
+    wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({}, {}, listed),
         (first | third, {}, listed),
         (first, {"cut": 3}, listed),
         (first, {"cut": 2}, "parameter 'cut': '2' is none of 0, 1, 3"),
         (first, {"split": "other"}, "parameter 'split': 'other', but blocks of"),
         (device.run(heads.cuts[2], inputs), {}, "unexpected inference input 't1'"),
-    ):
+    ]
+    for tensors, parameters, complaint in wrong:
         with pytest.raises(InferenceServerException, match=complaint) as error:
             infer(state, kind, tensors, **parameters)
         assert str(error.value.status()) in {"StatusCode.INVALID_ARGUMENT", "400"}
