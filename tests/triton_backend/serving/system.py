@@ -1,5 +1,6 @@
 """A serve folder and the parts of a running system inside the test's own process."""
 
+import contextlib
 import json
 import shutil
 import threading
@@ -31,6 +32,16 @@ from triton_backend.serving.worker.stage import open_runtimes
 
 WAIT_SECONDS = 60.0
 Answer = Arrays | Refusal
+
+
+def owners(pid: int) -> set[int]:
+    """The processes that a worker watches, with the last of which it ends."""
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            lines = file.read_text().splitlines()
+            found |= {int(line.split()[1]) for line in lines if line.startswith("Pid:")}
+    return found
 
 
 def deploy(

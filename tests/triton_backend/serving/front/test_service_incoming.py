@@ -253,9 +253,9 @@ def test_a_loop_that_fails_pauses_is_counted_and_goes_on(
     front = system.fronts["pair"]
     before = front.counters.internal_errors
     monkeypatch.setattr(getattr(front, part), method, broken)
-    wait_for(lambda: front.counters.internal_errors >= before + 4)
+    wait_for(lambda: caplog.text.count("goes on in") >= 4)
+    assert front.counters.internal_errors >= before + 4
     alive_us = front.alive_us()
     monkeypatch.undo()
-    assert caplog.text.count("goes on in") >= 4
     wait_for(lambda: front.alive_us() > alive_us)
     assert not isinstance(answer_to(front, Incoming()), Refusal)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import deploy, wait_for
+from tests.triton_backend.serving.system import deploy, owners, wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
@@ -194,16 +194,6 @@ def test_who_takes_the_lead_finds_the_workers_and_loads_nothing(tmp_path: Path) 
     finally:
         remove_segments(settings.segment_prefix)
         shutil.rmtree(settings.socket_folder)
-
-
-def owners(pid: int) -> set[int]:
-    """The processes that a worker watches, with the last of which it ends."""
-    found: set[int] = set()
-    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with contextlib.suppress(OSError):
-            lines = file.read_text().splitlines()
-            found |= {int(line.split()[1]) for line in lines if line.startswith("Pid:")}
-    return found
 
 
 def test_of_two_gateways_the_second_ends_what_the_first_died_before_ending(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.fakes.plans import HandModel
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import wait_for
+from tests.triton_backend.serving.system import owners, wait_for
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, render_repository
@@ -183,6 +183,7 @@ def test_a_server_that_is_killed_costs_a_client_that_retries_nothing(
     folder: Path, which: str
 ) -> None:
     wait_for(lambda: is_whole(folder))
+    wait_for(lambda: {len(owners(pid)) for pid in workers(folder)} == {2})  # a server each
     before, lives = scheduler(folder), workers(folder)
     active = (CONTROL_MODEL, STANDBY_MODEL).index(before["active"])
     killed = active if "scheduler" in which else 1 - active
