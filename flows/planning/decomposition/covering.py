@@ -5,7 +5,8 @@ its rate. At given prices, bricks that another one beats in cost and rate are le
 
     f(j) = min over bricks of  cost + f(j - length)        f(j): the least cost of a rate of j · (demand / J)
 
-The true rate of every f(j) is carried along, so that rounding to J steps costs next to nothing. The
+The true rate of every f(j) is carried along, so that rounding to J steps costs next to nothing. A brick that is slower
+than a step counts as many times as reach one: a model on thousands of GPUs needs more than J bricks. The
 result is cheap, seldom proven: bricks that share a resource may be cheaper together.
 """
 
@@ -63,9 +64,10 @@ class Bricks:
             have=np.empty(shape),
             brick=np.empty(shape, dtype=np.int64),
             before=np.empty(shape, dtype=np.int64),
+            times=np.empty(shape, dtype=np.int64),
         )
         _cover(self.start, cost, self.rate, demand, tables)
-        parts = tuple(_parts(tables.brick[b], tables.before[b]) for b in range(blocks))
+        parts = tuple(_parts(tables, b) for b in range(blocks))
         vector = np.zeros((blocks, self.vector.shape[1]), dtype=np.int64)
         rate = np.zeros(blocks)
         for b, own in enumerate(parts):
@@ -78,13 +80,13 @@ class Bricks:
         )
 
 
-def _parts(brick: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bricks on the way back from the last step to 0."""
+def _parts(tables: "_Tables", block: int) -> NDArray[np.int64]:
+    """The bricks of a block on the way back from the last step to 0."""
     parts: list[int] = []
     step = STEPS
-    while step > 0 and brick[step] >= 0:
-        parts.append(int(brick[step]))
-        step = int(before[step])
+    while step > 0 and tables.brick[block, step] >= 0:
+        parts += [int(tables.brick[block, step])] * int(tables.times[block, step])
+        step = int(tables.before[block, step])
     return np.array(sorted(parts), dtype=np.int64)
 
 
@@ -98,6 +100,7 @@ class _Tables(NamedTuple):
         have: [B, J + 1] the true rate of f(j).
         brick: [B, J + 1] the last brick of f(j), -1 for none.
         before: [B, J + 1] the step that this brick was added to.
+        times: [B, J + 1] how many of it were added at once.
     """
 
     front: NDArray[np.int64]
@@ -106,6 +109,7 @@ class _Tables(NamedTuple):
     have: NDArray[np.float64]
     brick: NDArray[np.int64]
     before: NDArray[np.int64]
+    times: NDArray[np.int64]
 
 
 @entry
@@ -138,7 +142,7 @@ def _cover(
     for b in range(len(demand)):
         unit = demand[b] / STEPS
         tables.least[b, 0], tables.have[b, 0] = 0.0, 0.0
-        tables.brick[b, 0], tables.before[b, 0] = -1, 0
+        tables.brick[b, 0], tables.before[b, 0], tables.times[b, 0] = -1, 0, 0
         for j in range(1, STEPS + 1):
             _step(b, j, unit, cost, rate, tables)
 
@@ -153,16 +157,18 @@ def _step(
     tables: _Tables,
 ) -> None:
     """f(j) of block b from those before it; a step is `unit` of its rate."""
-    lowest, reached, last, source = _FAR, 0.0, -1, 0
+    lowest, reached, last, source, count = _FAR, 0.0, -1, 0, 0
     for f in range(tables.fronts[b], tables.fronts[b + 1]):
         i = tables.front[f]
-        p = max(0, j - int(rate[i] / unit * (1 + _EXACT)))
+        times = max(1, int(np.ceil(unit / rate[i] * (1 - _EXACT))))
+        more = times * rate[i]
+        p = max(0, j - max(1, int(more / unit * (1 + _EXACT))))
         # One step less may do, because its true rate is higher than its number says.
-        if p > 0 and tables.have[b, p - 1] + rate[i] >= j * unit * (1 - _EXACT):
+        if p > 0 and tables.have[b, p - 1] + more >= j * unit * (1 - _EXACT):
             p -= 1
-        price = tables.least[b, p] + cost[i]
-        rates = tables.have[b, p] + rate[i]
+        price = tables.least[b, p] + times * cost[i]
+        rates = tables.have[b, p] + more
         if price < lowest * (1 - _EXACT) or (price <= lowest and rates > reached):
-            lowest, reached, last, source = price, rates, i, p
+            lowest, reached, last, source, count = price, rates, i, p, times
     tables.least[b, j], tables.have[b, j] = lowest, reached
-    tables.brick[b, j], tables.before[b, j] = last, source
+    tables.brick[b, j], tables.before[b, j], tables.times[b, j] = last, source, count

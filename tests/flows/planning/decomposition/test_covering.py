@@ -95,3 +95,27 @@ def test_the_compiled_kernel_does_what_its_source_says(monkeypatch: pytest.Monke
     again = table.cheapest(price, rates)
     assert np.array_equal(compiled.cost, again.cost)
     assert [p.tolist() for p in compiled.parts] == [p.tolist() for p in again.parts]
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(
+    kinds=st.lists(bricks(), min_size=1, max_size=3),
+    price=st.tuples(st.floats(0.1, 2.0), st.floats(0.1, 2.0)),
+    times=st.floats(1.0, 30.0),
+)
+def test_a_rate_of_more_bricks_than_steps_is_delivered(
+    kinds: list[Kinds], price: tuple[float, float], times: float
+) -> None:
+    demand = times * STEPS  # bricks deliver 1 to 9
+    table = packed(kinds)
+    covers = table.cheapest(np.array(price), np.full(len(kinds), demand))
+    for block, own in enumerate(kinds):
+        parts = covers.parts[block]
+        assert covers.rate[block] == pytest.approx(table.rate[parts].sum())
+        assert covers.rate[block] >= demand * (1 - 1e-9)
+        costs = [vector[0] * price[0] + vector[1] * price[1] for vector, _ in own]
+        assert covers.cost[block] == pytest.approx(float(covers.vector[block] @ np.array(price)))
+        relaxed = demand * min(cost / rate for cost, (_, rate) in zip(costs, own, strict=True))
+        assert relaxed * (1 - 1e-9) <= covers.cost[block]
+        # A step is that of several slow bricks: the last of them may be one too many.
+        assert covers.cost[block] <= relaxed * (1 + 9 / times / STEPS) * 1.3 + max(costs)
