@@ -34,7 +34,7 @@ from triton_backend.serving.liveness.processes import is_alive
 
 pytestmark = pytest.mark.slow
 CLIENTS = {"grpc": grpc_client, "http": http_client}
-PATIENT_US = 1_000_000
+PATIENT_US = 4_000_000
 
 
 def server_ports() -> Endpoints:
