@@ -34,7 +34,12 @@ from flows.planning.watch import Watch
 
 @dataclass(slots=True)
 class Best:
-    """The best plan known: vGPU counts [n, S] over all configurations, None before the first."""
+    """The best plan known.
+
+    Attributes:
+        vgpus: [n, S] counts over all configurations, None before the first plan.
+        score: its score; before the first plan, one that it has to reach to be of use.
+    """
 
     problem: Problem
     columns: Columns
@@ -43,8 +48,8 @@ class Best:
     score: float = -np.inf
 
     def gap_to(self, bound: float) -> float:
-        """What a plan may still gain, relative to the best one; infinite before the first."""
-        if self.vgpus is None:
+        """What a plan may still gain, relative to the score; infinite where there is none."""
+        if np.isinf(self.score):
             return np.inf
         return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
 
@@ -259,7 +264,7 @@ class Attempts:
 
     def cutoff(self) -> float:
         """The least score that is looked for."""
-        if self.best.vgpus is None:
+        if np.isinf(self.best.score):
             return self.best.score
         step = max(self.options.gap * _STEP, _LEAST_STEP)
         return self.best.score + step * abs(self.best.score)

@@ -173,7 +173,7 @@ def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
         return
     columns = best.columns.take(fewer)
     bound = solve_bound(best.problem, columns, best.goal)
-    alone = Best(best.problem, columns, best.goal)
+    alone = Best(best.problem, columns, best.goal, score=best.score)
     attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
     proven = _Run(attempts, bound).solve()
     if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
