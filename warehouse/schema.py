@@ -25,15 +25,19 @@ def schema_version(connection: duckdb.DuckDBPyConnection) -> int:
     Raises:
         InputError: a DuckDB file of somebody else's.
     """
-    tables = {row[0] for row in connection.execute("SHOW TABLES").fetchall()}
-    if "schema_migrations" in tables:
+    try:
+        # Not by way of the list of tables, which takes a quarter of the time that opening takes.
         row = connection.execute(
             "SELECT coalesce(max(number), 0) FROM schema_migrations"
         ).fetchone()
-        return int(row[0]) if row else 0
-    if tables:
-        raise InputError("warehouse", f"holds foreign tables ({', '.join(sorted(tables)[:3])})")
-    return 0
+    except duckdb.CatalogException:
+        tables = sorted(row[0] for row in connection.execute("SHOW TABLES").fetchall())
+        if tables:
+            raise InputError(
+                "warehouse", f"holds foreign tables ({', '.join(tables[:3])})"
+            ) from None
+        return 0
+    return int(row[0]) if row else 0
 
 
 def migrate(
