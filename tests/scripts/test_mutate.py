@@ -5,7 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutate import PARTS, ROOT, draw, explained, files_of, mutants_of
+from scripts import mutate
+from scripts.mutate import (
+    CORE,
+    PARTS,
+    ROOT,
+    Processes,
+    State,
+    chosen_tests,
+    draw,
+    explained,
+    files_of,
+    mutants_of,
+    statement_lines,
+)
 
 SOURCE = '''"""A module < with words."""
 
@@ -61,3 +74,107 @@ def test_a_part_that_is_not_there_is_named() -> None:
 
 def test_what_the_table_does_not_name_is_not_explained() -> None:
     assert not explained("flows/clock.py:1: nothing = 1")
+
+
+HEADS = """LEAST = 3
+
+
+def later(a, b):
+    limit = (
+        a
+        + b
+    )
+    if (
+        a < limit
+    ):
+        return [
+            b,
+        ]
+    return 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [("3", None), ("b\n    )", {5, 6, 7, 8}), ("< limit", {9, 10, 11}), ("b,", {12, 13, 14})],
+)
+def test_a_change_belongs_to_the_whole_statement_or_to_the_head_of_a_longer_one(
+    changed: str, lines: set[int] | None
+) -> None:
+    assert statement_lines(HEADS, HEADS.index(changed)) == lines
+
+
+# What was seen is kept
+
+UNITS = Path("triton_backend/contract/units.py")
+OWN, OTHER = (
+    "tests/triton_backend/contract/test_units.py",
+    "tests/triton_backend/scheduler/test_probe.py",
+)
+
+
+def mutant_at(text: str) -> mutate.Mutant:
+    """The first change of the statement that holds a text."""
+    source = (ROOT / UNITS).read_text()
+    place = source.index(text)
+    return next(m for m in mutants_of(UNITS, source) if m.start >= place)
+
+
+def test_own_tests_come_first_then_the_quick_ones_and_who_runs_no_changed_line_never(
+    tmp_path: Path,
+) -> None:
+    source = (ROOT / UNITS).read_text()
+    mutant = mutant_at("round(value_s")
+    line = source.count("\n", 0, mutant.start) + 1
+    ran, not_ran = {str(UNITS): [line]}, {str(UNITS): [line + 5]}
+    state = State(tmp_path)
+    state.keep_tests(OWN, {"own::slow": (9.0, ran), "own::else": (0.1, not_ran)})
+    state.keep_tests(OTHER, {"other::slow": (3.0, ran), "other::quick": (1.0, ran)})
+    names = ["own::slow", "other::quick", "other::slow"]
+    assert list(chosen_tests(state, mutant, source)) == names
+    assert (
+        list(chosen_tests(State(tmp_path), mutant, source)) == names
+    )  # an interrupted command goes on
+    limits = chosen_tests(state, mutant, source)
+    assert limits["own::slow"] > limits["other::slow"] > 3.0
+
+
+def test_what_was_noticed_stays_so_and_what_survived_is_tried_again_with_other_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (ROOT / UNITS).read_text()
+    caught, alive = mutant_at("round(value_s"), mutant_at("math.ceil")
+    state = State(tmp_path)
+    assert state.noticed_by(caught, source) is None
+    state.keep_result(caught, source, "test::one")
+    state.keep_result(alive, source, "")
+    file = tmp_path / "tried.jsonl"
+    file.write_text(file.read_text() + '{"key": "cut sho')  # by an interruption
+    State(tmp_path).keep_result(caught, source, "test::one")
+    again = State(tmp_path)
+    assert (again.noticed_by(caught, source), again.noticed_by(alive, source)) == ("test::one", "")
+    assert again.noticed_by(caught, source + "\n") is None
+    fewer = mutate.Part(("tests/triton_backend/contract/**/test_*.py",), plain=True)
+    monkeypatch.setattr(mutate, "CORE", fewer)
+    assert (again.noticed_by(caught, source), again.noticed_by(alive, source)) == (
+        "test::one",
+        None,
+    )
+
+
+@pytest.mark.slow
+def test_tests_of_the_changed_module_fail_those_of_the_unchanged_one_pass(tmp_path: Path) -> None:
+    processes, state = Processes(), State(tmp_path)
+    tests, failed = processes.answer_of(mutate._watch, OWN, CORE)  # runs in a process of its own
+    assert not failed
+    state.keep_tests(OWN, tests)
+    source = (ROOT / UNITS).read_text()
+    mutant = mutant_at("math.ceil")
+    chosen = chosen_tests(state, mutant, source)
+    assert chosen
+    found = mutate.noticed(state, processes, mutant)
+    assert found.startswith(f"{OWN}::")
+    assert state.noticed_by(mutant, source) == found
+    unchanged = mutate.Mutant(path=UNITS, start=mutant.start, end=mutant.start, text="")
+    assert mutate.noticed(state, processes, unchanged) == ""
+    assert (ROOT / UNITS).read_text() == source
