@@ -19,7 +19,7 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
+from triton_backend.serve_folder.repository import CONTROL_MODEL
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
@@ -74,7 +74,7 @@ class SchedulerService:
     """Runs in its own thread between `start` and `stop`.
 
     Args:
-        name: of this process's Triton model; that of the standby warms up once it follows another.
+        name: of this process's Triton model.
     """
 
     def __init__(
@@ -87,8 +87,6 @@ class SchedulerService:
         self._settings = settings
         self._clock = clock
         self._name = name
-        if name != STANDBY_MODEL:
-            self._warm_up(deployment)
         longest_us = max(deployment.longest_slos_us)
         self._seat = Seat(settings.socket_folder, HELD_BACK_SLOS * longest_us)
         self._standby = Standby(deployment, name, clock, self._seat, self._warm_up)

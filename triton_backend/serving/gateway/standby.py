@@ -157,7 +157,7 @@ class Standby:
         self._clock = clock
         self._seat = seat
         self._warm_up = warm_up
-        self._warming = False
+        self._warming = self._is_warm = False
         self._has_followed = False
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._active: Connection | None = None
@@ -167,16 +167,27 @@ class Standby:
         self._stuck_looks = 0
 
     def alive_us(self) -> int:
-        """When it last looked; warming up takes long the first time."""
+        """When it last looked; while it compiles, which may take a minute, now."""
         return self._clock.now_us() if self._warming else self._looked_us
 
     def take_seat(self) -> Life | None:
-        """The seat, where it is free and ours to take."""
-        now_us = self._clock.now_us()
+        """The seat, where it is free and ours to take; a scheduler that has it never waits for a compiler."""
         yields = self._name == STANDBY_MODEL and not self._has_followed
-        if yields and now_us - self._began_us < COURTESY_US:
+        if yields and self._clock.now_us() - self._began_us < COURTESY_US:
             return None
-        return self._seat.take(now_us)
+        if not self._is_warm:
+            self._compile()
+        return self._seat.take(self._clock.now_us())
+
+    def _compile(self) -> None:
+        self._warming = True
+        try:
+            self._warm_up(self.served)
+            self._is_warm = True
+        finally:
+            # In this order: whoever asks in between must not see the look before it compiled.
+            self._looked_us = self._clock.now_us()
+            self._warming = False
 
     def wait(self, stopping: threading.Event) -> Life | None:
         """Follow the active one until its seat is ours; None when stopped."""
@@ -203,12 +214,11 @@ class Standby:
         self._pid = active.peer_pid()
         with contextlib.suppress(OSError):  # gone already
             self._pidfd = os.pidfd_open(self._pid)
-        self._warming = True
-        self._warm_up(self.served)
+        if not self._is_warm:
+            self._compile()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
         gc.freeze()
-        self._warming = False
         active.send(frame(Kind.HELLO, pack_hello(StandbyHello(self._name))))
         self._has_followed = True
         self._heard_us = self._looked_us = self._clock.now_us()

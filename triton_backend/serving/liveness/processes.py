@@ -328,11 +328,17 @@ class StubLook(NamedTuple):
 
 
 class StubWatch:
-    """Judges the files of a folder; to be asked a few times a second."""
+    """Judges the files of a folder; to be asked a few times a second.
+
+    Time in which a process wanted a processor and had none is no silence: one that compiles on a busy machine
+    would be started anew again and again.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stuck_looks: dict[tuple[str, int], int] = {}
+        # Of those that have been silent for long: since when, and what they had no processor for since.
+        self._starvation: dict[tuple[str, int], tuple[int, Starvation]] = {}
 
     def look(self, file: Path) -> StubLook | None:
         """One look at one file; None where there is nothing to read yet."""
@@ -340,19 +346,36 @@ class StubWatch:
             pid, alive_us = map(int, file.read_text().split())
         except (OSError, ValueError):
             return None
-        key, silent_us = (file.name, pid), self._clock.now_us() - alive_us
+        now_us = self._clock.now_us()
+        key, silent_us = (file.name, pid), now_us - alive_us
         states = thread_states(pid)
         if not states:
-            self._stuck_looks.pop(key, None)
+            self._forget(key)
             return StubLook(pid, alive=False, complaint="its process died")
-        looks = self._stuck_looks.pop(key, 0)
-        if silent_us > STUCK_US and not states & set("RD"):
-            looks += 1
-            self._stuck_looks[key] = looks
-        if looks >= STUCK_LOOKS or silent_us > SILENT_US:
+        if silent_us <= STUCK_US:
+            self._forget(key)
+            return StubLook(pid, alive=True, complaint=None)
+        if not states & set("RD"):
+            self._stuck_looks[key] = self._stuck_looks.get(key, 0) + 1
+        else:
             self._stuck_looks.pop(key, None)
+        silent_us -= self._starved_us(key, alive_us, now_us)
+        if self._stuck_looks.get(key, 0) >= STUCK_LOOKS or silent_us > SILENT_US:
+            self._forget(key)
             return StubLook(pid, alive=True, complaint=f"silent for {silent_us / 1e6:.1f} s")
         return StubLook(pid, alive=True, complaint=None)
+
+    def _starved_us(self, key: tuple[str, int], alive_us: int, now_us: int) -> int:
+        """For how long it wanted a processor and had none, since it was found silent."""
+        since_us, starvation = self._starvation.get(key, (alive_us, Starvation()))
+        if since_us != alive_us:
+            starvation = Starvation()
+        self._starvation[key] = alive_us, starvation
+        return starvation.look(thread_uses(key[1]), now_us)
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        self._stuck_looks.pop(key, None)
+        self._starvation.pop(key, None)
 
 
 # Ends of processes

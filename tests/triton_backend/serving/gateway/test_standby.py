@@ -13,12 +13,15 @@ from tests.triton_backend.serving.gateway.gateways import HeldGateway, arrive, d
 from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
-from triton_backend.serve_folder.repository import STANDBY_MODEL
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
-from triton_backend.serving.gateway.standby import SEAT_NAME, Seat
+from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, Seat, Standby
 from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.liveness.processes import SILENT_US
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (
@@ -164,6 +167,43 @@ def test_a_worker_refuses_what_an_older_life_sends(system: LocalSystem) -> None:
     with pytest.raises(FrameError, match="life 8"):
         link.check_life((8 << BATCH_BITS) + 5)
     loop.close()
+
+
+class JumpingClock(SystemClock):
+    """A clock that jumps when asked to."""
+
+    later_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.later_us
+
+
+@pytest.mark.parametrize("name", [CONTROL_MODEL, STANDBY_MODEL])
+def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
+    tmp_path: Path, name: str
+) -> None:
+    deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
+    folder = deployment.settings.socket_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    clock, compiled = JumpingClock(), list[Deployment]()
+
+    def compile_for_a_minute(served: Deployment) -> None:
+        clock.later_us += 60_000_000
+        assert standby.alive_us() >= clock.now_us() - SILENT_US
+        other = Seat(folder, HELD_US)
+        assert other.take(clock.now_us()) is not None
+        other.release()
+        compiled.append(served)
+
+    standby = Standby(deployment, name, clock, Seat(folder, HELD_US), compile_for_a_minute)
+    if name == STANDBY_MODEL:  # leaves it to the other one first
+        assert standby.take_seat() is None
+        assert not compiled
+        clock.later_us += COURTESY_US
+    assert standby.take_seat() is not None
+    assert standby.alive_us() >= clock.now_us() - SILENT_US
+    assert compiled == [deployment]
+    standby.close()
 
 
 class SilentHandler:

@@ -13,6 +13,7 @@ from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.liveness import processes
 from triton_backend.serving.liveness.processes import (
     HUNG_AT_LEAST_US,
     SILENT_US,
@@ -182,12 +183,22 @@ def complaints(watch: StubWatch, file: Path, looks: int) -> list[str | None]:
     return [one.complaint for one in seen if one is not None]
 
 
+def runs_all_the_time(monkeypatch: pytest.MonkeyPatch, clock: SystemClock) -> None:
+    """What wants a processor has one, by the clock of the watch."""
+
+    def uses(_pid: int) -> dict[int, ThreadUse]:
+        return {2: ThreadUse(wants=True, ran_us=clock.now_us())}
+
+    monkeypatch.setattr(processes, "thread_uses", uses)
+
+
 @pytest.mark.slow
 def test_one_that_waits_is_hung_sooner_than_one_that_is_busy(
-    process: subprocess.Popen[bytes], tmp_path: Path
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model"
     clock = LaterClock()
+    runs_all_the_time(monkeypatch, clock)
     busy = "while" in str(process.args)
     wait_for(lambda: thread_states(process.pid) == {"R" if busy else "S"})
     file.write_text(f"{process.pid} {clock.now_us()}")
@@ -198,6 +209,31 @@ def test_one_that_waits_is_hung_sooner_than_one_that_is_busy(
     assert first == [None] * (STUCK_LOOKS - 1)
     assert (last is None) == busy
     clock.later_us = SILENT_US + 1
+    assert "silent" in str(complaints(watch, file, 1)[0])
+
+
+def test_one_that_has_no_processor_is_not_hung_until_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model"
+    clock = LaterClock()
+    file.write_text(f"{WANTS_TO_RUN} {clock.now_us()}")
+    watch = StubWatch(clock)
+
+    def uses(_pid: int) -> dict[int, ThreadUse]:
+        return {1: ThreadUse(wants=True, ran_us=0)}
+
+    def states(_pid: int) -> set[str]:
+        return {"R"}
+
+    monkeypatch.setattr(processes, "thread_states", states)
+    monkeypatch.setattr(processes, "thread_uses", uses)
+    for more_us in (2 * STUCK_US, *[SILENT_US] * 5):  # it compiles, beside many others
+        clock.later_us += more_us
+        assert complaints(watch, file, 1) == [None]
+    runs_all_the_time(monkeypatch, clock)
+    assert complaints(watch, file, 1) == [None]
+    clock.later_us += SILENT_US
     assert "silent" in str(complaints(watch, file, 1)[0])
 
 
