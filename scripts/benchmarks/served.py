@@ -16,7 +16,7 @@ import time
 import urllib.request
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -269,26 +269,32 @@ class Served:
 
     def changes_and_dispatches(self) -> tuple[list[int], NDArray[np.int64]]:
         """Instants of changes of plan and of dispatches, in order, as the event files tell."""
-        now_us = 0
         changed: list[int] = []
         dispatched: list[int] = []
+        for now_us, item in self.events():
+            if isinstance(item, dict):
+                changed += [now_us] if item["rollout"] else []
+            elif isinstance(item, Dispatch):
+                dispatched.append(now_us)
+        return changed, np.sort(np.asarray(dispatched, dtype=np.int64))
+
+    def events(self) -> Iterator[tuple[int, Any]]:
+        """What the event files hold, in order, with the instants of the events that decisions follow."""
+        now_us = 0
         for path in sorted((self.folder / "events").glob("events-*.jsonl")):
             for item in read_events(_whole_lines(path)):
                 if isinstance(item, dict):
-                    changed += [item["now_us"]] if item["rollout"] else []
-                elif isinstance(item, Dispatch):
-                    dispatched.append(now_us)
+                    yield item["now_us"], item
                 else:
                     now_us = getattr(item, "now_us", now_us)
-        return changed, np.sort(np.asarray(dispatched, dtype=np.int64))
+                    yield now_us, item
 
     def tasks_run_again(self) -> int:
         """How often a task of a job was dispatched once more, as the gateway's event files tell."""
         seen: Counter[int] = Counter()
-        for path in sorted((self.folder / "events").glob("events-*.jsonl")):
-            for item in read_events(_whole_lines(path)):
-                if isinstance(item, Dispatch):
-                    seen.update(number for number in item.request_ids if number >= FIRST_TASK)
+        for _, item in self.events():
+            if isinstance(item, Dispatch):
+                seen.update(number for number in item.request_ids if number >= FIRST_TASK)
         return sum(seen.values()) - len(seen)
 
     def segments(self) -> list[Path]:

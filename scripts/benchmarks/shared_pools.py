@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +45,7 @@ from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.shares import SOLO, WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -90,6 +91,11 @@ class Setting:
     batch: int
     slo_us: int
     artifacts: Path | None = None
+
+    @property
+    def checks(self) -> dict[str, Path]:
+        """Samples with the answers that they must get, of the models that have any."""
+        return {model.name: model.check for model in self.models if model.check}
 
 
 def emulated(models: int) -> Setting:
@@ -191,7 +197,7 @@ def shared_plan(setting: Setting, vgpus: int, policy: str) -> Plan:
 
 
 class Row(dict[str, Any]):
-    """One point: policy, load factor, what was measured and what was simulated."""
+    """One point: where that is, what was measured and what was simulated."""
 
     def difference(self, name: str) -> float:
         """Measured less simulated."""
@@ -206,9 +212,8 @@ def points(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
         with Served(plan, options.port, serve) as served:
             for load_factor in options.loads:
                 row = Row(
-                    policy=policy,
-                    load_factor=load_factor,
-                    measured=measured(served, plan, load_factor, setting, options),
+                    where=f"{policy} at load {load_factor}",
+                    measured=measured(served, load_factor, setting.checks, options),
                     simulated=simulated(plan, load_factor, options),
                     load_average=os.getloadavg()[0],
                 )
@@ -217,9 +222,13 @@ def points(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def measured(
-    served: Served, plan: Plan, load_factor: float, setting: Setting, options: argparse.Namespace
+    served: Served, load_factor: float, checks: Mapping[str, Path], options: argparse.Namespace
 ) -> dict[str, float]:
-    """What the running system attains, how large its batches are, how idle its vGPUs."""
+    """What the running system attains, how large its batches are, how idle its vGPUs.
+
+    `checks` are samples with their answers, by model.
+    """
+    plan = served.plan
     before, began_s = counters(served), time.monotonic()
     loaded = Load(
         served.state.grpc_url,
@@ -228,19 +237,20 @@ def measured(
         f"--duration={options.seconds}",
         f"--seed={options.seed}",
         "--give-up-s=1",
-        *(f"--check={model.name}={model.check}" for model in setting.models if model.check),
+        *(f"--check={name}={path}" for name, path in checks.items()),
     ).result()
     seconds, after = time.monotonic() - began_s, counters(served)
     grown = {name: after[name] - before[name] for name in after}
     # The generator starts and ends outside the load; what it offered took `options.seconds`.
-    span_s = min(seconds, options.seconds + setting.slo_us / 1e6)
+    span_s = min(seconds, options.seconds + longest_slo_s(plan))
     rows = loaded.summary["models"].values()
     return {
         "attainment": loaded.attainment,
         "mean_batch": grown["samples"] / max(grown["batches"], 1),
-        "idle": 1 - grown["busy_us"] / 1e6 / span_s / options.vgpus,
+        "idle": 1 - grown["busy_us"] / 1e6 / span_s / len(plan.vgpus()),
         "wrong": sum(row["checked"]["wrong"] for row in rows if "checked" in row),
         "failed": sum(row["failed"] for row in rows),
+        "late": sum(row["late"] for row in rows),
     }
 
 
@@ -254,22 +264,34 @@ def counters(served: Served) -> dict[str, float]:
     }
 
 
-def simulated(plan: Plan, load_factor: float, options: argparse.Namespace) -> dict[str, float]:
+def simulated(
+    plan: Plan,
+    load_factor: float,
+    options: argparse.Namespace,
+    failures: tuple[Failure, ...] = (),
+) -> dict[str, float]:
     """What the simulator says of the same arrivals, their deadlines less the gateway's guard."""
-    promised_us = plan.models[0].slo_us
-    slo_us = promised_us - ServeOptions(guard_fraction=options.guard).guard_us(promised_us)
-    plan = replace(plan, models=tuple(replace(model, slo_us=slo_us) for model in plan.models))
+    guard_us = ServeOptions(guard_fraction=options.guard).guard_us
+    kept = tuple(replace(m, slo_us=m.slo_us - guard_us(m.slo_us)) for m in plan.models)
     result = simulate(
-        plan,
+        replace(plan, models=kept),
         SimOptions(
-            policy=None, load_factor=load_factor, duration_s=options.seconds, seed=options.seed
+            load_factor=load_factor,
+            duration_s=options.seconds,
+            seed=options.seed,
+            failures=failures,
         ),
     )
     return {
         "attainment": result.attainment,
         "mean_batch": mean_batch(result),
-        "idle": 1 - busy_s(result) / (options.seconds + promised_us / 1e6) / options.vgpus,
+        "idle": 1 - busy_s(result) / (options.seconds + longest_slo_s(plan)) / len(plan.vgpus()),
     }
+
+
+def longest_slo_s(plan: Plan) -> float:
+    """Of all models."""
+    return max(model.slo_us for model in plan.models) / 1e6
 
 
 def mean_batch(result: SimResult) -> float:
@@ -289,7 +311,7 @@ def figures_of(rows: list[Row]) -> list[Figure]:
     """How far each point lies from the simulator's."""
     found: list[Figure] = []
     for row in rows:
-        where = f"{row['policy']} at load {row['load_factor']}"
+        where = row["where"]
         note = (
             f"measured {row['measured']['attainment']:.3%}, machine load {row['load_average']:.1f}"
         )

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from scripts.paper.symphony import main
+from scripts.paper.symphony.study import hours_of, main
+from triton_backend.contract.errors import InputError
 
 TABLE_2 = """\
 model,gpus,alpha_ms,beta_ms,slo_ms,nocoord_batch,nocoord_rps,staggered_batch,staggered_rps,symphony_rps
@@ -25,6 +27,17 @@ def test_an_unknown_figure_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["--data", str(tmp_path), "--only", "figure99"])
     assert "'figure99' is none of table2" in capsys.readouterr().err
+
+
+def test_a_day_is_read_in_hours_of_the_large_series(tmp_path: Path) -> None:
+    rows = ["at,small,large", *(f"t,{1},{20 + 10 * (i // 12 % 2)}" for i in range(2 * 288))]
+    path = tmp_path / "volume.csv"
+    path.write_text("\n".join(rows))
+    assert np.allclose(hours_of(path, 2), [[0.8, 1.2] * 12] * 2)
+    with pytest.raises(InputError, match="has 2 days of 1 series, too few"):
+        hours_of(path, 3)
+    with pytest.raises(InputError, match="is no table of volumes"):
+        hours_of(tmp_path / "none.csv", 1)
 
 
 @pytest.mark.slow

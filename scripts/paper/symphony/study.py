@@ -1,7 +1,8 @@
 """Figures of the Symphony paper that a simulation can show, beside what it states.
 
-    .venv/bin/python scripts/paper/symphony.py --data DIR [--seconds 60] [--seeds 3]
-        [--only table2,others,overload,idle,mixed,gpus,eager,partitions] [--out FILE] [--warehouse FILE]
+    .venv/bin/python scripts/paper/symphony/study.py --data DIR [--seconds 60] [--seeds 3]
+        [--only table2,others,overload,idle,mixed,strong,gpus,eager,advice,partitions] [--volume FILE.csv.gz]
+        [--out FILE] [--warehouse FILE]
 
 `--data` is the folder of the paper's published tables: `profiles_1080Ti.csv` and `profiles_A100.csv`
 (latency alpha b + beta, SLO), `table2_theory_and_measured.csv`. Plans are made by `subclusters`,
@@ -12,11 +13,12 @@ time with every seed. Every policy that drops heads is shown with both rules for
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,9 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.simulator.autoscale import EpochResult, epochs_of, with_gpus
 from triton_backend.simulator.goodput import ATTAINMENT
+from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -43,12 +47,18 @@ TABLE_2 = (("ResNet50", 5_150, 14), ("InceptionResNetV2", 920, 8))  # goodput an
 OVERLOADS = (1.5, 2.3)  # of the analytic rate
 MIXED_GPUS = 64
 MIXED_RPS = 15_000
+STRONG, STRONG_GPUS = 2, 32  # beta / alpha
 PARTITIONS = ((400, 4), (800, 20))
 PARTITION_S = 10.0
 EAGER_BETAS = (1, 5, 15)  # figure 6a: alpha 1 ms
 EAGER_GPUS, EAGER_MODELS = 32, 10
 VARIANTS = (("deferred", "window"), ("deferred", "head"), ("eager", "window"), ("eager", "head"))
 OTHERS = {"nexus": "nexus", "shepherd": "subclusters", "triton": "subclusters"}  # and their plans
+# Figure 15. An hour passes in 15 s, which SLOs of at most 39 ms hardly notice.
+ADVISED_MODELS, ADVISED_GPUS = 24, 512
+SMALL_GPUS = 64  # where the right size is known by trying
+EPOCH_S, EPOCHS_AN_HOUR, HOURS = 2.5, 6, 24
+VOLUMES_AN_HOUR, LEAST_VOLUME = 12, 10.0  # smaller series are mostly chance
 STEPS = 7  # halvings of the interval in which a goodput is searched: below 0.3 % of the rate
 
 
@@ -74,6 +84,7 @@ class Study:
     data: Path
     seconds: float
     seeds: int
+    volume: Path | None = None
 
     def run(self, plan: Plan, policy: tuple[str, str], rate_rps: float, seed: int) -> SimResult:
         """One simulation of a policy with a rule for heads, "" where it has none."""
@@ -133,9 +144,16 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def plan_of(
-    rows: Sequence[Row], gpus: int, rate_rps: float | None = None, planner: str = "subclusters"
+    rows: Sequence[Row],
+    gpus: int,
+    rate_rps: float | None = None,
+    planner: str = "subclusters",
+    own: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Equally popular models on so many GPUs: all that they carry, or the batches of a rate."""
+    """Equally popular models on so many GPUs: all that they carry, or the batches of a rate.
+
+    `own` are the planner's own options.
+    """
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
         row.name: ModelProfile(
@@ -151,16 +169,21 @@ def plan_of(
         gpu_classes=(GpuClass(name=GPU),),
         nodes=(NodeGroup(count=gpus, gpu_class=GPU, gpus=1, nic_gbps=10),),
     )
-    return make_plan(profiles, cluster, Workload(models=demands), PlanOptions(planner=planner))
+    asked = PlanOptions(planner=planner, own=own)
+    return make_plan(profiles, cluster, Workload(models=demands), asked)
 
 
-def analytic_gpus(rows: Sequence[Row], rate_rps: float) -> float:
-    """GPUs at full use for equally popular models, with real batches."""
-    each = rate_rps / len(rows) / 1e6
+def analytic_gpus(rows: Sequence[Row], rates_rps: Sequence[float]) -> float:
+    """GPUs at full use for models at these rates, with real batches."""
     return sum(
-        (row.alpha_us * row.slo_us * each + row.beta_us) / (row.slo_us - row.beta_us)
-        for row in rows
+        (row.alpha_us * row.slo_us * rate / 1e6 + row.beta_us) / (row.slo_us - row.beta_us)
+        for row, rate in zip(rows, rates_rps, strict=True)
     )
+
+
+def equally(rows: Sequence[Row], rate_rps: float) -> list[float]:
+    """The rate of every one of equally popular models."""
+    return [rate_rps / len(rows)] * len(rows)
 
 
 @cache
@@ -311,10 +334,10 @@ def mixed(study: Study) -> list[Figure]:
             unit="rps",
         )
     ]
-    for policy in VARIANTS:
+    found = {policy: study.goodput(plan, policy, 18_447) for policy in VARIANTS}
+    for policy, goodput in found.items():
         ours = policy == VARIANTS[0]
         label = f"{len(rows)} models on {MIXED_GPUS} A100, {'/'.join(policy)}"
-        goodput = study.goodput(plan, policy, 18_447)
         busy = np.mean([run.utilisation[GPU] for run in study.runs(plan, policy, MIXED_RPS)])
         figures += [
             Figure(
@@ -329,7 +352,40 @@ def mixed(study: Study) -> list[Figure]:
                 most=0.83 if ours else None,
             ),
         ]
+    return [*figures, both(f"{len(rows)} models on {MIXED_GPUS} A100", found)]
+
+
+def strong(study: Study) -> list[Figure]:
+    """The A100 models that gain by batches, on half as many GPUs: deferred beside the better eager."""
+    rows = rows_of(study.data / "profiles_A100.csv")
+    rows = [row for row in rows if row.beta_us > STRONG * row.alpha_us]
+    plan = plan_of(rows, STRONG_GPUS)
+    planned_rps = plan.objective.value * len(rows)
+    label = f"{len(rows)} models with beta / alpha > {STRONG} on {STRONG_GPUS} A100"
+    found = {policy: study.goodput(plan, policy, 1.3 * planned_rps) for policy in VARIANTS}
+    figures = [
+        Figure(
+            name=f"{label}, {'/'.join(policy)}: goodput of the worst model", value=rate, unit="rps"
+        )
+        for policy, rate in found.items()
+    ]
+    figures.append(both(label, found))
+    for policy in (VARIANTS[0], VARIANTS[3]):
+        busy = np.mean(
+            [run.utilisation[GPU] for run in study.runs(plan, policy, found[VARIANTS[0]] / 2)]
+        )
+        name = f"{label}, {'/'.join(policy)}: idle at half of that"
+        figures.append(Figure(name=name, value=float(1 - busy)))
     return figures
+
+
+def both(label: str, found: Mapping[tuple[str, str], float]) -> Figure:
+    """How near one policy that uses GPUs in proportion to load is to the best of all in goodput."""
+    return Figure(
+        name=f"{label}: deferred / the best of deferred and eager",
+        value=found[VARIANTS[0]] / max(found.values()),
+        least=0.99,
+    )
 
 
 def gpus(study: Study) -> list[Figure]:
@@ -338,7 +394,7 @@ def gpus(study: Study) -> list[Figure]:
     resnet = [row._replace(slo_us=25_000) for row in rows if row.name == "ResNet50"]
     figures: list[Figure] = []
     for name, chosen, most in (("ResNet50", resnet, 6), (f"{len(rows)} models", rows, 61)):
-        exact = analytic_gpus(chosen, MIXED_RPS)
+        exact = analytic_gpus(chosen, equally(chosen, MIXED_RPS))
         figures.append(Figure(name=f"A100 for 15,000 rps, {name}: analytic", value=exact))
         for policy in (("deferred", "window"), ("eager", "window"), ("eager", "head")):
             count = next(
@@ -375,7 +431,127 @@ def eager(study: Study) -> list[Figure]:
             for policy, rate in found.items()
             if policy != VARIANTS[0]
         ]
+        figures.append(both(f"figure 6a, beta {beta}", found))
     return figures
+
+
+def advice(study: Study) -> list[Figure]:
+    """Figure 15: pools that follow their advice, from half and double the right size and through a day."""
+    rows = rows_of(study.data / "profiles_A100.csv")[:ADVISED_MODELS]
+    return [*_from_the_wrong_size(study, rows), *_day(study, rows)]
+
+
+def _from_the_wrong_size(study: Study, rows: Sequence[Row]) -> list[Figure]:
+    """GPUs after each of three epochs, over the fewest that hold the load."""
+    plan = plan_of(rows, 4 * SMALL_GPUS, own={"subclusters": "1"})
+    (pool,) = plan.pools
+    rate_rps = plan.objective.value * len(rows) / 4
+
+    def with_count(count: int) -> Plan:
+        return with_gpus(plan, {pool.name: count - pool.vgpus})
+
+    exact = analytic_gpus(rows, equally(rows, rate_rps))
+    right = next(
+        count
+        for count in range(int(np.ceil(exact)), 4 * SMALL_GPUS)
+        if study.holds(with_count(count), VARIANTS[0], rate_rps)
+    )
+    figures = [Figure(name=f"{len(rows)} A100 models, least GPUs that hold", value=right)]
+    options = SimOptions(
+        policy="deferred", rate_rps=rate_rps, reference=plan, duration_s=4 * EPOCH_S, seed=0
+    )
+    for name, count in (("half", right // 2), ("double", 2 * right)):
+        epochs = list(epochs_of(with_count(count), options, EPOCH_S))
+        sizes = [epoch.pools[pool.name].vgpus for epoch in epochs]
+        figures.append(
+            Figure(
+                name=f"advice from {name} of that: GPUs after three epochs / least",
+                value=sizes[3] / right,
+                least=0.9,
+                most=1.1,
+                note=f"GPUs {', '.join(map(str, sizes))}; attained in the last {epochs[3].attainment:.2%}",
+            )
+        )
+    return figures
+
+
+def _day(study: Study, rows: Sequence[Row]) -> list[Figure]:
+    """A day of hourly rates on 512 GPUs: bad rate but for the first epoch of every hour, and GPUs."""
+    label = f"{len(rows)} A100 models on {ADVISED_GPUS} GPUs through a day"
+    if study.volume is None:
+        return [Figure(name=label, value=None, note="needs --volume")]
+    plan = plan_of(rows, ADVISED_GPUS)
+    hourly = hours_of(study.volume, len(rows))
+    hourly *= (
+        plan.objective.value * len(rows) / hourly.sum(axis=0).max()
+    )  # the peak is all it plans
+    epochs: list[EpochResult] = []
+    for rates_rps in hourly.T:  # one by one: requests of a whole day would take tens of GB
+        options = SimOptions(
+            policy="deferred",
+            arrivals=_an_hour(rows, rates_rps, len(epochs)),
+            duration_s=EPOCHS_AN_HOUR * EPOCH_S,
+        )
+        epochs += epochs_of(plan, options, EPOCH_S)
+        now = {pool.name: pool.vgpus for pool in plan.pools}
+        then = epochs[-1].pools
+        sizes = {name: then[name].vgpus + then[name].change for name in now}
+        plan = with_gpus(plan, {name: sizes[name] - now[name] for name in now})
+    exact = np.mean([analytic_gpus(rows, rates.tolist()) for rates in hourly.T])
+    offered = np.array([epoch.offered for epoch in epochs])
+    bad = offered * (1 - np.array([epoch.attainment for epoch in epochs]))
+    settled = np.arange(len(epochs)) % EPOCHS_AN_HOUR > 0
+    used = [sum(pool.vgpus for pool in epoch.pools.values()) for epoch in epochs]
+    return [
+        Figure(
+            name=f"{label}: bad rate but in the first epoch of an hour",
+            value=float(bad[settled].sum() / offered[settled].sum()),
+            most=0.01,
+            note=f"{offered.sum()} requests; in those {bad[~settled].sum() / offered[~settled].sum():.4f}",
+        ),
+        Figure(
+            name=f"{label}: mean GPUs / analytic",
+            value=float(np.mean(used) / exact),
+            most=1.15,
+            note=f"{np.mean(used):.0f}, from {min(used)} to {max(used)}; analytic {exact:.0f}",
+        ),
+    ]
+
+
+def _an_hour(rows: Sequence[Row], rates_rps: NDArray[np.float64], seed: int) -> Instant:
+    """Poisson arrivals at these rates, whatever a plan promises."""
+    rng = np.random.default_rng(seed)
+    end_us = round(EPOCHS_AN_HOUR * EPOCH_S * 1e6)
+    counts = rng.poisson(rates_rps * end_us / 1e6)
+    return Instant(
+        by_model={
+            row.name: np.sort(rng.integers(0, end_us, count))
+            for row, count in zip(rows, counts, strict=True)
+        }
+    )
+
+
+def hours_of(path: Path, models: int) -> NDArray[np.float64]:
+    """[models] of [hours], each over its mean: series in turns, a day of each further on every time.
+
+    Raises:
+        InputError: there is no such table, or no series in it that is large enough.
+    """
+    try:
+        table = np.genfromtxt(path, delimiter=",", skip_header=1)[:, 1:]
+    except (OSError, ValueError, IndexError) as error:
+        raise InputError(str(path), f"is no table of volumes: {error}") from error
+    large = [number for number, mean in enumerate(np.nanmean(table, axis=0)) if mean > LEAST_VOLUME]
+    day = HOURS * VOLUMES_AN_HOUR
+    days = len(table) // day
+    if not large or days * len(large) < models:
+        raise InputError(str(path), f"has {days} days of {len(large)} series, too few")
+    found = np.empty((models, HOURS))
+    for model in range(models):
+        first = day * (model // len(large))
+        own = table[first : first + day, large[model % len(large)]]
+        found[model] = np.nanmean(own.reshape(HOURS, VOLUMES_AN_HOUR), axis=1)
+    return found / found.mean(axis=1, keepdims=True)
 
 
 def partitions(study: Study) -> list[Figure]:
@@ -440,8 +616,10 @@ FIGURES: dict[str, Callable[[Study], list[Figure]]] = {
     "overload": overload,
     "idle": idle,
     "mixed": mixed,
+    "strong": strong,
     "gpus": gpus,
     "eager": eager,
+    "advice": advice,
     "partitions": partitions,
 }
 
@@ -455,9 +633,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per point")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default=",".join(FIGURES), metavar="NAME,NAME")
+    parser.add_argument("--volume", type=Path, metavar="FILE", help="whose days are followed")
     add_destinations(parser)
     asked = parser.parse_args(arguments)
-    study = Study(data=asked.data, seconds=asked.seconds, seeds=asked.seeds)
+    study = Study(data=asked.data, seconds=asked.seconds, seeds=asked.seeds, volume=asked.volume)
     unknown = sorted(set(asked.only.split(",")) - set(FIGURES))
     if unknown:
         parser.error(f"--only: {unknown[0]!r} is none of {', '.join(FIGURES)}")
