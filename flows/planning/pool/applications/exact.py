@@ -152,6 +152,7 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
 
     The best plan of fewer stages first, so that more freedom never is worse.
     """
+    pools.enumerate()  # while there is time: fewer stages may take all of it
     search = _Search(pools, options.gap, _of_fewer_stages(pools, options))
     search.plan()
     if options.time_limit_s:
@@ -247,6 +248,7 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
         proof=pools.proof,
     )
     try:
+        before.enumerate()
         search = _Search(before, less.gap, _of_fewer_stages(before, less))
         search.plan()
     except InfeasibleError:  # some line fits its paths only in more stages

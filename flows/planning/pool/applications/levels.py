@@ -53,15 +53,13 @@ def undominated_in_time(
     _, group = np.unique(key, axis=0, return_inverse=True)
     group = group.reshape(-1)
     worth = np.column_stack([np.where(real, columns.rate_rps, 1.0), -times])
+    order = np.lexsort((times, -worth[:, :-1].sum(axis=1), group))
     kept: list[int] = []
-    for number in range(int(group.max()) + 1):
-        rows = np.flatnonzero(group == number)
-        order = rows[np.lexsort((times[rows], -worth[rows, :-1].sum(axis=1)))]
-        chosen: list[int] = []
-        for row in order.tolist():
-            if not any(np.all(worth[other] >= worth[row]) for other in chosen):
-                chosen.append(row)
-        kept += chosen
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        left = rows
+        while len(left):  # the first is replaced by none: those that are as good lie before others
+            kept.append(int(left[0]))
+            left = left[~np.all(worth[left[0]] >= worth[left], axis=1)]
     return np.array(sorted(kept), dtype=np.int64)
 
 

@@ -57,6 +57,14 @@ class Pools:
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
 
+    def enumerate(self) -> None:
+        """Find the configurations, which is else done when they are asked for first.
+
+        Raises:
+            InfeasibleError: a line has none.
+        """
+        self._all()
+
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """See `division.Oracle`."""
         columns, times = self._all()
@@ -69,7 +77,7 @@ class Pools:
             return inf, most
         in_use = relaxed.rate_rps > _USED * relaxed.rate_rps.max()
         used = self._used(columns.model[rows][in_use], times[rows][in_use])
-        if not self.lines.fit(used):
+        if not self.lines.fit(used) or self._ends():
             return -relaxed.score, used
         found = self._search(tuple(most))
         if found is None:
@@ -79,7 +87,7 @@ class Pools:
     def planned(self, times: Sequence[int]) -> float:
         """See `division.Oracle`."""
         known = self._known(times)
-        found = self._search(tuple(times)) if known is None else known
+        found = self._search(tuple(times)) if known is None and not self._ends() else known
         return inf if found is None else -found.score
 
     def best(self, times: Sequence[int]) -> Found | None:
@@ -126,6 +134,10 @@ class Pools:
             return None, bound
         self.offered.append(found)
         return found, bound
+
+    def _ends(self) -> bool:
+        """Whether the time is over and a plan is known: whole GPUs would take more of it."""
+        return self.watch.over() and (bool(self.offered) or any(self.found.values()))
 
     def _known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""

@@ -9,6 +9,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
@@ -304,3 +305,19 @@ def test_a_changed_budget_or_occupancy_is_found(own: dict[str, Any]) -> None:
     data = plan.to_dict()
     data["models"][0]["pipelines"][0]["occupied_vgpus"] *= 0.5
     assert verify_plan(Plan.from_dict(data))
+
+
+def test_where_the_time_is_over_a_plan_that_is_known_is_kept_and_no_other_looked_for() -> None:
+    """The first search for whole GPUs has the time that there is; what comes after has none."""
+    workload = asked(16, DIAMOND[0], module("two", "c", "one"))
+    watch = Watch()
+    watch.stop()
+    plan = make_plan(
+        PROFILES,
+        CLUSTER,
+        workload,
+        PlanOptions(objective="cost", slo_margin=0.1, own={"gathering": "fixed"}),
+        watch,
+    )
+    assert verify_plan(plan, PROFILES) == []
+    assert plan.certificate["status"] == "time limit reached"
