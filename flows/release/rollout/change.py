@@ -260,7 +260,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     for model in served_models(new):
         check_name(model.name)
     for model in served_models(old):
-        _check_tensors(model, new)
+        check_tensors(model, new)
     check_node_models((*used_nodes(old), *used_nodes(new)))
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
@@ -276,11 +276,15 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     return _Change(state, old, old_generation, new, generation, names, hosts)
 
 
-def _check_tensors(model: ModelPlan, new: Plan) -> None:
-    """Clients of a model that stays must not see other tensors."""
+def check_tensors(model: ModelPlan, new: Plan) -> None:
+    """Clients of a model that stays must not see other tensors; they know them by name, in any order.
+
+    Raises:
+        InputError: they would.
+    """
     for other in served_models(new):
         if other.name == model.name and (
-            request_tensors(other) != request_tensors(model) or other.outputs != model.outputs
+            request_tensors(other) != request_tensors(model) or {*other.outputs} != {*model.outputs}
         ):
             raise InputError(
                 f"plan {new.plan_id}, model {model.name!r}",

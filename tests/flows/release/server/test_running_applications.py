@@ -21,6 +21,7 @@ from flows.preparation.splitting import extract_stage, split_model
 from flows.release.rollout.change import change_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
+from tests.fakes.applications import with_applications
 from tests.fakes.plans import HandModel, HandStage
 from tests.flows.preparation.splitting.exported_models import (
     MOST,
@@ -39,7 +40,7 @@ from tests.triton_backend.serving.served_applications import (
 )
 from tests.triton_backend.serving.small_plans import BATCH, model, stage
 from tests.triton_backend.serving.system import wait_for
-from triton_backend.contract.applications import Application
+from triton_backend.contract.applications import Application, ApplicationPlan
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
@@ -232,10 +233,20 @@ def test_a_killed_part_costs_no_wrong_answer_and_comes_back(
     wait_for(lambda: served(root, last, clients) == len(last))
 
 
+def _turned_round(planned: ApplicationPlan) -> ApplicationPlan:
+    """The same application with its outputs in the opposite order."""
+    outputs = dict(tuple(planned.application.outputs.items())[::-1])
+    return replace(planned, application=replace(planned.application, outputs=outputs))
+
+
 def test_plans_follow_one_another_without_a_lost_job(state: ServerState, root: Path) -> None:
+    """Answers are named; the next plan lists them in another order."""
     clients, asked = Clients(state, "grpc"), requests(80, seed=5)
     begun = clients.begin(asked)
     before = plan_in_force(state.folder)
-    assert change_plan(state.folder, replace(before, plan_id="next")).plan_id == "next"
+    following = with_applications(
+        replace(before, plan_id="next"), *map(_turned_round, before.applications)
+    )
+    assert change_plan(state.folder, following).plan_id == "next"
     assert check(root, asked, begun) == len(asked)
     assert served(root, asked[:8], clients) == len(asked[:8])
