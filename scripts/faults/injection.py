@@ -269,8 +269,7 @@ PROCESSES = (
     Fault(
         name="node killed",
         inject=kill_stub(NODE),
-        vgpus=(0, 1, 8, 9, 16),
-        loses="its workers' batches",
+        loses="nothing",
     ),
     Fault(
         name="tritonserver killed",

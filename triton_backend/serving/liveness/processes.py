@@ -30,6 +30,7 @@ from typing import NamedTuple, Self
 
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 
@@ -50,7 +51,7 @@ OWNERS_LOOK_MS = 200
 STUCK_LOOKS = 3  # of a stub, one after the other
 
 _HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _PRESSURE = range(5)
-_OWNERS = range(5, 7)  # by gateway, where there are two
+_OWNERS = range(5, 7)  # by gateway
 _COLUMNS = 7
 _CELL_BYTES = 8
 _MILLION = 1_000_000
@@ -133,8 +134,8 @@ class HealthBoard:
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
     the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
-    how hard the batch presses on neighbours (millionths, where interference is emulated), and, where there are two
-    gateways, the process of the node's model in each, both of which it belongs to. No messages, so a hundred workers cost nothing.
+    how hard the batch presses on neighbours (millionths, where interference is emulated), and the server of each
+    gateway, all of which it belongs to. No messages, so a hundred workers cost nothing.
     A worker keeps the row of the generation that it was started for.
     """
 
@@ -155,6 +156,14 @@ class HealthBoard:
         finally:
             os.close(fd)
         return cls(path, memoryview(memory).cast("q", shape))
+
+    @classmethod
+    def generations(cls, settings: ServeSettings, node: str) -> list[int]:
+        """Generations that a node has a board of."""
+        prefix = f"{settings.segment_prefix}g"
+        found = SHARED_FOLDER.glob(f"{prefix}*-health-{short_name(node)}")
+        numbers = (path.name.removeprefix(prefix).partition("-")[0] for path in found)
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def row(self, vgpu: int) -> "HealthRow":
         """What the worker of a vGPU writes."""
@@ -396,8 +405,8 @@ def name_process(name: str) -> None:
 class OwnerWatch:
     """Ends this process once every process that it belongs to is gone.
 
-    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`); where there
-    are two gateways to the node's models in both, by this.
+    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`), until it has
+    loaded; from then on to tritonserver, too, by this.
     """
 
     def __init__(self, parent: int) -> None:
@@ -443,6 +452,16 @@ class OwnerWatch:
 
 def _outlive_parent(_number: int, _frame: object) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def parent_named(name: str) -> int | None:
+    """The process that started this one; None where it has another name, so that it is gone."""
+    parent = os.getppid()
+    try:
+        found = Path(f"/proc/{parent}/comm").read_text().strip()
+    except OSError:
+        return None
+    return parent if found == name else None
 
 
 def is_alive(pid: int) -> bool:

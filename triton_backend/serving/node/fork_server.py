@@ -7,7 +7,7 @@ modules are shared, too.
 What keeps a fork safe: the server has one thread (it ends where an import started another), no session
 of a runtime, no GPU, no socket but the node's. A worker is forked twice and its first parent ends, so
 that it becomes a child of the node, which is made the reaper of its descendants (`PR_SET_CHILD_SUBREAPER`): the
-node waits for it, and the kernel ends it with the node, as one that the node has started itself. So a
+node waits for it, and the kernel ends it with the node while it loads, as one that the node has started itself. So a
 fork server may die at any time; its workers go on, and the node starts another.
 
 A worker runs only once the node has read its number and says so. One whose number came too late never does.

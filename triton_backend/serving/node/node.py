@@ -7,14 +7,16 @@ node's Triton model; the node looks for it, so it goes on with all of them after
 gateways, each has a model of the node, of which one starts and watches (`leadership`).
 
 Lives in the node's Triton model, which is loaded with the first plan that has vGPUs on the node and unloaded with
-the last. The scheduler learns of a worker's end from its connection, of its return from its HELLO; a node only
-keeps the processes alive.
+the last. Workers belong to tritonserver as well as to the model's process: where that dies they go on, and the
+process that is loaded in its place finds them on the health board. The scheduler learns of a worker's end from its
+connection, of its return from its HELLO; a node only keeps the processes alive.
 """
 
 import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -78,23 +80,38 @@ _ABOUT_FILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class _Adopted:
-    """A worker process that the other gateway's model of this node has started."""
+    """A worker process that another process of this node's model has started.
 
-    pid: int
+    Somebody else waits for it, so its number may become another's; its descriptor does not.
+
+    Raises:
+        OSError: it is gone.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+        self._ended = select.poll()
+        self._ended.register(self._fd, select.POLLIN)
+
+    def __del__(self) -> None:
+        """Its descriptor is closed with it."""
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
 
     def poll(self) -> int | None:
         """As of a child: None while it lives."""
-        return None if is_alive(self.pid) else GONE
+        return GONE if self._ended.poll(0) else None
 
     def kill(self) -> None:
         """End it at once."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def wait(self) -> int:
-        """It is not ours to wait for."""
+        """Return when it has ended."""
+        self._ended.poll()
         return GONE
 
 
@@ -144,18 +161,36 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
 
+    def find(self) -> None:
+        """Go on with its process where that lives: the one on the board, if it has this worker's segment."""
+        pid = self.board.process_of(self.row)
+        if not is_alive(pid):
+            return
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            found = _Adopted(pid)
+            if self.segment in Path(f"/proc/{pid}/maps").read_text():
+                self.process = found
+
     def remove(self) -> None:
         """Wait for the end of its process, and delete its segment; who maps it keeps it till then."""
         if self.process is not None:
             self.process.wait()
-            (SHARED_FOLDER / self.segment).unlink(missing_ok=True)
+        (SHARED_FOLDER / self.segment).unlink(missing_ok=True)
 
 
 class Node:
-    """The workers of one node, between `start` and `stop`."""
+    """The workers of one node, between `start` and `stop`.
 
-    def __init__(self, settings: ServeSettings, name: str, clock: Clock) -> None:
+    Args:
+        server: the process that its workers belong to beside this one, tritonserver's; with none they end
+            with this one, where there is one gateway.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, name: str, clock: Clock, server: int | None = None
+    ) -> None:
         self.name = name
+        self._server = server
         self._settings = settings
         self._clock = clock
         self._generations: dict[int, _Generation] = {}  # in order
@@ -171,7 +206,7 @@ class Node:
         self._seen: tuple[int, int] | None = None  # of the file of generations
         self._lock = threading.Lock()  # of all of these
         self._stopping = threading.Event()
-        # Workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
+        # While they load, workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
 
     def start(self) -> None:
@@ -265,10 +300,13 @@ class Node:
         if self._leads:
             self._end_leaving()
         remove_shelves(over.deployment, over.deployment.vgpus_on(self.name))
-        for generation in self._boards.keys() - {origin.generation for origin in self._workers}:
-            self._boards.pop(generation)[0].remove()
+        self._remove_boards()
         if not any(generation.gpus.shared for generation in self._generations.values()):
             over.gpus.stop()
+
+    def _remove_boards(self) -> None:
+        for generation in self._boards.keys() - {origin.generation for origin in self._workers}:
+            self._boards.pop(generation)[0].remove()
 
     def _end_leaving(self) -> None:
         leaving, self._leaving = self._leaving, []
@@ -394,7 +432,9 @@ class Node:
         """Watch and start the workers, where this is the node's model that does so."""
         if not self._leads and self._leadership.acquire():
             self._leads = True
+            self._leaving += self._left_over()
             self._find_workers([*self._workers.values(), *self._leaving])
+            self._remove_boards()
         if self._leads:
             self._end_leaving()
             self._watch_all(self._clock.now_us())
@@ -402,20 +442,40 @@ class Node:
             self._leaving = [w for w in self._leaving if is_alive(w.board.process_of(w.row))]
 
     def _find_workers(self, workers: Iterable[_Worker]) -> None:
-        """Go on with the workers that the other gateway's model of this node has started."""
-        if self._leadership.alone:
-            return
+        """Go on with the workers that another process has started: before its death, or of the other gateway."""
         for worker in workers:
-            pid = worker.board.process_of(worker.row)
-            if is_alive(pid):
-                worker.process = _Adopted(pid)
+            worker.find()
+
+    def _left_over(self) -> list[_Worker]:
+        """Workers of generations that were over before anybody could end them here."""
+        boards = HealthBoard.generations(self._settings, self.name)
+        # Read after the boards: a generation is written down before it has one.
+        wanted = read_node_generations(self._settings.place, self.name)
+        if set(wanted) - self._generations.keys():
+            return []  # who goes on there is not known
+        known = {*self._workers, *(worker.origin for worker in self._leaving)}
+        found: list[_Worker] = []
+        for number in boards:
+            with contextlib.suppress(InputError):  # its files are gone, and so are its workers
+                deployment = Deployment.read(self._settings, number)
+                vgpus = deployment.vgpus_on(self.name)
+                origins = {deployment.origins[vgpu] for vgpu in vgpus} - known
+                own = [origin for origin in origins if origin.generation == number]
+                found += [self._worker(deployment, origin) for origin in own]
+                if number not in wanted:
+                    remove_shelves(deployment, vgpus)
+        return found
 
     def _show_owner(self) -> None:
-        """Have the workers belong to this process, too: one of the other gateway may have started them."""
-        if self._leadership.alone:
+        """Have the workers belong to another process than that which started them, too.
+
+        That is tritonserver, which outlives both; or, of two gateways, each model of the node.
+        """
+        if self._server is None and self._leadership.alone:
             return
+        owner = self._server or os.getpid()
         for worker in self._workers.values():
-            worker.board.belongs_to(worker.row, self._settings.gateway, os.getpid())
+            worker.board.belongs_to(worker.row, self._settings.gateway, owner)
 
     def _watch_all(self, now_us: int) -> None:
         """Take note of what ended, and start what is to run.

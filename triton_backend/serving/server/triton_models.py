@@ -34,7 +34,7 @@ from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.offload import Offload, PlanReader
-from triton_backend.serving.liveness.processes import StubHeartbeat
+from triton_backend.serving.liveness.processes import StubHeartbeat, parent_named
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import (
     Publisher,
@@ -51,6 +51,7 @@ PUBLISH_SECONDS = 1.0
 TRACE_HEADER = "traceparent"
 SWITCH_SECONDS = 5e-4
 HANDED_ON_PARAMETER = "poolpipe_handed_on"  # of a request that a model here hands on to a front
+SERVER_PROCESS = "tritonserver"
 STATUSES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")  # of a front's refusals
 AT_ONCE = 64  # requests of one cut that are answered at a time; others wait
 _LOG = logging.getLogger(__name__)
@@ -360,7 +361,9 @@ class NodeModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the workers."""
-        self._node = Node(self.settings, self.parameters["node"], self.clock)
+        self._node = Node(
+            self.settings, self.parameters["node"], self.clock, parent_named(SERVER_PROCESS)
+        )
         self._node.start()
 
     def end(self) -> None:

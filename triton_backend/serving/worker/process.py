@@ -3,7 +3,7 @@
 A batch starts when its tensors are here and its reserved start has come, so that batches reserved
 earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
 stage. Two threads take turns at polling and running (`executor`); a third one only writes the
-heartbeat. The process ends with the node process that started it.
+heartbeat. While it loads, the process ends with the node process that started it; then with tritonserver.
 
 Here: what a worker is made of, and what its peers may say to it. Not here: when and how a batch runs.
 

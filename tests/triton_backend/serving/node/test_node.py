@@ -27,7 +27,7 @@ from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove
 
 pytestmark = pytest.mark.slow
 NODE = "SLOW"
-# The model of the node in the first gateway, which has the workers until it dies.
+# The model of the node in the first gateway, which has the workers until it dies; they may belong to a server, too.
 LEADER = """
 import signal, sys
 from pathlib import Path
@@ -35,7 +35,8 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.node.node import Node
 
-node = Node(ServeSettings.read(Path(sys.argv[1])), "SLOW", SystemClock())
+servers = map(int, sys.argv[2:])
+node = Node(ServeSettings.read(Path(sys.argv[1])), "SLOW", SystemClock(), *servers)
 node.start()
 signal.pause()
 """
@@ -59,6 +60,12 @@ def are_up(deployment: Deployment) -> bool:
     """Whether all workers of the node have loaded."""
     origins = map(deployment.origin_of, deployment.vgpus_on(NODE))
     return all(HealthBoard.open(one, NODE).has_loaded(row) for one, row in origins)
+
+
+def processes(deployment: Deployment) -> set[int]:
+    """The workers of the node, as the health boards have them."""
+    origins = map(deployment.origin_of, deployment.vgpus_on(NODE))
+    return {HealthBoard.open(one, NODE).process_of(row) for one, row in origins}
 
 
 def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
@@ -154,6 +161,43 @@ def test_a_generation_that_cannot_be_begun_leaves_the_others_alone(deployment: D
         node.look()
     assert pids(node) == before
     node.stop()
+
+
+def test_workers_outlive_their_node_and_end_with_the_server(deployment: Deployment) -> None:
+    """It dies while the plan changes, and a worker with it; the change is given up meanwhile."""
+    settings = deployment.settings
+    following = plan(two_stage(), two_stage("other"), plan_id="following")
+    second = deploy(settings.folder, following, generation=2)
+    server = subprocess.Popen(["/bin/sleep", "600"])
+    command = [sys.executable, "-c", LEADER, str(settings.folder / "settings.json")]
+    node = subprocess.Popen([*command, str(server.pid)])
+    wait_for(lambda: are_up(second))
+    before, workers = processes(deployment), processes(second)
+    assert before < workers
+    wait_for(lambda: all(server.pid in owners(pid) for pid in workers))
+    node.kill()
+    node.wait()
+    victim, goes_on = sorted(before)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not is_alive(victim))
+    assert all(map(is_alive, workers - {victim}))
+
+    render_node_generations(settings.folder, [NODE], [1])
+    node = subprocess.Popen([*command, str(server.pid)])
+    wait_for(lambda: not any(map(is_alive, workers - before)))
+    wait_for(lambda: victim not in processes(deployment) and are_up(deployment))
+    after = processes(deployment)
+    assert goes_on in after
+    prefix = settings.segment_prefix
+    wait_for(lambda: not list(SHARED_FOLDER.glob(f"{prefix}g2-*")))
+
+    wait_for(lambda: all(server.pid in owners(pid) for pid in after))
+    node.kill()
+    node.wait()
+    assert all(map(is_alive, after))
+    server.kill()
+    server.wait()
+    wait_for(lambda: not any(map(is_alive, after)))
 
 
 def test_who_takes_the_lead_finds_the_workers_and_loads_nothing(tmp_path: Path) -> None:
