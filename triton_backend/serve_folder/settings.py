@@ -43,7 +43,7 @@ class ServeOptions:
             reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
             to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
-            its timers ring as much earlier again. None: what fronts measure, at most
+            its timers ring as much earlier again. None: both are what fronts measure, at most
             `USUAL_GUARD_FRACTION`.
         checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
         hosts: address of each node's host by node name; nodes not named run on this one.

@@ -11,7 +11,7 @@ is measured: every ANSWER says when its batch was to end.
 
 import numpy as np
 
-from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeSettings
+from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions
 
 KEPT = 4096  # overruns, the last of them
 FEWEST = 512  # with fewer nothing is known of one in a thousand
@@ -30,7 +30,7 @@ class Guard:
         measured: False where the plan's rides wait for their members out of the guard: then it is that part.
     """
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeOptions) -> None:
         self.measured = True
         self._settings = settings
         self._overruns_us = np.zeros(KEPT, np.int64)  # a ring

@@ -360,7 +360,17 @@ class _Generation:
         self.shelved = [model.name in deployment.shelved for model in models]
         self.supervise(now_us)
         self.uses: dict[StagePlace, StageUse] = {}
-        self.timer_lead_us = min(deployment.settings.guard_us(model.slo_us) for model in models)
+        self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
+        self.timer_lead_us = min(self._guards_us.values())
+
+    def announced(self, model: str, guard_us: int) -> None:
+        """A front said what it keeps back of a request's time: timers ring as much before their instants.
+
+        Of several models the least counts, as always: who is sent early leaves out who comes later.
+        """
+        if self._guards_us.get(model, guard_us) != guard_us:
+            self._guards_us[model] = guard_us
+            self.timer_lead_us = min(self._guards_us.values())
 
     def supervise(self, now_us: int) -> None:
         """Judge workers by what they report from now on."""
@@ -576,6 +586,7 @@ class Gateway:
             return
         self.counters.offered[front.model] += 1
         self._guards_us[front.model] = arrival.guard_us
+        served.announced(front.model, arrival.guard_us)
         model = served.models.get(front.model)
         if model is not None and served.entries[model]:
             entry = self._entry_now(model, entry, plan_tag)

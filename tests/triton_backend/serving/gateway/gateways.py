@@ -84,10 +84,17 @@ def look_until(gateway: HeldGateway, from_us: int, till_us: int) -> list[SentFra
     return gateway.frames()
 
 
-def arrive(gateway: HeldGateway, *numbers: int, now_us: int = 10, samples: int = 1) -> None:
-    """Requests of the model `pair`, with its SLO."""
+def arrive(
+    gateway: HeldGateway,
+    *numbers: int,
+    now_us: int = 10,
+    samples: int = 1,
+    guard_us: int = 0,
+) -> None:
+    """Requests of the model `pair`, with its SLO, of which the front says that it keeps so much back."""
     for number in numbers:
-        gateway.arrival(PAIR, ArrivalBody(number, now_us + SLO_US, samples), now_us)
+        body = ArrivalBody(number, now_us + SLO_US, samples, guard_us=guard_us)
+        gateway.arrival(PAIR, body, now_us)
 
 
 def kinds(frames: list[SentFrame]) -> list[Kind]:

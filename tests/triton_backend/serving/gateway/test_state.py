@@ -23,7 +23,7 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions
 from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
     LOCALS,
@@ -55,14 +55,23 @@ def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: HeldGatew
 
 
 def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: HeldGateway) -> None:
-    arrive(gateway, 1)
+    arrive(gateway, 1, guard_us=MIN_GUARD_US)
     assert not gateway.frames()
     ring_us = gateway.timer_us
     assert ring_us is not None
-    assert ring_us < 10 + SLO_US - gateway.deployment.settings.guard_us(SLO_US)
+    assert ring_us < 10 + SLO_US - MIN_GUARD_US
     gateway.timer(ring_us)
     ((_, body),) = dispatches(gateway.frames())
     assert body.requests == (1,)
+
+
+def test_timers_ring_as_much_earlier_as_fronts_keep_back(gateway: HeldGateway) -> None:
+    arrive(gateway, 1, guard_us=9_000)
+    early_us = gateway.timer_us
+    arrive(gateway, 2, guard_us=4_000)  # has measured since; the last moment is earlier for two
+    gateway.cancel(PAIR, 2, 20)
+    assert early_us is not None
+    assert gateway.timer_us == early_us + 5_000
 
 
 def test_the_same_request_announced_twice_counts_once(gateway: HeldGateway) -> None:
