@@ -1,4 +1,7 @@
-"""Where a step reads and writes: the project's state folder and its warehouse."""
+"""Where a step reads and writes: the project's state folder, its warehouse, and the plans kept there.
+
+Here: plans stored and found. Not here: planning, which loads solvers and kernels (`planning/stored_plans`).
+"""
 
 import time
 from collections.abc import Callable, Generator
@@ -6,9 +9,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.clock import now_utc
+from flows.files import read_plan as read_plan_file
 from flows.progress import say_on_stderr
 from flows.state import ProjectState, project_state, warehouse_path
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
+from warehouse.plans import add_plan, read_plan
 from warehouse.schema import OlderSchemaError
 
 RETRY_SECONDS = 0.25
@@ -63,3 +71,30 @@ class Workspace:
 def workspace(warehouse: Path | None = None) -> Workspace:
     """This project's workspace; `warehouse` overrides its default file."""
     return Workspace(state=project_state(), warehouse=warehouse or warehouse_path())
+
+
+def store_plan(work: Workspace, plan: Plan) -> None:
+    """Store a plan under its id."""
+    with work.open() as warehouse:
+        add_plan(warehouse, plan, now_utc())
+
+
+def find_plan(work: Workspace, text: str) -> Plan:
+    """A plan by its file, its id in the warehouse, or the beginning of its id.
+
+    Raises:
+        InputError: no such file; no stored plan, or several, fit; or the file is no plan.
+    """
+    if is_plan_file(text):
+        return read_plan_file(Path(text))
+    if not work.warehouse.exists():
+        where = f"neither a file nor, as there is no {work.warehouse}, a stored plan"
+        raise InputError(text, where)
+    with work.open(read_only=True) as warehouse:
+        return read_plan(warehouse, text)
+
+
+def is_plan_file(text: str) -> bool:
+    """Whether a text names a file: one that is there, or one that could only be a file."""
+    path = Path(text)
+    return path.is_file() or path.suffix == ".json" or len(path.parts) > 1

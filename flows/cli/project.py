@@ -12,8 +12,7 @@ from typing import Any
 from flows.cli.console import note
 from flows.clock import now_utc
 from flows.files import write_plan
-from flows.planning.stored_plans import find_plan, is_plan_file, load_profiles
-from flows.workspace import Workspace, workspace
+from flows.workspace import Workspace, find_plan, is_plan_file, workspace
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -98,6 +97,8 @@ def check_known(
     Raises:
         InputError: one is not; named with the file and field that name it.
     """
+    from flows.planning.stored_plans import load_profiles
+
     cluster, workload = contents
     try:
         profiles, _ = load_profiles(work, cluster, workload)

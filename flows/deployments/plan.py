@@ -10,9 +10,9 @@ from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import PlanParameters
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
-from flows.planning.stored_plans import Planned, find_plan, plan_step
+from flows.planning.stored_plans import Planned, plan_step
 from flows.reporting.plan_diff import plan_diff
-from flows.workspace import Workspace
+from flows.workspace import Workspace, find_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import share_text
 

@@ -10,12 +10,11 @@ from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import ReplanParameters
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.replan import Replanned, replan
-from flows.planning.stored_plans import find_plan
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
 from flows.release.server.running import served_plan_id
 from flows.reporting.plan_diff import plan_diff
-from flows.workspace import Workspace
+from flows.workspace import Workspace, find_plan
 from triton_backend.contract.plan import Plan
 
 

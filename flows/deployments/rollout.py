@@ -8,10 +8,9 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import RolloutParameters
-from flows.planning.stored_plans import find_plan
 from flows.release.rollout.change import Way
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
-from flows.workspace import Workspace
+from flows.workspace import Workspace, find_plan
 from triton_backend.contract.plan import Plan
 
 

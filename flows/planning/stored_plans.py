@@ -1,22 +1,18 @@
 """A plan made from the warehouse's profiles, stored there, and made ready to be served."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from flows.clock import now_utc
-from flows.files import read_plan as read_plan_file
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.profiling.boundaries import as_measured
-from flows.workspace import Workspace
+from flows.workspace import Workspace, store_plan
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import Workload, lines_of
-from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import read_interference, read_profiles
 
 
@@ -80,30 +76,3 @@ def plan_step(
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")
     store_plan(work, plan)
     return Planned(plan=plan, warnings=tuple(warnings))
-
-
-def store_plan(work: Workspace, plan: Plan) -> None:
-    """Store a plan under its id."""
-    with work.open() as warehouse:
-        add_plan(warehouse, plan, now_utc())
-
-
-def find_plan(work: Workspace, text: str) -> Plan:
-    """A plan by its file, its id in the warehouse, or the beginning of its id.
-
-    Raises:
-        InputError: no such file; no stored plan, or several, fit; or the file is no plan.
-    """
-    if is_plan_file(text):
-        return read_plan_file(Path(text))
-    if not work.warehouse.exists():
-        where = f"neither a file nor, as there is no {work.warehouse}, a stored plan"
-        raise InputError(text, where)
-    with work.open(read_only=True) as warehouse:
-        return read_plan(warehouse, text)
-
-
-def is_plan_file(text: str) -> bool:
-    """Whether a text names a file: one that is there, or one that could only be a file."""
-    path = Path(text)
-    return path.is_file() or path.suffix == ".json" or len(path.parts) > 1

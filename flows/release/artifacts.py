@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flows.device_class import DeviceClass
 from flows.files import read_device_classes
-from flows.planning.stored_plans import store_plan
 from flows.preparation.building.onnxruntime import build_stages
 from flows.preparation.building.tensorrt.engines import (
     PRECISIONS,
@@ -24,7 +23,7 @@ from flows.preparation.building.tensorrt.engines import (
 from flows.preparation.building.tensorrt.requests import EngineSettings
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import read_split
-from flows.workspace import Workspace
+from flows.workspace import Workspace, store_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.scheduler.policies.registry import largest_batches

@@ -90,9 +90,9 @@ class RunningSystem:
 
     def bring(self, plan: "Plan") -> str:
         """Change plans in place, unwatched: the next period sees what came of it."""
-        from flows.planning.stored_plans import store_plan
         from flows.release.artifacts import attach_devices
         from flows.release.rollout.guarded import RolloutOptions, roll_out
+        from flows.workspace import store_plan
 
         store_plan(self._work, plan)
         if self._cluster is not None:

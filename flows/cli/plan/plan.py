@@ -97,8 +97,7 @@ def plan(
     from flows.cli.plan.watching import watched
     from flows.files import check_writable, read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
-    from flows.planning.stored_plans import find_plan
-    from flows.workspace import workspace
+    from flows.workspace import find_plan, workspace
 
     work = workspace(warehouse)
     asked = PlanOptions(

@@ -112,10 +112,9 @@ def rollout(
 def _preview(
     warehouse: Path, previous: str | None, wanted: "Plan", *, at_once: bool, as_json: bool
 ) -> None:
-    from flows.planning.stored_plans import find_plan
     from flows.release.rollout.change import plan_in_force
     from flows.release.rollout.preview import preview
-    from flows.workspace import workspace
+    from flows.workspace import find_plan, workspace
 
     work = workspace(warehouse)
     in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)

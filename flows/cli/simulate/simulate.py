@@ -220,8 +220,7 @@ def simulate(
         parse_change,
         parse_failure,
     )
-    from flows.planning.stored_plans import find_plan
-    from flows.workspace import workspace
+    from flows.workspace import find_plan, workspace
     from triton_backend.contract.errors import InputError
     from triton_backend.simulator.results import OPTIONAL, request_columns
     from triton_backend.simulator.scenario import PlanChange, SimOptions, policies_of

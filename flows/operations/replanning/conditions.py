@@ -11,10 +11,9 @@ from typing import Any
 
 from flows.operations.replanning.decide import share_shift
 from flows.operations.replanning.replan import planned_rates
-from flows.planning.stored_plans import find_plan
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
-from flows.workspace import Workspace
+from flows.workspace import Workspace, find_plan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

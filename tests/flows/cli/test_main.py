@@ -19,6 +19,7 @@ from warehouse.db import open_warehouse
 from warehouse.parquet import write_columns
 
 LAZY = ("numba", "duckdb", "prefect", "onnx", "onnxruntime", "highspy", "numpy", "flows.planning")
+PLANNING = ("numba", "highspy", "scipy", "onnx", "flows.planning")
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -80,6 +81,16 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_plan_is_looked_for_without_what_makes_plans() -> None:
+    code = (
+        "import sys; from flows.cli.main import run; code = run(['serve', 'none.json']);"
+        f"sys.exit(','.join(set({PLANNING!r}) & set(sys.modules)) or code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "poolpipe: none.json: no such file\n")
 
 
 @pytest.mark.slow

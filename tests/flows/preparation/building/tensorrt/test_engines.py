@@ -7,12 +7,11 @@ import pytest
 
 from flows.cli.main import run
 from flows.files import read_plan, write_plan
-from flows.planning.stored_plans import find_plan
 from flows.preparation.building.tensorrt.engines import EngineOptions, batches_up_to
 from flows.preparation.building.tensorrt.requests import EngineSettings
 from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
 from flows.preparation.splitting.stored_split import read_split
-from flows.workspace import workspace
+from flows.workspace import find_plan, workspace
 from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving import small_plans as plans
 from triton_backend.contract.errors import InputError
