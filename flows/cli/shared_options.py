@@ -123,6 +123,24 @@ AcceptOldServer = Annotated[
         "--accept-old-server", help="Let the wheel's Triton of 2024 listen beyond loopback."
     ),
 ]
+Gateways = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=2,
+        help="Servers on the same ports: of two, one may die. Metrics of the second: the next port."
+        " Rendered, both are in one container, of a plan on one node.",
+    ),
+]
+CutModels = Annotated[
+    bool,
+    typer.Option(
+        "--cut-models",
+        help="A Triton model NAME_cut_BLOCK for every open cut of a model with entries, which takes that cut's"
+        " tensors alone. Requests reach NAME through it, half a millisecond later.",
+    ),
+]
 
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],

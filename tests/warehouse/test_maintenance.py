@@ -5,6 +5,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.fakes.minutes import model_minute
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ProfileKey
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
@@ -41,20 +42,7 @@ def model(boundary_bytes: tuple[int, ...] = ()) -> ModelRecord:
 
 
 def minute(at: datetime) -> ModelMinute:
-    return ModelMinute(
-        instance="i",
-        model="m",
-        minute=at,
-        plan_id="p",
-        offered=1,
-        served=1,
-        late=0,
-        dropped=0,
-        failed=0,
-        batches=1,
-        samples=1,
-        latency_sum_us=1,
-    )
+    return model_minute(at, 1)
 
 
 def outcome(*, offered: int, served: int) -> dict[str, object]:

@@ -3,6 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.fakes.minutes import model_minute
 from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse
 from warehouse.observations import (
@@ -32,20 +33,8 @@ DAY = (NOON - timedelta(hours=12), NOON + timedelta(hours=12))
 
 
 def minute(at: int, *, offered: int, served: int) -> ModelMinute:
-    return ModelMinute(
-        instance="i",
-        model="m",
-        minute=NOON + timedelta(minutes=at),
-        plan_id="p",
-        offered=offered,
-        served=served,
-        late=0,
-        dropped=offered - served,
-        failed=0,
-        batches=10,
-        samples=offered,
-        latency_sum_us=1000 * served,
-    )
+    others = {"dropped": offered - served, "batches": 10, "latency_sum_us": 1000 * served}
+    return model_minute(NOON + timedelta(minutes=at), offered, served=served, **others)
 
 
 def vgpu_minute(vgpu: int, busy_us: int) -> VGpuMinute:

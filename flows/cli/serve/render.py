@@ -59,21 +59,8 @@ def render(
     gateway_host: Annotated[
         str | None, typer.Option(metavar="HOST", help="The gateway's address, likewise.")
     ] = None,
-    gateways: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=2,
-            help="Servers on the same ports: of two, one may die. All in one container then, of a plan on one node.",
-        ),
-    ] = 1,
-    cut_models: Annotated[
-        bool,
-        typer.Option(
-            "--cut-models", help="A Triton model for every open cut, as `serve` has them."
-        ),
-    ] = False,
+    gateways: shared_options.Gateways = 1,
+    cut_models: shared_options.CutModels = False,
     request_gpus: Annotated[
         bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
     ] = True,

@@ -78,23 +78,8 @@ def serve(
         bool,
         typer.Option("--standby/--no-standby", help="Keep a second scheduler that takes over."),
     ] = True,
-    gateways: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=2,
-            help="Servers on the same ports: of two, one may die. Metrics of the second: the next port.",
-        ),
-    ] = 1,
-    cut_models: Annotated[
-        bool,
-        typer.Option(
-            "--cut-models",
-            help="A Triton model NAME_cut_BLOCK for every open cut of a model with entries, which takes that cut's"
-            " tensors alone. Requests reach NAME through it, half a millisecond later.",
-        ),
-    ] = False,
+    gateways: shared_options.Gateways = 1,
+    cut_models: shared_options.CutModels = False,
     join: Annotated[
         Path | None,
         typer.Option(

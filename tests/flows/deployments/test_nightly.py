@@ -25,6 +25,7 @@ from flows.planning.stored_plans import plan_step
 from flows.release.server import admin
 from flows.state import ProjectState
 from flows.workspace import Workspace
+from tests.fakes.minutes import model_minute
 from tests.flows.deployments.joined import joining
 from tests.ports import free_ports
 from triton_backend.contract.errors import InputError
@@ -33,7 +34,7 @@ from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
-from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
+from warehouse.observations import StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -141,22 +142,7 @@ def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
 def measured(work: Workspace) -> None:
     """Five minutes at 20 rps."""
     now = now_utc().replace(second=0, microsecond=0)
-    counts = dict.fromkeys(("late", "dropped", "failed"), 0)
-    rows = [
-        ModelMinute(
-            instance="i",
-            model="pair",
-            minute=now - timedelta(minutes=ago),
-            plan_id="any",
-            offered=1200,
-            served=1200,
-            batches=1,
-            samples=1,
-            latency_sum_us=1,
-            **counts,
-        )
-        for ago in range(1, 6)
-    ]
+    rows = [model_minute(now - timedelta(minutes=ago), 1200, model="pair") for ago in range(1, 6)]
     with work.open() as warehouse:
         add_statistics(warehouse, StatisticsFile(path="f", digest="1", models=rows), now)
 

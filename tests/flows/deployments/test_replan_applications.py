@@ -23,6 +23,7 @@ from flows.release.server import admin
 from flows.release.server.running import ServerState, read_state
 from flows.state import ProjectState
 from flows.workspace import Workspace
+from tests.fakes.minutes import model_minute
 from tests.flows.deployments.joined import joining
 from tests.flows.deployments.test_local import POOLPIPE
 from tests.flows.planning.small import cluster
@@ -38,7 +39,7 @@ from triton_backend.serve_folder.repository import render_repository, used_nodes
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays
-from warehouse.observations import ModelMinute, ModuleMinute, StatisticsFile, add_statistics
+from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -136,23 +137,7 @@ def measured(work: Workspace) -> None:
     now = now_utc().replace(second=0, microsecond=0)
     minutes = [now - timedelta(minutes=ago) for ago in range(1, 6)]
     jobs = 60 * MEASURED_RPS
-    models = [
-        ModelMinute(
-            instance="i",
-            model="traffic",
-            minute=minute,
-            plan_id="any",
-            offered=jobs,
-            served=jobs,
-            late=0,
-            dropped=0,
-            failed=0,
-            batches=1,
-            samples=1,
-            latency_sum_us=1,
-        )
-        for minute in minutes
-    ]
+    models = [model_minute(minute, jobs, model="traffic") for minute in minutes]
     modules = [
         ModuleMinute(
             instance="i",

@@ -16,6 +16,7 @@ from flows.operations.replanning.conditions import (
     conditions,
     other_nodes,
 )
+from tests.fakes.minutes import model_minute
 from tests.flows.operations.fake_gateway import the_plan, workspace_of
 from triton_backend.contract.cluster import Cluster
 from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
@@ -24,20 +25,8 @@ NOW = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
 
 
 def minute(minutes_ago: int, *, offered: int, served: int) -> ModelMinute:
-    return ModelMinute(
-        instance="i",
-        model="a",
-        minute=NOW.replace(second=0) - timedelta(minutes=minutes_ago),
-        plan_id="one",
-        offered=offered,
-        served=served,
-        late=0,
-        dropped=0,
-        failed=offered - served,
-        batches=1,
-        samples=offered,
-        latency_sum_us=1,
-    )
+    at = NOW.replace(second=0) - timedelta(minutes=minutes_ago)
+    return model_minute(at, offered, served=served, failed=offered - served, model="a")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_module
+from tests.fakes.minutes import model_minute
 from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
-from warehouse.observations import ModelMinute, ModuleMinute, StatisticsFile, add_statistics
+from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 DEMAND = workload(ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9))
@@ -34,20 +35,7 @@ def measured(
     work = workspace_of(folder)
     now = now_utc().replace(second=0, microsecond=0)
     rows = [
-        ModelMinute(
-            instance="i",
-            model=application or "net",
-            minute=now - timedelta(minutes=ago),
-            plan_id="any",
-            offered=60 * rate_rps,
-            served=60 * rate_rps,
-            late=0,
-            dropped=0,
-            failed=0,
-            batches=1,
-            samples=1,
-            latency_sum_us=1,
-        )
+        model_minute(now - timedelta(minutes=ago), 60 * rate_rps, model=application or "net")
         for ago in range(1, minutes + 1)
     ]
     with work.open() as warehouse:

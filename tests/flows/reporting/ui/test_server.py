@@ -15,6 +15,7 @@ import pytest
 
 from flows.reporting.ui.server import PageServer
 from flows.reporting.ui.watch import SystemWatch
+from tests.fakes.minutes import model_minute
 from tests.flows.reporting.example import LONG_NAME, example_plan
 from tests.flows.reporting.test_html import read
 from tests.flows.reporting.ui.test_live import metrics
@@ -23,7 +24,6 @@ from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.observations import (
     DropMinute,
-    ModelMinute,
     Rollout,
     StatisticsFile,
     add_statistics,
@@ -183,9 +183,8 @@ def test_the_last_day_comes_from_the_warehouse(tmp_path: Path, system: Path) -> 
     path = tmp_path / "w.duckdb"
     counts = {"offered": 60, "served": 50, "late": 0, "dropped": 10, "failed": 0}
     rows = [
-        ModelMinute(
-            instance="i", model="m", plan_id="p1", batches=9, samples=60, latency_sum_us=500_000,
-            minute=NOW.replace(second=0) - timedelta(minutes=k), **counts,
+        model_minute(
+            NOW.replace(second=0) - timedelta(minutes=k), plan_id="p1", latency_sum_us=500_000, **counts
         )
         for k in (2, 1, 3_000)
     ]  # fmt: skip
