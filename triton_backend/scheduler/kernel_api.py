@@ -259,7 +259,7 @@ def settle_jobs(tables: Tables) -> int:
     return SETTLED
 
 
-@entry
+@kernel
 def settle_all(tables: Tables) -> int:
     """Decide for every queue, in their order, those of late binding last."""
     if _settle_early(tables) == NEEDS_ROOM:

@@ -19,7 +19,6 @@ from triton_backend.scheduler.handover import (
     matching_queues,
 )
 from triton_backend.scheduler.invariants import check_invariants
-from triton_backend.scheduler.kernel_api import settle_all
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
@@ -341,7 +340,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
 def _drained(world: World) -> World:
     """Let all that is in flight end, and nothing begin."""
     world.tables.counts[0]["paused"] = 1
-    settle_all(world.tables)
+    world.cursor[0]["again"] = 1
     world.cursor[0]["stop_us"] = FAR
     world.cursor[0]["draining"] = 1
     world = run_on(world)

@@ -123,7 +123,7 @@ CURSOR = np.dtype(
             "plan",
             "moves_waiting",
             "factor",  # next row of `factors`
-            "again",  # decide before anything else: room was made
+            "again",  # decide before anything else: room was made, or the plan changes
             "stop_us",
             "decisions",
             "batches",  # sent when the last decision was timed
