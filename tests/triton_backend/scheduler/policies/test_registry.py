@@ -53,13 +53,35 @@ from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 print(POLICIES)
+if sys.argv[2] == "compiled":
+    sys.path.append(sys.argv[3])
+    from chain import decide
+    from triton_backend.scheduler import kernel_api
+    from triton_backend.scheduler import scheduler as caller
+    kernel_api.decide = decide
+    caller.handle_event = caller.handle_event.py_func
 for policy in POLICIES[:3]:
     scheduler = Scheduler(two_stages(), policy=policy)
     arrivals = [Arrival(now_us=0, request_id=n, model=0, deadline_us=100_000) for n in range(4)]
     print([type(d).__name__ for event in arrivals for d in scheduler.handle(event)])
-    if sys.argv[2] == "simulate":
+    if sys.argv[2] == "plain":
         result = simulate(two_stages(), SimOptions(policy=policy, duration_s=0.1, load_factor=0.5))
         print(result.attainment, result.models[0].mean_batch)
+if sys.argv[2] == "compiled":
+    print("compiled", len(decide.signatures))
+"""
+
+# The registry's kernel with an entry, in whose code that of every policy is.
+CHAIN = """
+from triton_backend.scheduler.compiled import entry
+from triton_backend.scheduler.policies import registry
+
+chosen = registry.decide
+
+
+@entry
+def decide(tables, queue, policy):
+    return chosen(tables, queue, policy)
 """
 
 
@@ -69,11 +91,14 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
     added = tmp_path / "added"
     added.mkdir()
     (added / "alone.py").write_text(POLICY)
-    # Compiling the simulator too would take forty seconds more.
-    more = ["decide" if compiled else "simulate"]
+    (tmp_path / "chain.py").write_text(CHAIN)
+    # Of a scheduler all but its policies runs as plain Python: compiled too, it would take a minute.
+    more = ["compiled" if compiled else "plain", str(tmp_path)]
     cache = str(tmp_path / "cache")
     said = printed_by(PROGRAM, str(added), *more, compiled=compiled, NUMBA_CACHE_DIR=cache)
     names, alone, *others = said.splitlines()
+    if compiled:
+        assert others.pop() == "compiled 1"
     assert names.startswith(
         "('alone', 'reservation', 'reservation-ahead', 'throughput-cost', 'clockwork', 'deferred'"
     )
