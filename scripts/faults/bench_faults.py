@@ -5,7 +5,7 @@ Triton and loaded with requests whose right answers are known. A few seconds int
 is broken; a prober asks for the state ten times a second and tries a request of every model.
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--load-factor 0.6]
-        [--application] [--out FILE]
+        [--application] [--policy deferred] [--out FILE]
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
 
@@ -71,6 +71,11 @@ WRITTEN_S = 1.0  # the event files are written four times a second
 GAP_BEFORE_US, GAP_AFTER_US = 500_000, 5_000_000
 
 
+def serve_options(options: argparse.Namespace, gateways: int = 1) -> ServeOptions:
+    """How the plan is served."""
+    return ServeOptions(policy=options.policy, gateways=gateways)
+
+
 def measure(served: Served, fault: Fault, load_factor: float, seconds: float) -> dict[str, Any]:
     """One run with one fault in it."""
     checks = [f"--check={name}={path}" for name, path in checked_files(served).items()]
@@ -100,7 +105,7 @@ def measure(served: Served, fault: Fault, load_factor: float, seconds: float) ->
     if fault.longest_gap_s is not None:
         row |= {"gap_s": dispatch_gap_s(served, fault_us), "gap_target_s": fault.longest_gap_s}
     if fault.lasts:
-        return row | reduced(loaded, fault, served.plan, fault_us, load_factor)
+        return row | reduced(loaded, fault, served, fault_us, load_factor)
     repaired_us = max(gone_us, prober.last_bad_us)
     began_s = (fault_us - loaded.started_us) / 1e6
     ended_s = (repaired_us - loaded.started_us) / 1e6
@@ -110,7 +115,7 @@ def measure(served: Served, fault: Fault, load_factor: float, seconds: float) ->
         | recovery(loaded, fault_us, repaired_us)
         | {
             "attainment": loaded.attainment,
-            "simulated": simulated(served.plan, load_factor, seconds, away),
+            "simulated": simulated(served, load_factor, seconds, away),
         }
     )
 
@@ -170,7 +175,7 @@ def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
 
 
 def reduced(
-    loaded: Loaded, fault: Fault, plan: Plan, fault_us: int, load_factor: float
+    loaded: Loaded, fault: Fault, served: Served, fault_us: int, load_factor: float
 ) -> dict[str, Any]:
     """Attainment at the capacity that is left, once the fault is noticed."""
     from_us = fault_us + NOTICED_S * 1e6 - loaded.started_us
@@ -178,21 +183,23 @@ def reduced(
     away = tuple(Failure(start_s=0.0, vgpu=v) for v in fault.vgpus)
     return {
         "attainment": float((left["outcome"] == SERVED).mean()),
-        "simulated": simulated(plan, load_factor, 60.0, away),
+        "simulated": simulated(served, load_factor, 60.0, away),
     }
 
 
-def simulated(plan: Plan, load_factor: float, seconds: float, away: tuple[Failure, ...]) -> float:
+def simulated(
+    served: Served, load_factor: float, seconds: float, away: tuple[Failure, ...]
+) -> float:
     """What the simulator says of the attainment without these vGPUs."""
     options = SimOptions(
-        policy=None,
+        policy=served.options.policy,
         load_factor=load_factor,
         duration_s=seconds,
         failures=away,
         admission=True,
         keep_uses=False,
     )
-    return simulate(plan, options).attainment
+    return simulate(served.plan, options).attainment
 
 
 def run_all(
@@ -330,7 +337,8 @@ def inside(options: argparse.Namespace, plan: Plan) -> None:
             [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], check=True
         )
     try:
-        rows = run_all(options, FILLED, lambda: Served(plan, options.port, within=within))
+        serve = serve_options(options)
+        rows = run_all(options, FILLED, lambda: Served(plan, options.port, serve, within))
         options.inside.write_text(json.dumps(rows))
     finally:
         subprocess.run([umount, "--lazy", str(within)], check=True)
@@ -347,6 +355,10 @@ def main() -> int:
     add("--seconds", type=float, default=12.0, help="of load per fault")
     add("--load-factor", type=float, default=LOAD_FACTOR, help="of what the plan serves")
     add("--application", action="store_true", help="an application in place of the models")
+    add(
+        "--policy",
+        help="of the scheduler, in place of the plan's; not with two hosts, nor another clock",
+    )
     add("--port", type=int, default=18_530, help="the first of those used")
     add("--verbose", action="store_true", help="the server's logs at the end")
     add("--inside", type=Path, help=argparse.SUPPRESS)
@@ -358,8 +370,8 @@ def main() -> int:
         return 0
     watch = Stopwatch()
     print(f"{'fault':<{WIDTH}}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
-    rows = run_all(options, PROCESSES, lambda: Served(plan, options.port))
-    beside = ServeOptions(gateways=2)
+    rows = run_all(options, PROCESSES, lambda: Served(plan, options.port, serve_options(options)))
+    beside = serve_options(options, gateways=2)
     rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
     rows += run_all(options, FAR, lambda: Far(plan, options.port))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
