@@ -37,6 +37,7 @@ pytestmark = pytest.mark.slow
 NODES = {"quick": 2, "slow": 12_000}  # an even number of signs turned: every answer is its request
 WORKER, NODE, SCHEDULER, COMMAND = "worker", "node", "scheduler", "command"
 PATIENT_US = 3_000_000
+PAUSE_SECONDS = 0.02  # of a client between two requests: most of the processors is for what loads
 
 
 def write_model(path: Path, nodes: int) -> Path:
@@ -129,7 +130,7 @@ class Load:
     def _ask(self, name: str) -> None:
         rng = np.random.default_rng(len(name))
         with grpc_client.InferenceServerClient(self.url) as client:
-            while not self._over.is_set():
+            while not self._over.wait(PAUSE_SECONDS):
                 x = rng.normal(size=(2, 3)).astype(np.float32)
                 given = grpc_client.InferInput("x", [2, 3], "FP32")
                 given.set_data_from_numpy(x)
