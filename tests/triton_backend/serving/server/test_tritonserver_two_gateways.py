@@ -33,6 +33,9 @@ pytestmark = pytest.mark.slow
 CLIENTS = 4
 PATIENT_US = 10_000_000
 RETRY_SECONDS = 0.5
+PAUSE_SECONDS = (
+    0.02  # of a client between two requests: most of the processors is for what starts anew
+)
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -97,7 +100,7 @@ class Clients:
         self.lost: list[str] = []
 
     def _run(self, number: int) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(PAUSE_SECONDS):
             number += CLIENTS
             try:
                 right = self._ask_twice(number)
