@@ -33,9 +33,7 @@ pytestmark = pytest.mark.slow
 CLIENTS = 4
 PATIENT_US = 10_000_000
 RETRY_SECONDS = 0.5
-PAUSE_SECONDS = (
-    0.02  # of a client between two requests: most of the processors is for what starts anew
-)
+PAUSE_SECONDS = 0.02  # of a client between two requests: what starts anew needs the processors
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
