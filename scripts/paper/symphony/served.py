@@ -7,7 +7,7 @@ from 195 to 3, on 4 vGPUs.
     loads   both at shares of the planned rate: attainment, mean batch, idle, less the simulator's
     guard   the first at its whole rate: the guard measured by the fronts beside a fixed tenth of the SLO, in turns,
             each after a while at a lower rate (512 batches are needed to measure it)
-    killed  the second while a worker is killed again and again: what its models get meanwhile
+    killed  the second while a worker is killed, for `--away` seconds as often as it comes back: what its models get
     moved   the six in two sub-clusters of 2 vGPUs, of which each gives the other one model under load
 
     .venv/bin/python scripts/paper/symphony/served.py --data DIR [--only loads,guard,killed,moved] [--plans resnet50 six]
@@ -54,7 +54,8 @@ SIX = (
 PLANS = {"resnet50": 8, "six": 4}  # and their vGPUs
 MOVED_GPUS = 4
 GUARDS = {"measured": None, "a tenth of the SLO": 0.1}
-KILL_EVERY_S, AWAY_S = 0.05, 3.0
+KILL_EVERY_S = 0.05
+LOOKED_S = 3.0  # after a kill
 FAULT_LOAD = 0.6
 AROUND_S = 2.5
 WRITTEN_S = 1.0  # the event files are written four times a second
@@ -189,11 +190,11 @@ def killed(options: argparse.Namespace) -> list[Figure]:
 
     def kill() -> None:
         away_us[0] = SystemClock().now_us()
-        while SystemClock().now_us() < away_us[0] + s_to_us(AWAY_S):
+        while SystemClock().now_us() < away_us[0] + s_to_us(options.away):
             with contextlib.suppress(RuntimeError):  # it has no worker at this moment
                 worker(served, 0).kill()
             time.sleep(KILL_EVERY_S)
-        away_us[1] = SystemClock().now_us()
+        away_us[1] = max(SystemClock().now_us(), away_us[0] + s_to_us(LOOKED_S))
 
     with Served(plan, options.port, ServeOptions(guard_fraction=options.guard)) as served:
         loaded = under_load(served, options, kill)
@@ -209,19 +210,19 @@ def killed(options: argparse.Namespace) -> list[Figure]:
     note = f"{len(loaded.records)} requests, machine load {os.getloadavg()[0]:.1f}"
     return [
         Figure(
-            name="a worker killed for 3 s: models that ran elsewhere",
+            name="a worker killed: models that ran elsewhere",
             value=len(elsewhere),
             least=len(plan.models),
             note=note,
         ),
-        Figure(name="a worker killed for 3 s: wrong answers", value=wrong(loaded), most=0),
+        Figure(name="a worker killed: wrong answers", value=wrong(loaded), most=0),
         Figure(
-            name="a worker killed for 3 s: requests without an answer",
+            name="a worker killed: requests without an answer",
             value=count(loaded, "failed"),
             most=0,
         ),
         Figure(
-            name="a worker killed for 3 s: attainment less simulated",
+            name="a worker killed: attainment less simulated",
             value=100 * (loaded.attainment - expected["attainment"]),
             unit="points",
             least=-100 * ATTAINED,
@@ -338,6 +339,7 @@ def main() -> int:
     add("--plans", nargs="+", choices=tuple(PLANS), default=list(PLANS))
     add("--loads", nargs="+", type=float, default=[0.5, 0.8, 0.95])
     add("--guard-loads", nargs="+", type=float, default=[1.0, 1.1])
+    add("--away", type=float, default=0.01, help="seconds for which a worker is killed again")
     add("--guard-rounds", type=int, default=2)
     add("--warm-seconds", type=float, default=40.0, help="before the guard counts")
     add("--seconds", type=float, default=30.0)
