@@ -30,6 +30,7 @@ import multiprocessing
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -503,7 +504,7 @@ class Processes:
                 return ours.recv()
             except EOFError:
                 process.join()
-                if process.exitcode == 1:  # an exception of ours, not of a test
+                if process.exitcode in (1, -signal.SIGTERM, -signal.SIGINT):  # no test's doing
                     raise RuntimeError(
                         f"{function.__name__} ended by itself: {arguments[0]}"
                     ) from None
@@ -594,14 +595,15 @@ def main() -> int:
     survivors: list[str] = []
     with _pool(asked.jobs) as pool:
         for part in (CORE, PLANNER):
-            needed = part.files() if any(m.part() is part for m in mutants) else []
-            if not unchanged(state, needed, part, pool):
+            its = [mutant for mutant in mutants if mutant.part() is part]
+            if its and not unchanged(state, part.files(), part, pool):
                 return 1
-        found = pool.map(partial(noticed, state, processes), mutants)
-        for mutant, by in zip(mutants, found, strict=True):
-            line = mutant.describe((ROOT / mutant.path).read_text())
-            survivors += [] if by else [line]
-            print(f"{'noticed' if by else 'SURVIVED':<9}{line}  {by}", flush=True)
+            for mutant, by in zip(
+                its, pool.map(partial(noticed, state, processes), its), strict=True
+            ):
+                line = mutant.describe((ROOT / mutant.path).read_text())
+                survivors += [] if by else [line]
+                print(f"{'noticed' if by else 'SURVIVED':<9}{line}  {by}", flush=True)
     left = [line for line in survivors if not explained(line)]
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} noticed, seed {asked.seed}")
     print(*(f"unexplained: {line}" for line in left), sep="\n")

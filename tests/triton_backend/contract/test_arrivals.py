@@ -52,6 +52,12 @@ def test_no_rate_or_no_time_offers_nothing() -> None:
     assert len(arrivals.deterministic_us(5, 0)) == 0
 
 
+@pytest.mark.parametrize("rate_rps", [-1.0, float("inf"), float("nan")])
+def test_what_is_no_rate_is_named(rate_rps: float) -> None:
+    with pytest.raises(InputError, match=f"rate {rate_rps} is not a number of requests"):
+        arrivals.poisson_us(rate_rps, MINUTE_US, rng())
+
+
 def test_replay_keeps_the_pattern_and_gives_the_rate() -> None:
     times = arrivals.replay_us(np.array([5, 6, 16, 17, 27]), 4, US_PER_S)
     assert len(times) == 4

@@ -37,6 +37,13 @@ def test_vgpus_are_numbered_by_pool_and_place_and_pools_as_stages_name_them() ->
     ]
 
 
+def test_gpus_count_once_however_many_parts_they_have_and_unused_classes_not_at_all() -> None:
+    plan = make_plan([[Own(latency_us=(10,), gpus=2, divisor=2), Own(latency_us=(10,), gpus=3)]])
+    (used,) = plan.cluster.gpu_classes
+    both = replace(plan.cluster, gpu_classes=(used, replace(used, name="idle")))
+    assert replace(plan, cluster=both).gpus() == {used.name: 5, "idle": 0}
+
+
 @pytest.mark.parametrize("gpus", [4, 1_000])
 def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
     plan = make_plan([[Own(latency_us=(10, 15), gpus=gpus, bytes_out=7)]])

@@ -18,6 +18,7 @@ from triton_backend.contract.shares import (
     mig_cell,
     mig_share,
     read_share,
+    runs_beside,
     share_text,
     share_to_dict,
 )
@@ -42,6 +43,12 @@ def test_parts_of_slices_have_shares_of_their_own() -> None:
 def test_shares_of_other_sizes_are_no_slices() -> None:
     for share in (300, 150, 100, 75, 60, 3):
         assert mig_cell(share) is None
+
+
+def test_a_whole_gpu_and_a_whole_slice_run_beside_nobody() -> None:
+    slices = mig_share(MigCell(3, 1)), mig_share(MigCell(3, 2))
+    shares = (WHOLE_GPU, WHOLE_GPU // 2, *slices)
+    assert [runs_beside(share) for share in shares] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

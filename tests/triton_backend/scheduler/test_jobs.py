@@ -229,6 +229,26 @@ def test_a_job_that_fits_no_more_after_a_loss_is_dropped_for_that() -> None:
     assert app.outcomes() == {0: "worker_lost"}
 
 
+def test_a_job_has_one_sample_unless_it_says_otherwise() -> None:
+    app = shell(hand_module("a", "m0"))
+    arrival = JobArrival(now_us=0, job_id=0, application=0, deadline_us=100 * MS)
+    ready = [d for d in app.scheduler.handle(arrival) if isinstance(d, TaskReady)]
+    assert [task.rows for task in ready] == [1]
+
+
+def test_a_task_of_a_cancelled_job_that_is_lost_counts_as_dropped() -> None:
+    app = shell(hand_module("a", "m0"), plan=models(1, gpus=2))
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    (batch,) = app.batches.values()
+    app.apply(JobCancel(now_us=1, job_id=0, reason=DropReason.FAILED))
+    app.apply(WorkerLost(now_us=2, vgpu=batch.hops[0].vgpu))
+    app.scheduler.check_invariants()
+    app.run()
+    assert app.outcomes() == {0: "failed", 1: "done", 2: "done", 3: "done"}
+    app.scheduler.check_invariants()
+
+
 def test_what_the_shell_says_wrongly_is_refused() -> None:
     app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2, max_rows=4))
     for job in range(4):

@@ -207,6 +207,19 @@ def test_a_ride_leaves_without_a_member_that_others_would_be_late_for() -> None:
     assert any(isinstance(d, Dispatch) for d in left)  # its request is served by another
 
 
+@pytest.mark.parametrize(("slack_us", "waits"), [(30_000, False), (40_000, True)])
+def test_a_ride_waits_for_a_late_member_only_while_who_follows_on_its_vgpu_has_time(
+    slack_us: int, waits: bool
+) -> None:
+    told = Told(two_tails(seats=2))
+    told.arrive(0, ALIGNED)
+    ride = the_ride(told.arrive(100, AT_JUNCTION))
+    (behind,) = [d for d in told.arrive(200, AT_JUNCTION, slack_us) if isinstance(d, Ride)]
+    assert behind.start_us > ride.end_us
+    left = [d for d in aligned(told, 0, 20_000) if isinstance(d, Abort)]
+    assert left == ([] if waits else [Abort(batch_id=0)])
+
+
 def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.plans import two_stages
+from tests.fakes.plans import two_stages, two_tails
 from triton_backend.scheduler.compiled import Integers, entry
 from triton_backend.scheduler.tables import (
     WORDS,
     Tables,
     addresses,
+    lacks_batches,
     new_tables,
     tables_at,
 )
@@ -51,3 +52,9 @@ def test_arrays_of_another_type_are_not_addressed() -> None:
     tables = new_tables(build_topology(two_stages()))
     with pytest.raises(TypeError, match="kernels expect"):
         addresses(tables._replace(paths=tables.paths.astype(np.int32)))
+
+
+def test_a_dispatch_may_take_a_slot_for_itself_and_one_for_each_ride_it_opens() -> None:
+    topology = build_topology(two_tails())
+    tables = [new_tables(topology, batches=count) for count in (1, 2, 3)]
+    assert [lacks_batches(one) for one in tables] == [True, False, False]
