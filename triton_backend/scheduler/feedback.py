@@ -26,6 +26,7 @@ from triton_backend.scheduler.rides import (
     batch_of,
     bring_forward,
     close,
+    members_follow,
     note,
     overdue_member,
 )
@@ -103,6 +104,7 @@ def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
         other = batch_of(tables, following)
         if tables.batches[other]["seats"] > 0 and bring_forward(tables, other):
             note(tables, other)
+            members_follow(tables, other)
     return deviates
 
 

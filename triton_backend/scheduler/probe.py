@@ -13,13 +13,28 @@ probe of a pipeline found. A path of two stages:
     offers              hop 0: start, end       hop 1: move, start, end     hop 2: answer's move
 
 Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the one
-that leaves first; else it opens one, with as many seats as still end in time. Time spent in waiting for
-a ride is no waiting for a resource. With `counts.hold` a ride that is opened starts later, by its own length
+that leaves first; else it opens one, with as many seats as still end in time. Where these are fewer than
+planned, it takes the seats of somebody who has time for a later ride, or opens one before others that can
+wait. Time spent in waiting for a ride is no waiting for a resource. With `counts.hold` a ride that is opened starts later, by its own length
 at most, inside the gap that it has: who comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
-from triton_backend.scheduler.rides import first_row, open_ride, start_by, take_seat
+from triton_backend.scheduler.rides import (
+    ROOM,
+    before_whom,
+    can_change,
+    can_wait,
+    fill_from_later,
+    first_row,
+    give_way,
+    gives_way,
+    members_follow,
+    open_ride,
+    put_off,
+    start_by,
+    take_seat,
+)
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
@@ -99,6 +114,7 @@ def _offer_seat(
     pipeline = topology.stages[stage]["pipeline"]
     head = tables.queues[topology.pipelines[pipeline]["queue"]]["first"]
     latest = tables.requests[head]["deadline_us"] - _rest_us(tables, stage, samples)
+    offer["displaced"] = NONE
     if counts["alone"] == 0 and _board(tables, offer, stage, sender, samples, at_us, latest):
         return True
     # A ride with more seats never ends sooner, so the most that end in time are found by halves.
@@ -122,15 +138,161 @@ def _offer_seat(
         tried = (fits + seats + 1) // 2
     offer["ride"] = NONE
     offer["seats"] = fits
-    if counts["hold"] == 1 and fits > samples:
-        lasts = offer["end_us"] - offer["start_us"]
-        until = min(
-            offer["start_us"] + lasts, latest - topology.stages[stage]["company_us"] - lasts
-        )
-        until = min(until, _taken_from(tables, offer["vgpu"], offer["start_us"]) - lasts)
-        offer["start_us"] = max(offer["start_us"], until)
-        offer["end_us"] = offer["start_us"] + lasts
+    planned = topology.stages[stage]["seats"]
+    short = fits < planned or offer["end_us"] > latest
+    if short and _offer_others(tables, offer, stage, sender, samples, at_us, latest):
+        return True
+    _wait_for_company(tables, offer, stage, samples, latest)
     return True
+
+
+@kernel
+def _wait_for_company(
+    tables: Tables, offer: Record, stage: int, samples: int, latest_us: int
+) -> None:
+    """With `counts.hold` a ride starts later, by its own length at most, inside the gap that it has."""
+    if tables.counts[0]["hold"] == 0 or offer["seats"] == samples:
+        return
+    lasts = offer["end_us"] - offer["start_us"]
+    until = min(
+        offer["start_us"] + lasts,
+        latest_us - tables.topology.stages[stage]["company_us"] - lasts,
+    )
+    until = min(until, _taken_from(tables, offer["vgpu"], offer["start_us"]) - lasts)
+    offer["start_us"] = max(offer["start_us"], until)
+    offer["end_us"] = offer["start_us"] + lasts
+
+
+@kernel
+def _offer_others(
+    tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
+) -> bool:
+    """Offer seats that others give up, or a ride before theirs, where they have more time; False where none can."""
+    seats = tables.topology.stages[stage]["seats"]
+    if tables.counts[0]["alone"] == 1 or not _is_alone(tables, stage):
+        return False
+    if _displace(tables, offer, stage, sender, samples, at_us, latest_us):
+        return True
+    late = offer["end_us"] > latest_us
+    if _go_before(tables, offer, stage, sender, samples, seats, at_us, latest_us):
+        return True
+    return late and _go_before(tables, offer, stage, sender, samples, samples, at_us, latest_us)
+
+
+@kernel
+def _is_alone(tables: Tables, stage: int) -> bool:
+    """Whether a pipeline has no other stage on the pool of one: else what is offered there would move, too."""
+    topology = tables.topology
+    pipeline = topology.pipelines[topology.stages[stage]["pipeline"]]
+    for other in range(pipeline["first_stage"], pipeline["first_stage"] + pipeline["stages"]):
+        if other != stage and topology.stages[other]["pool"] == topology.stages[stage]["pool"]:
+            return False
+    return True
+
+
+@kernel
+def _displace(
+    tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
+) -> bool:
+    """Offer the seats of somebody who can sit in a later ride; False, and nothing changed, where nobody can.
+
+    In the ride that starts first (ties: the one opened last).
+    """
+    counts = tables.counts[0]
+    pool = tables.topology.stages[stage]["pool"]
+    start = FAR
+    ride = counts["first_ride"]
+    while ride != NONE and counts["out"] + ROOM < len(tables.out):
+        run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+        sooner = tables.batches[ride]["pool"] == pool and run["start_us"] < start
+        vgpu = tables.paths[ride, 0]
+        if (
+            sooner
+            and run["end_us"] <= latest_us
+            and can_change(tables, interval_of(tables, ride, 0, VGPU))
+            and _comes_us(tables, stage, sender, vgpu, samples, at_us) <= run["start_us"]
+        ):
+            member = gives_way(tables, ride, samples)
+            if member != NONE:
+                start = run["start_us"]
+                _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
+                offer["start_us"], offer["end_us"] = start, run["end_us"]
+                offer["ride"], offer["displaced"] = ride, member
+        ride = tables.batches[ride]["next_ride"]
+    return start < FAR
+
+
+@kernel
+def _go_before(
+    tables: Tables,
+    offer: Record,
+    stage: int,
+    sender: int,
+    samples: int,
+    size: int,
+    at_us: int,
+    latest_us: int,
+) -> bool:
+    """Offer a ride before others that have more time and can wait; False, and nothing changed, where none can.
+
+    It stands before the first ride that need not end as early, so the rides of a vGPU are in the order of deadlines
+    as far as what was promised allows. Ties: the earliest end, then the lowest vGPU.
+    """
+    topology = tables.topology
+    pool = topology.pools[topology.stages[stage]["pool"]]
+    lasts = topology.latency_us[stage, size]
+    best = FAR
+    for vgpu in range(pool["first_vgpu"], pool["end_vgpu"]):
+        if tables.resources[vgpu]["lost"] == 1:
+            continue
+        start = _comes_us(tables, stage, sender, vgpu, samples, at_us)
+        i = before_whom(tables, vgpu, start, latest_us)
+        if i == NONE:
+            continue
+        if tables.intervals[i]["previous"] != NONE:
+            start = max(start, tables.intervals[tables.intervals[i]["previous"]]["end_us"])
+        end = start + lasts
+        if end <= latest_us and end < best and can_wait(tables, i, end):
+            best = end
+            _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
+            offer["start_us"], offer["end_us"] = start, end
+            offer["ride"], offer["seats"] = NONE, size
+    return best < FAR
+
+
+@kernel
+def _comes_us(tables: Tables, stage: int, sender: int, vgpu: int, samples: int, at_us: int) -> int:
+    """When samples that their sender has from an instant on are on a vGPU at the earliest."""
+    topology = tables.topology
+    rate = topology.vgpus[vgpu]["down_rate"]
+    uplink = NONE
+    if sender != NONE:
+        rate = min(rate, topology.vgpus[sender]["up_rate"])
+        uplink = topology.vgpus[sender]["uplink"]
+    move = topology.move_us[stage, rate, samples]
+    if move == 0:
+        return at_us
+    return earliest_move(tables, uplink, topology.vgpus[vgpu]["downlink"], at_us, move) + move
+
+
+@kernel
+def _offer_move(
+    tables: Tables, offer: Record, stage: int, sender: int, vgpu: int, samples: int, at_us: int
+) -> None:
+    """Take a vGPU and the way to it into an offer."""
+    topology = tables.topology
+    rate = topology.vgpus[vgpu]["down_rate"]
+    offer["uplink"] = offer["downlink"] = NONE
+    if sender != NONE:
+        rate = min(rate, topology.vgpus[sender]["up_rate"])
+    move = topology.move_us[stage, rate, samples]
+    if move > 0:
+        offer["downlink"] = topology.vgpus[vgpu]["downlink"]
+        if sender != NONE:
+            offer["uplink"] = topology.vgpus[sender]["uplink"]
+    offer["vgpu"] = vgpu
+    offer["move_end_us"] = _comes_us(tables, stage, sender, vgpu, samples, at_us)
+    offer["move_start_us"] = offer["move_end_us"] - move
 
 
 @kernel
@@ -157,24 +319,9 @@ def _board(
                 sooner = row["number"] < tables.batches[best]["number"]
             if sooner and first_row(tables, ride, samples) != NONE:
                 vgpu = tables.paths[ride, 0]
-                rate = topology.vgpus[vgpu]["down_rate"]
-                uplink = downlink = NONE
-                if sender != NONE:
-                    rate = min(rate, topology.vgpus[sender]["up_rate"])
-                move = topology.move_us[stage, rate, samples]
-                moved = at_us
-                if move > 0:
-                    downlink = topology.vgpus[vgpu]["downlink"]
-                    if sender != NONE:
-                        uplink = topology.vgpus[sender]["uplink"]
-                    moved = earliest_move(tables, uplink, downlink, at_us, move)
-                if moved + move <= start:
+                if _comes_us(tables, stage, sender, vgpu, samples, at_us) <= start:
                     best = ride
-                    offer["vgpu"] = vgpu
-                    offer["uplink"] = uplink
-                    offer["downlink"] = downlink
-                    offer["move_start_us"] = moved
-                    offer["move_end_us"] = moved + move
+                    _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
                     offer["start_us"] = start
                     offer["end_us"] = start + _lasts_us(tables, ride)
         ride = following
@@ -376,6 +523,10 @@ def commit(tables: Tables, pipeline: int, batch: int) -> None:
             reserve(tables, i, offer["uplink"], offer["move_start_us"], offer["move_end_us"])
         if hop < stages and tables.topology.stages[first + hop]["seats"] > 0:
             _commit_seat(tables, first + hop, batch, hop, offer)
+    for hop in range(stages - 1):
+        ride = tables.intervals[interval_of(tables, batch, hop, VGPU)]["ride"]
+        if ride != NONE:
+            members_follow(tables, ride)
 
 
 @kernel
@@ -385,7 +536,11 @@ def _commit_seat(tables: Tables, stage: int, batch: int, hop: int, offer: Record
     if ride == NONE:
         pool = tables.topology.stages[stage]["pool"]
         start, end = offer["start_us"], offer["end_us"]
+        put_off(tables, offer["vgpu"], start, end)
         ride = open_ride(tables, pool, offer["vgpu"], offer["seats"], start, end)
+    elif offer["displaced"] != NONE:
+        give_way(tables, offer["displaced"])
     else:
         start_by(tables, ride, offer["start_us"])
     take_seat(tables, ride, batch, hop, offer["move_end_us"])
+    fill_from_later(tables, ride)

@@ -10,7 +10,12 @@ changes neither:
     ride 10     vGPU                    [  7  8  9  .  )
                                         start           rows 0 .. seats - 1, a hole where nobody sits
 
-    opened --board--> ... full --> moved forward to the earliest gap after the last arrival
+    opened --board--> ... full --> moved forward to the earliest gap after the last arrival, and so are the
+    moves of its members and the full rides that they board next
+    who has least time goes first: takes the seats of a member that has time for a later ride (`give_way`), or
+    opens a ride before others, which are put off (`put_off`); whose rows are there by then comes along
+    tight deadline: opened before rides that can wait (`can_wait`), which start later (`put_off`); members of
+    these whose rows come in time take the seats that are left (`fill_from_later`)
     start: it leaves with who is aboard. Somebody missing: it waits while nobody else would be late
     (`slack_us`), then leaves without them, whose requests are queued again
     done: the members go on; a ride without members is over
@@ -30,7 +35,17 @@ from triton_backend.scheduler.tables import (
     add_decision,
     interval_of,
 )
-from triton_backend.scheduler.timeline import delay, earliest_start, release, reserve
+from triton_backend.scheduler.timeline import (
+    delay,
+    earliest_move,
+    earliest_start,
+    refresh,
+    release,
+    reserve,
+)
+
+MOST_PUT_OFF = 16  # rides, for the sake of one
+ROOM = 64  # rows of `out` that are left for whatever else an event decides
 
 
 @inlined
@@ -142,10 +157,298 @@ def bring_forward(tables: Tables, ride: int) -> bool:
     return sooner < start
 
 
+@kernel
+def members_follow(tables: Tables, ride: int) -> None:
+    """Who leaves a ride sooner than before comes sooner to the next: so does that, where it is full.
+
+    Moves are made as soon as both links are free. Only one stage on: what lies behind it stays as reserved.
+    """
+    hops = tables.offers.shape[1]
+    ends = tables.intervals[interval_of(tables, ride, 0, VGPU)]["end_us"]
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        batch = batch_of(tables, member)
+        last = member // KINDS % hops == tables.batches[batch]["stages"] - 1
+        if not last and tables.intervals[member + KINDS]["ride"] != NONE:
+            _move_sooner(tables, member + KINDS, ends)
+            following = tables.intervals[member + KINDS]["ride"]
+            _recount_arrival(tables, following)
+            room = tables.counts[0]["out"] + ROOM < len(tables.out)
+            if room and bring_forward(tables, following):
+                note(tables, following)
+        member = tables.intervals[member]["next"]
+
+
+@kernel
+def _move_sooner(tables: Tables, run: int, at_us: int) -> None:
+    """Reserve the move into a run again, from an instant on, where that ends sooner."""
+    down, up = run + DOWNLINK - VGPU, run + UPLINK - VGPU
+    downlink, uplink = tables.intervals[down]["resource"], tables.intervals[up]["resource"]
+    start = tables.intervals[down]["start_us"]
+    lasts = tables.intervals[down]["end_us"] - start
+    if downlink == NONE or start <= at_us:
+        return
+    release(tables, down)
+    release(tables, up)
+    start = min(start, earliest_move(tables, uplink, downlink, at_us, lasts))
+    reserve(tables, down, downlink, start, start + lasts)
+    if uplink != NONE:
+        reserve(tables, up, uplink, start, start + lasts)
+
+
+@kernel
+def _recount_arrival(tables: Tables, ride: int) -> None:
+    row = tables.batches[ride]
+    row["arrival_us"] = 0
+    member = row["aboard"]
+    while member != NONE:
+        row["arrival_us"] = max(row["arrival_us"], _comes_us(tables, member))
+        member = tables.intervals[member]["next"]
+
+
 @inlined
 def note(tables: Tables, ride: int) -> None:
     """Say how a ride is now."""
     add_decision(tables, RIDE, ride, tables.batches[ride]["number"], FAR, 0)
+
+
+@kernel
+def can_wait(tables: Tables, i: int, end_us: int) -> bool:
+    """Whether a ride's interval and those behind it can all wait until an instant, nobody late for it.
+
+    Only rides that are not leaving yet wait, and only where all members are answered when they end.
+    """
+    counts = tables.counts[0]
+    rows = min(MOST_PUT_OFF, len(tables.out) - counts["out"] - ROOM)
+    while i != NONE and tables.intervals[i]["start_us"] < end_us:
+        ride = batch_of(tables, i)
+        later_us = end_us - tables.intervals[i]["start_us"]
+        rows -= 1
+        if rows < 0 or not can_change(tables, i) or _least_room(tables, ride) < later_us:
+            return False
+        end_us += tables.intervals[i]["end_us"] - tables.intervals[i]["start_us"]
+        i = tables.intervals[i]["next"]
+    return True
+
+
+@inlined
+def can_change(tables: Tables, i: int) -> bool:
+    """Whether an interval is a ride's whose worker hears in time that it leaves at another instant."""
+    counts = tables.counts[0]
+    ride = tables.batches[batch_of(tables, i)]
+    leaves_us = tables.intervals[i]["start_us"]
+    return (
+        ride["seats"] > 0
+        and ride["pool"] != NONE
+        and leaves_us > counts["now_us"] + counts["doors_us"]
+    )
+
+
+@kernel
+def before_whom(tables: Tables, vgpu: int, at_us: int, latest_us: int) -> int:
+    """The first ride of a vGPU, of those that end after an instant, that may end after another; NONE where none may."""
+    i = tables.resources[vgpu]["first"]
+    while i != NONE:
+        ends = tables.intervals[i]["end_us"]
+        if ends > at_us and can_change(tables, i):
+            ride = batch_of(tables, i)
+            if ends + _least_room(tables, ride) > latest_us:
+                return i
+        i = tables.intervals[i]["next"]
+    return NONE
+
+
+@kernel
+def _least_room(tables: Tables, ride: int) -> int:
+    """How much later a ride may end with nothing behind it moved and no member late."""
+    hops = tables.offers.shape[1]
+    least = FAR
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        batch = batch_of(tables, member)
+        answered = member // KINDS % hops == tables.batches[batch]["stages"] - 1
+        following = tables.intervals[member + UPLINK - VGPU + KINDS]["resource"]
+        if not answered or following != NONE:
+            return 0
+        least = min(least, _slack_of(tables, batch))
+        member = tables.intervals[member]["next"]
+    return least
+
+
+@kernel
+def put_off(tables: Tables, vgpu: int, start_us: int, end_us: int) -> None:
+    """Let rides that start from an instant on wait until another, in their order (`can_wait`)."""
+    i = tables.resources[vgpu]["first"]
+    while i != NONE and tables.intervals[i]["end_us"] <= start_us:
+        i = tables.intervals[i]["next"]
+    while i != NONE and tables.intervals[i]["start_us"] < end_us:
+        lasts = tables.intervals[i]["end_us"] - tables.intervals[i]["start_us"]
+        tables.intervals[i]["start_us"] = end_us
+        end_us += lasts
+        tables.intervals[i]["end_us"] = end_us
+        note(tables, batch_of(tables, i))
+        i = tables.intervals[i]["next"]
+    refresh(tables, vgpu)
+
+
+@kernel
+def fill_from_later(tables: Tables, ride: int) -> None:
+    """Give free seats to members of later rides on the vGPU whose rows are there when it leaves."""
+    counts = tables.counts[0]
+    row = tables.batches[ride]
+    run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+    i = run["next"]
+    moved = 0
+    while i != NONE and row["samples"] < row["seats"]:
+        other = batch_of(tables, i)
+        i = tables.intervals[i]["next"]
+        if not can_change(tables, interval_of(tables, other, 0, VGPU)):
+            continue
+        if tables.batches[other]["pool"] != row["pool"]:
+            continue
+        member = tables.batches[other]["aboard"]
+        changed = 0
+        while member != NONE:
+            following = tables.intervals[member]["next"]
+            rows = tables.batches[batch_of(tables, member)]["samples"]
+            room = counts["out"] + ROOM < len(tables.out)
+            if (
+                room
+                and first_row(tables, ride, rows) != NONE
+                and _comes_us(tables, member) <= run["start_us"]
+            ):
+                changed += 1
+                _change(tables, member, other, ride)
+            member = following
+        moved += changed
+        if changed > 0:
+            note(tables, other)
+            if tables.batches[other]["aboard"] == NONE:
+                close(tables, other)
+    if moved > 0:
+        note(tables, ride)
+
+
+@kernel
+def gives_way(tables: Tables, ride: int, rows: int) -> int:
+    """The member of a full ride that can best sit in a later one, and leaves so many rows; NONE where none can.
+
+    That is the one with most time left.
+    """
+    hops = tables.offers.shape[1]
+    best, most = NONE, -1
+    member = tables.batches[ride]["aboard"]
+    while member != NONE:
+        batch = batch_of(tables, member)
+        answered = member // KINDS % hops == tables.batches[batch]["stages"] - 1
+        following = tables.intervals[member + UPLINK - VGPU + KINDS]["resource"]
+        if answered and following == NONE and tables.batches[batch]["samples"] >= rows:
+            slack = _slack_of(tables, batch)
+            if slack > most and (
+                _seat_behind(tables, ride, member) != NONE
+                or _room_behind(tables, ride, member) < FAR
+            ):
+                best, most = member, slack
+        member = tables.intervals[member]["next"]
+    return best
+
+
+@kernel
+def _seat_behind(tables: Tables, ride: int, member: int) -> int:
+    """A later ride of the vGPU that has seats for a member and ends in time for it; NONE where there is none."""
+    batch = batch_of(tables, member)
+    latest = tables.requests[tables.batches[batch]["first"]]["deadline_us"]
+    i = tables.intervals[interval_of(tables, ride, 0, VGPU)]["next"]
+    while i != NONE and tables.intervals[i]["end_us"] <= latest:
+        other = batch_of(tables, i)
+        same = tables.batches[other]["pool"] == tables.batches[ride]["pool"]
+        rows = tables.batches[batch]["samples"]
+        if same and can_change(tables, i) and first_row(tables, other, rows) != NONE:
+            return other
+        i = tables.intervals[i]["next"]
+    return NONE
+
+
+@kernel
+def _room_behind(tables: Tables, ride: int, member: int) -> int:
+    """When a ride of as many seats could start behind one, in time for a member; FAR where none could."""
+    i = interval_of(tables, ride, 0, VGPU)
+    end = tables.intervals[i]["end_us"]
+    lasts = end - tables.intervals[i]["start_us"]
+    start = earliest_start(tables, tables.paths[ride, 0], end, lasts)
+    request = tables.batches[batch_of(tables, member)]["first"]
+    return start if start + lasts <= tables.requests[request]["deadline_us"] else FAR
+
+
+@kernel
+def give_way(tables: Tables, member: int) -> None:
+    """A member sits in a later ride than before, or opens one (`gives_way`)."""
+    ride = tables.intervals[member]["ride"]
+    other = _seat_behind(tables, ride, member)
+    if other == NONE:
+        start = _room_behind(tables, ride, member)
+        i = interval_of(tables, ride, 0, VGPU)
+        lasts = tables.intervals[i]["end_us"] - tables.intervals[i]["start_us"]
+        row = tables.batches[ride]
+        vgpu = tables.paths[ride, 0]
+        other = open_ride(tables, row["pool"], vgpu, row["seats"], start, start + lasts)
+    _change(tables, member, ride, other)
+    note(tables, other)
+
+
+@kernel
+def _comes_us(tables: Tables, member: int) -> int:
+    """When a member's rows are where its ride is, as reserved."""
+    now = tables.counts[0]["now_us"]
+    if tables.intervals[member]["previous"] == 1:
+        return now
+    move = tables.intervals[member + DOWNLINK - VGPU]
+    if move["resource"] != NONE:
+        return move["end_us"]
+    before = (
+        member - KINDS
+    )  # its run before: it is no member of its first stage whose rows are missing
+    if tables.intervals[before]["ride"] != NONE:
+        before = interval_of(tables, tables.intervals[before]["ride"], 0, VGPU)
+    return (
+        tables.intervals[before]["end_us"] if tables.intervals[before]["resource"] != NONE else now
+    )
+
+
+@kernel
+def _change(tables: Tables, member: int, before: int, ride: int) -> None:
+    """A member of one ride sits in another of its vGPU, behind who boarded that last."""
+    seat = tables.intervals[member]
+    rows = tables.batches[batch_of(tables, member)]["samples"]
+    _unchain(tables, before, member)
+    seat["row"] = first_row(tables, ride, rows)
+    seat["ride"] = ride
+    last = tables.batches[ride]["aboard"]
+    if last == NONE:
+        seat["next"] = NONE
+        tables.batches[ride]["aboard"] = member
+    else:
+        seat["next"] = tables.intervals[last]["next"]
+        tables.intervals[last]["next"] = member
+    tables.batches[before]["samples"] -= rows
+    tables.batches[ride]["samples"] += rows
+    if seat["previous"] == 0:
+        tables.batches[before]["missing"] -= 1
+        tables.batches[ride]["missing"] += 1
+    at_us = _comes_us(tables, member)
+    tables.batches[ride]["arrival_us"] = max(tables.batches[ride]["arrival_us"], at_us)
+
+
+@inlined
+def _unchain(tables: Tables, ride: int, member: int) -> None:
+    row = tables.batches[ride]
+    if row["aboard"] == member:
+        row["aboard"] = tables.intervals[member]["next"]
+        return
+    before = row["aboard"]
+    while tables.intervals[before]["next"] != member:
+        before = tables.intervals[before]["next"]
+    tables.intervals[before]["next"] = tables.intervals[member]["next"]
 
 
 @kernel
@@ -157,13 +460,7 @@ def leave_rides(tables: Tables, batch: int) -> None:
         if ride == NONE:
             continue
         row = tables.batches[ride]
-        if row["aboard"] == i:
-            row["aboard"] = tables.intervals[i]["next"]
-        else:
-            before = row["aboard"]
-            while tables.intervals[before]["next"] != i:
-                before = tables.intervals[before]["next"]
-            tables.intervals[before]["next"] = tables.intervals[i]["next"]
+        _unchain(tables, ride, i)
         tables.intervals[i]["ride"] = NONE
         row["samples"] -= tables.batches[batch]["samples"]
         missing = tables.intervals[i]["previous"] == 0

@@ -234,6 +234,7 @@ OFFER = np.dtype(
             "key_us",  # what vGPUs are compared by
             "ride",  # slot of the ride that is boarded; NONE where one is opened
             "seats",  # of that ride, where the stage boards
+            "displaced",  # the member whose seat is taken, which sits in a later ride then; NONE
         )
     ]
 )
@@ -527,10 +528,13 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 
 @inlined
 def lacks_batches(tables: Tables) -> bool:
-    """Whether fewer slots are free than one dispatch may take: its own, and one per ride that it opens."""
+    """Whether fewer slots are free than one dispatch may take: its own, and one per ride that it opens.
+
+    Where it boards, somebody else may open one.
+    """
     counts = tables.counts[0]
     slot = counts["free_batch"]
-    for _ in range(counts["boards"]):
+    for _ in range(2 * counts["boards"]):
         if slot == NONE:
             break
         slot = tables.batches[slot]["next_free"]

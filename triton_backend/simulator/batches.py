@@ -157,6 +157,8 @@ def advance(world: World, slot: int, now_us: int) -> None:
     """Set out for the next step of a batch: the move into its stage, or the stage where none."""
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
+    if world.tables.counts[0]["first_ride"] != NONE:
+        _move_as_reserved(world, slot)
     if hop["move_end_us"] == hop["move_start_us"]:
         await_stage(world, slot, now_us)
     elif hop["move_start_us"] <= now_us:
@@ -164,6 +166,18 @@ def advance(world: World, slot: int, now_us: int) -> None:
     else:
         run["phase"] = RESTING
         push(world, hop["move_start_us"], TRANSFER_START, slot, run["number"])
+
+
+@kernel
+def _move_as_reserved(world: World, slot: int) -> None:
+    """A batch whose ride left sooner than said at its dispatch is moved sooner."""
+    run = world.runs[slot]
+    hop = world.hops[slot, run["stage"]]
+    move = world.tables.intervals[interval_of(world.tables, slot, run["stage"], DOWNLINK)]
+    known = world.tables.batches[slot]["number"] == run["number"] and move["resource"] != NONE
+    if known and move["start_us"] < hop["move_start_us"]:
+        hop["move_end_us"] -= hop["move_start_us"] - move["start_us"]
+        hop["move_start_us"] = move["start_us"]
 
 
 @inlined

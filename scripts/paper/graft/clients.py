@@ -78,7 +78,7 @@ def rides(
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Attainment of fleets at planned rates and as Poisson at 0.9 of them, and how full their rides are."""
     figures: list[Figure] = []
-    for planner in ("graft", "pool"):
+    for planner in ("gslice-plus", "graft", "pool"):
         for name in names:
             random = np.random.default_rng(0)
             percents: list[float] = []

@@ -146,6 +146,63 @@ def test_it_leaves_no_sooner_than_its_vgpu_is_free() -> None:
     assert isinstance(drop, Drop)
 
 
+def rides_by_number(decided: list[Decision]) -> dict[int, Ride]:
+    return {d.ride_id: d for d in decided if isinstance(d, Ride)}
+
+
+def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_ride() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION, samples=4)  # leaves at once
+    waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4))
+    assert (waits.start_us, waits.end_us) == (7_000, 14_000)
+    decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
+    rides = rides_by_number(decided)
+    sooner = rides.pop(waits.ride_id)
+    assert (len(sooner.members), sooner.start_us, sooner.end_us) == (1, 7_000, 14_000)
+    (later,) = rides.values()
+    assert later.members == waits.members
+    assert (later.start_us, later.end_us) == (14_000, 21_000)
+    assert isinstance(told.arrive(30, AT_JUNCTION, slack_us=6_000)[0], Drop)
+
+
+def test_who_has_little_time_goes_before_rides_that_can_wait_and_takes_along_who_is_there() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION, samples=4)
+    waits = the_ride([told.arrive(at_us, AT_JUNCTION) for at_us in range(10, 14)][-1])
+    assert (len(waits.members), waits.start_us, waits.end_us) == (4, 7_000, 14_000)
+    rides = rides_by_number(told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2))
+    later = rides.pop(waits.ride_id)
+    assert (len(later.members), later.start_us, later.end_us) == (2, 14_000, 21_000)
+    (sooner,) = rides.values()
+    assert (len(sooner.members), sooner.start_us, sooner.end_us) == (3, 7_000, 14_000)
+    assert {s.batch_id for s in sooner.members}.isdisjoint({s.batch_id for s in later.members})
+
+
+def test_who_leaves_a_full_ride_sooner_boards_the_next_one_sooner() -> None:
+    align = Pool(latency_us=(3_000, 4_000), bytes_out=1_000_000)
+    shared = Pool(latency_us=(4_000, 5_000, 6_000, 7_000))
+    both = Way(pools=(0, 1))
+    told = Told(
+        make_boarding_plan([((0, 2), align), ((2, 4), shared)], both, both, Way(pools=(1,)))
+    )
+    first, later = rides_by_number(told.arrive(0, 0)).values()
+    assert first.start_us == 4_000  # it waits for company, as long as it runs
+    assert later.start_us >= 9_000
+    assert rides_by_number(told.arrive(100, 1))[first.ride_id].start_us == 100
+    full = the_ride(told.arrive(200, 2, samples=2))
+    assert (full.ride_id, len(full.members)) == (later.ride_id, 3)
+    assert full.start_us == 6_100  # two moves of 1 ms each after 4,100
+
+
+def test_nobody_is_put_off_beyond_a_deadline() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION, samples=4)
+    waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4, slack_us=17_500))
+    decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
+    assert waits.ride_id not in rides_by_number(decided)
+    assert [d for d in decided if isinstance(d, Drop)]
+
+
 def test_nobody_boards_a_ride_that_has_left_nor_one_without_seats() -> None:
     told = Told(two_tails())
     first = the_ride(told.arrive(0, AT_JUNCTION, samples=3))

@@ -26,6 +26,7 @@ from triton_backend.contract.decisions import (
     JobDropped,
     ModuleSkipped,
     Ride,
+    Seat,
     SetTimer,
     TaskReady,
 )
@@ -1395,14 +1396,22 @@ class Gateway:
         self._send(WorkerAddress(deployment.generation, ride.vgpu), data)
 
     def _new_ride(self, decision: Ride) -> RideInFlight:
-        """A ride heard of first: who opened it was dispatched by the same event."""
-        seat = decision.members[0]
+        """A ride heard of first, of batches dispatched by the same event, or before and then in other rides."""
+        seats = {seat.batch_id: seat for seat in decision.members}
         for generation, dispatch in reversed(self._waiting_for_slots):
-            if dispatch.batch_id == seat.batch_id:
-                vgpu = dispatch.hops[seat.stage].vgpu
-                ride = self._rides[decision.ride_id] = RideInFlight(generation, vgpu, decision)
-                return ride
-        raise InvariantError(f"ride {decision.ride_id} of batch {seat.batch_id}, not dispatched")
+            if seat := seats.get(dispatch.batch_id):
+                return self._add_ride(generation, dispatch, seat, decision)
+        for number, seat in seats.items():
+            if batch := self._batches.get(number):
+                return self._add_ride(batch.generation, batch.dispatch, seat, decision)
+        raise InvariantError(f"ride {decision.ride_id} of batches {list(seats)}, not dispatched")
+
+    def _add_ride(
+        self, generation: _Generation, dispatch: Dispatch, seat: Seat, decision: Ride
+    ) -> RideInFlight:
+        vgpu = dispatch.hops[seat.stage].vgpu
+        ride = self._rides[decision.ride_id] = RideInFlight(generation, vgpu, decision)
+        return ride
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.
