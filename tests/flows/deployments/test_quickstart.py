@@ -36,25 +36,30 @@ class Project:
         self.second = residual_net(folder / "second.onnx")
 
     def run(
-        self, *arguments: str, poolpipe: tuple[str | Path, ...] = (POOLPIPE,)
+        self,
+        *arguments: str,
+        poolpipe: tuple[str | Path, ...] = (POOLPIPE,),
+        prefect_url: str | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        """The `poolpipe` command, run in the project's folder."""
+        """The `poolpipe` command, run in the project's folder; its Prefect server is its own without one."""
+        joined = {} if prefect_url is None else {"PREFECT_API_URL": prefect_url}
         return subprocess.run(
             [*poolpipe, *arguments],
             cwd=self.folder,
-            env={**os.environ, "POOLPIPE_HOME": str(self.folder / "state")},
+            env={**os.environ, "POOLPIPE_HOME": str(self.folder / "state"), **joined},
             capture_output=True,
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
         )
 
-    def quickstart(self, *more: str) -> dict[str, Any]:
+    def quickstart(self, *more: str, prefect_url: str | None = None) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
         own += ["--duration=3", "--load-factor=0.02"]
         own.append("--attainment-target=0")  # a busy machine does not decide
-        done = self.run("quickstart", "--json", *own, *self.port_options(), *more)
+        own += self.port_options()
+        done = self.run("quickstart", "--json", *own, *more, prefect_url=prefect_url)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 
@@ -85,10 +90,10 @@ def test_every_request_is_accounted_for_and_every_answer_is_right(first: dict[st
 
 
 @pytest.fixture(scope="module")
-def shared(project: Project, first: dict[str, Any]) -> dict[str, Any]:
-    """A second run in the same project, by another planner."""
+def shared(project: Project, first: dict[str, Any], prefect_url: str) -> dict[str, Any]:
+    """A second run in the same project, by another planner and with a Prefect server that runs."""
     del first
-    return project.quickstart("--planner=subclusters")
+    return project.quickstart("--planner=subclusters", prefect_url=prefect_url)
 
 
 def test_two_models_share_one_pool_under_deferred(
@@ -105,13 +110,14 @@ def test_two_models_share_one_pool_under_deferred(
 
 
 def test_an_application_gives_the_answers_of_its_models_one_after_the_other(
-    tmp_path: Path,
+    tmp_path: Path, prefect_url: str
 ) -> None:
     project = Project(tmp_path)
     own = ("--application", "--duration=2", "--load-factor=0.05", "--attainment-target=0")
     done = project.run(
         *("quickstart", "--json", *own, *project.port_options()),
         poolpipe=(sys.executable, "-c", SMALLEST),
+        prefect_url=prefect_url,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
