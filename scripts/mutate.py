@@ -358,11 +358,17 @@ def _append(file: Path, line: dict[str, Any]) -> None:
 
 
 class _Changed(importlib.abc.MetaPathFinder):
-    """Gives one module another text."""
+    """Gives one module another text.
+
+    Raises:
+        ImportError: the module has been imported, so every change of it would survive.
+    """
 
     def __init__(self, file: Path, text: str) -> None:
         self._file, self._text = file, text
         self._name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        if self._name in sys.modules:
+            raise ImportError(f"{self._name} was imported before")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,6 +1,8 @@
 """Changes are small, one at a time, in what runs; a draw repeats itself."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,7 +166,14 @@ def test_what_was_noticed_stays_so_and_what_survived_is_tried_again_with_other_t
 
 @pytest.mark.slow
 def test_tests_of_the_changed_module_fail_those_of_the_unchanged_one_pass(tmp_path: Path) -> None:
-    processes, state = Processes(), State(tmp_path)
+    """In an interpreter of its own: the process that forks is one for all of an interpreter."""
+    code = "import sys; from tests.scripts.test_mutate import try_both; try_both(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
+
+
+def try_both(folder: str) -> None:
+    """A change that is noticed, and none."""
+    processes, state = Processes(), State(Path(folder))
     tests, failed = processes.answer_of(mutate._watch, OWN, CORE)  # runs in a process of its own
     assert not failed
     state.keep_tests(OWN, tests)

@@ -54,7 +54,8 @@ def test_arrays_of_another_type_are_not_addressed() -> None:
         addresses(tables._replace(paths=tables.paths.astype(np.int32)))
 
 
-def test_a_dispatch_may_take_a_slot_for_itself_and_one_for_each_ride_it_opens() -> None:
+def test_a_dispatch_may_take_a_slot_for_itself_and_two_where_it_boards() -> None:
+    """For a ride that it opens, and one for who gives up a seat."""
     topology = build_topology(two_tails())
     tables = [new_tables(topology, batches=count) for count in (1, 2, 3)]
-    assert [lacks_batches(one) for one in tables] == [True, False, False]
+    assert [lacks_batches(one) for one in tables] == [True, True, False]

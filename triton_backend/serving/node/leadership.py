@@ -1,6 +1,6 @@
 """Which of a node's models starts and watches its workers, where each of two gateways has one.
 
-Both belong to the node's workers, which therefore outlive the server of either (`OwnerWatch`). One *leads*:
+Workers belong to both servers, and outlive either (`OwnerWatch`). One of the models *leads*:
 
     loaded --> waits --> leads, finds the workers that live --> leaves, or dies
                  ^                                                   |
