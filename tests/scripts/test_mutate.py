@@ -62,6 +62,7 @@ def test_every_change_of_the_product_is_a_program() -> None:
         ast.parse(mutant.apply((ROOT / mutant.path).read_text()))
 
 
+@pytest.mark.long
 def test_a_draw_repeats_itself() -> None:
     part = ["triton_backend/contract/shares.py"]
     assert draw(part, 5, seed=1) == draw(part, 5, seed=1) != draw(part, 5, seed=2)

@@ -69,6 +69,7 @@ def test_a_cell_of_a_block_the_model_lacks_is_found(store: Warehouse) -> None:
     assert check(store) == ["cells of k: block 3 of 1 blocks"]
 
 
+@pytest.mark.long
 def test_compacting_keeps_every_row_and_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "w.duckdb"
     with open_warehouse(path) as warehouse:

@@ -23,6 +23,7 @@ def test_these_commands_take_a_plan_and_no_other_does() -> None:
     assert sorted(both) == sorted(TAKING_ONE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", [(), ("--plan",)], ids=["argument", "option"])
 @pytest.mark.parametrize("form", ["file", "id", "beginning"])
 def test_a_plan_is_named_in_every_way(
@@ -37,6 +38,7 @@ def test_a_plan_is_named_in_every_way(
         assert "nothing is being served from here" in poolpipe(command, *option, name).err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("planned")
 def test_an_unknown_plan_is_named_with_the_warehouse(poolpipe: Command) -> None:
     for command in (name for name in TAKING_ONE if name != "render"):

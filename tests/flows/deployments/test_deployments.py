@@ -13,6 +13,7 @@ DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d["name"])
 def test_a_deployment_names_a_flow_with_a_time_limit_and_typed_parameters(
     deployment: dict[str, Any],

@@ -38,6 +38,7 @@ def test_a_model_pinned_to_a_class_runs_nowhere_else() -> None:
     assert classes_of(planned(allowed_classes={"other": ("fast",)}), "other") == {"fast"}
 
 
+@pytest.mark.long
 def test_a_rate_to_keep_is_kept_at_the_expense_of_the_lowest() -> None:
     free = planned()
     least = free.model("net").throughput_rps * 1.6

@@ -67,6 +67,7 @@ def problems(draw: st.DrawFn) -> tuple[GpuClass, list[Part]]:
     return gpu_class(most, memory, cuts), parts
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(problem=problems())
 def test_no_way_to_share_them_out_takes_fewer_gpus(problem: tuple[GpuClass, list[Part]]) -> None:

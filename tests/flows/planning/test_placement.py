@@ -123,6 +123,7 @@ def test_the_same_plan_again_moves_nothing() -> None:
     assert change_of(replace(before, models=built), after) == after.certificate["change"]
 
 
+@pytest.mark.long
 def test_a_changed_plan_stays_close_to_the_one_in_force() -> None:
     before = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS))
     heavier = (replace(DEMANDS[0], weight=1.3), DEMANDS[1])

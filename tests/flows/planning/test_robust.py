@@ -12,6 +12,7 @@ DEMAND = ModelDemand(name="net", slo_us=15_000, weight=1.0)
 TRIAL = Trial(duration_s=2.0)
 
 
+@pytest.mark.long
 def test_a_robust_plan_serves_at_least_what_the_default_margin_serves() -> None:
     default = make_plan(PROFILES, cluster(), workload(DEMAND))
     robust = make_robust_plan(PROFILES, cluster(), workload(DEMAND), trial=TRIAL)
@@ -47,6 +48,7 @@ def test_robust_plans_are_for_throughput() -> None:
         )
 
 
+@pytest.mark.long
 def test_sub_clusters_begin_with_their_own_margin_and_are_tried_under_their_own_policy() -> None:
     options = PlanOptions(planner="subclusters", excluded_classes={"*": ("slow",)})
     robust = make_robust_plan(PROFILES, cluster(), workload(DEMAND), options, TRIAL)

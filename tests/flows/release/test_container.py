@@ -174,6 +174,7 @@ def test_an_engine_is_a_tensorrt_model_of_its_own(bundle: Bundle) -> None:
     assert (bundle.folder / "artifacts" / "first" / "engine.json").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tls", ["off", "server", "mutual"])
 @pytest.mark.parametrize("metrics", ["127.0.0.1", "0.0.0.0"])
 def test_manifests_are_what_kubernetes_takes(

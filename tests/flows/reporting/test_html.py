@@ -154,6 +154,7 @@ def test_entries_stand_below_their_model_measured_beside_simulated() -> None:
     assert f"{second} 100 ms 10 rps 40 20 rps 30 4 6 0 75.00 % – – 100.00 %" in words
 
 
+@pytest.mark.long
 def test_a_long_run_shows_its_first_part_and_says_so() -> None:
     plan = example_plan()
     uses = example_uses(plan, MOST_BARS + 1_000)

@@ -9,6 +9,7 @@ from flows.reporting import plots
 from flows.reporting.backtest_chart import BacktestPicture, ModelCurve, draw_backtest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 def test_every_chart_can_be_written(tmp_path: Path, suffix: str, magic: bytes) -> None:
     curve = plots.Curve(label="pool", x=[0.5, 1.0], y=[1.0, 0.9], low=[0.9, 0.8], high=[1.0, 1.0])

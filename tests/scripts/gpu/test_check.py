@@ -62,6 +62,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "result"),
     [
@@ -85,6 +86,7 @@ def test_two_stages_that_take_twice_as_long_fail(bench: Bench) -> None:
     assert figure["ratio"] == pytest.approx(2.0)
 
 
+@pytest.mark.long
 def test_fp16_error_on_the_gpu_is_near_the_one_predicted(bench: Bench) -> None:
     _, figure = CHECKS["fp16"](bench)
     assert figure["predicted_on_cpu"] < 0.05

@@ -12,6 +12,7 @@ WEAK = make_plan([[Own(latency_us=(4_000, 6_000), gpus=2)]], slo_us=30_000)
 STRONG = make_plan([[Own(latency_us=(4_000, 6_000), gpus=5)]], slo_us=30_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [1.0, 0.3])
 def test_loads_beyond_the_vgpus_are_left_out_without_changing_what_is_found(shape: float) -> None:
     options = SimOptions(arrivals=Gamma(shape=shape), reference=STRONG, duration_s=10)

@@ -235,6 +235,7 @@ def drawn(draw: np.random.Generator, gpus: int) -> dict[str, list[int]]:
     return {name: gpus for name, gpus in found.items() if gpus} or {"x": [0]}
 
 
+@pytest.mark.long
 def test_steps_fit_and_are_found_wherever_there_are_any() -> None:
     draw = np.random.default_rng(1)
     more = refused = 0

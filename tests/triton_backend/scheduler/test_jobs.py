@@ -272,6 +272,7 @@ def test_what_the_shell_says_wrongly_is_refused() -> None:
     assert set(app.outcomes().values()) == {"done"}
 
 
+@pytest.mark.long
 def test_more_jobs_and_tasks_than_slots_make_room() -> None:
     modules = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=1, max_rows=900)]
     app = shell(*modules, rows=giving(b=20), plan=models(2, gpus=4))
@@ -384,6 +385,7 @@ ARRIVALS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     dags(),
@@ -421,6 +423,7 @@ def test_every_job_is_done_in_time_or_dropped_whatever_it_is_made_of(
     assert app.scheduler.request_ids() == ()
 
 
+@pytest.mark.long
 @settings(deadline=None, derandomize=True, max_examples=100)
 @example(  # three jobs, the first of which dies of x4 while x2 waits for the same pool
     (
@@ -510,6 +513,7 @@ def busy(policy: str | None) -> JobShell:
     return app
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["reservation-ahead", "throughput-cost", "deferred"])
 def test_a_log_of_events_replays_to_the_same_decisions(policy: str) -> None:
     app = busy(policy)

@@ -154,6 +154,7 @@ def test_the_answer_says_when_slots_are_short(batches: int, requests: int, statu
     assert arrive(call, *range(wanted))[-1] == [MAKE_ROOM, 3, status]
 
 
+@pytest.mark.long
 def test_the_longest_answer_fits_behind_the_addresses() -> None:
     pool = Own(latency_us=(1_000,), gpus=250)
     tables = new_tables(build_topology(make_plan([[pool]])), batches=250)

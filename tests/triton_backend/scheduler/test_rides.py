@@ -498,6 +498,7 @@ def _end_one(
             return
 
 
+@pytest.mark.long
 def test_a_log_of_rides_replays_to_the_same_decisions() -> None:
     told = busy()
     assert sum(isinstance(item, Ride) and len(item.members) > 1 for item in told.items) > 50

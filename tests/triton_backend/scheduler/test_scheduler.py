@@ -149,6 +149,7 @@ def test_unknown_policies_and_nics_are_named() -> None:
         Scheduler(two_stages(), nic="nonsense")
 
 
+@pytest.mark.long
 def test_many_more_requests_than_there_was_room_for_are_kept(scheduler: Scheduler) -> None:
     scheduler.handle(Pause(now_us=0))
     arrive(scheduler, 1_300, now_us=0)

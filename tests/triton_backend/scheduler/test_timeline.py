@@ -1,6 +1,7 @@
 """Intervals of one resource: gaps, order, delays."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ def test_a_delay_moves_what_follows_and_keeps_the_order() -> None:
     assert busy(tables) == [(30, 40), (40, 48), (48, 58)]
 
 
+@pytest.mark.long
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(
     jobs=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), min_size=1, max_size=30),

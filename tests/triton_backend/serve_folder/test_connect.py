@@ -58,6 +58,7 @@ def asked(port: int, name: str) -> list[str]:
         return json.loads(connection.getresponse().read())
 
 
+@pytest.mark.long
 def test_of_two_on_a_port_the_one_meant_is_asked() -> None:
     with serving("gateway-1") as port, serving("gateway-2", port):
         for name in ["gateway-1", "gateway-2"] * 5:

@@ -124,6 +124,7 @@ def served(*names: str) -> Plan:
     return plan(*(two_stage(name) for name in names))
 
 
+@pytest.mark.long
 def test_every_front_has_a_port_of_its_own_and_keeps_it(tmp_path: Path) -> None:
     """Two of eighteen names would get one port by chance, and one of their fronts could not listen."""
     names = [f"model-{number}" for number in range(200)]
@@ -140,6 +141,7 @@ def test_every_front_has_a_port_of_its_own_and_keeps_it(tmp_path: Path) -> None:
     assert third == {"added": 20_201, "again": 20_001}
 
 
+@pytest.mark.long
 def test_ports_that_are_not_there_are_refused_before_anything_starts(tmp_path: Path) -> None:
     far = ServeOptions(base_port=64_533, hosts={"SLOW": "10.0.0.2"})
     with pytest.raises(InputError, match=r"base port 64533: workers would need ports to 65538"):
@@ -243,6 +245,7 @@ def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
         assert lines == ["Expr", *gives_way, "ImportFrom", "Assign"]
 
 
+@pytest.mark.long
 def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path: Path) -> None:
     """The keeper reads it whenever a gateway dies, also in the middle of a rollout."""
     render_repository(tmp_path, plan(two_stage()), ServeOptions())

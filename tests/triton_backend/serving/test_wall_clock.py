@@ -53,6 +53,7 @@ def test_requests_are_answered_in_time_while_the_wall_clock_jumps(tmp_path: Path
     assert {line["t"] for line in lines}.isdisjoint({"Drop", "Abort", "Refused"})
 
 
+@pytest.mark.long
 def test_only_the_clock_reads_the_time_of_day() -> None:
     readers: set[str] = set()
     for file in PACKAGE.rglob("*.py"):

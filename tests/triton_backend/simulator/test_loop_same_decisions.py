@@ -130,6 +130,7 @@ def outcomes(decided: list[Decision]) -> set[Outcome]:
 FAILURES = (Failure(start_s=0.1, end_s=0.2, vgpu=0), Failure(start_s=0.15, vgpu=5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", COMPARED)
 @pytest.mark.parametrize(
     "options",

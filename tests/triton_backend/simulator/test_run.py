@@ -72,6 +72,7 @@ def test_what_runs_is_what_was_reserved() -> None:
     assert [ends[b] for b in served["batch_id"].tolist()] == served["finish_us"].tolist()
 
 
+@pytest.mark.long
 def test_the_wait_in_a_queue_of_deterministic_service_follows_pollaczek_and_khinchine() -> None:
     # M/D/1: mean wait = rho x service / (2 (1 - rho)); nobody is dropped with so long an SLO
     service_us, rho = 1_000, 0.7
@@ -137,6 +138,7 @@ def test_latency_noise_keeps_the_mean_and_nothing_overlaps() -> None:
         assert (rows["start_us"][1:] >= rows["end_us"][:-1]).all()
 
 
+@pytest.mark.long
 def test_noisy_transfers_never_share_a_link() -> None:
     result = simulate(two_models(), SimOptions(latency_noise_cv=0.3, load_factor=0.9))
     assert max(result.link_utilisation) <= 1.0

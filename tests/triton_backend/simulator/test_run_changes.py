@@ -22,6 +22,7 @@ from triton_backend.simulator.world import DROPPED
 SEEDS = 40
 
 
+@pytest.mark.long
 def test_random_changes_lose_nothing_and_make_nothing_late() -> None:
     in_flight = inherited = served = 0
     for seed in range(SEEDS):
@@ -125,6 +126,7 @@ class Exact:
                     self._later(end_us, 0, done)
 
 
+@pytest.mark.long
 def test_the_scheduler_told_of_the_same_changes_decides_the_same() -> None:
     compared = 0
     for seed in range(3 * SEEDS):

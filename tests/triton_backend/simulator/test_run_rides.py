@@ -27,6 +27,7 @@ def late(result: SimResult) -> int:
     return int((outcomes == LATE).sum())
 
 
+@pytest.mark.long
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )

@@ -73,6 +73,7 @@ def rounds(
     return tables, arrivals
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(case=rounds())
 def test_a_request_ends_within_the_duty_cycle_and_its_own_latency(

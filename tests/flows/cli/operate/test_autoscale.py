@@ -36,6 +36,7 @@ def turns(project: Path, poolpipe: Command) -> Path:
     return project / "plan.json"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("turns")
 def test_simulated_plans_follow_the_load(poolpipe: Command) -> None:
     asked = ("simulate", "--plan", "plan.json", "--duration", "120", "--load-factor", "4")

@@ -5,6 +5,7 @@ import pytest
 from tests.flows.cli.conftest import Command
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("planned")
 def test_the_warehouse_is_checked_compacted_copied_and_exported(poolpipe: Command) -> None:
     sound = poolpipe("warehouse", "check", "--json").document

@@ -43,6 +43,7 @@ def ready(project: Path) -> Path:
     return project
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planner", ["pool", "piccolo"])
 def test_an_application_is_planned_shown_and_verified(
     ready: Path, poolpipe: Command, planner: str
@@ -112,6 +113,7 @@ def test_an_ensemble_is_imported(project: Path, poolpipe: Command) -> None:
     assert "graph.yaml: kind: 'Pod' is not InferenceGraph" in ran.err
 
 
+@pytest.mark.long
 def test_a_longer_slo_costs_no_more(ready: Path, poolpipe: Command) -> None:
     asked = ("whatif", *PLAN[1:], "--objective", "cost", "--values", "3,6,12")
     for vary in ("slo", "slo-scale"):

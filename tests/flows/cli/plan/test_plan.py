@@ -47,6 +47,7 @@ def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
     assert printed["pools"][0]["placement"][0].keys() == {"node", "gpu", "slot"}
 
 
+@pytest.mark.long
 def test_sub_clusters_are_planned_verified_and_simulated(profiled: Path, poolpipe: Command) -> None:
     planner = ("--planner", "subclusters", "--utilisation", "0.8", "--exclude", "*=slow")
     ran = poolpipe(*PLAN, *planner, "-o", "plan.json")
@@ -80,6 +81,7 @@ def test_margins_can_be_chosen_by_simulation(poolpipe: Command) -> None:
     assert made["options"]["slo_margins"].keys() == {"net"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("profiled")
 def test_options_reach_the_planner(poolpipe: Command) -> None:
     ran = poolpipe(
@@ -165,6 +167,7 @@ def test_a_folder_is_no_warehouse(poolpipe: Command, tmp_path: Path) -> None:
     assert_refused(ran, "is a folder")
 
 
+@pytest.mark.long
 def test_a_read_only_warehouse_is_refused(profiled: Path, poolpipe: Command) -> None:
     poolpipe("profiles", "export", "tables")
     (profiled / "poolpipe.duckdb").chmod(0o444)
@@ -214,6 +217,7 @@ def test_a_plan_that_is_neither_file_nor_stored_is_refused(poolpipe: Command) ->
     assert_refused(poolpipe("verify", "none.json"), "none.json: no such file")
 
 
+@pytest.mark.long
 def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) -> None:
     vary = ("whatif", *PLAN[1:], "--vary", "gpus:fast", "--values", "1:3:1")
     ran = poolpipe(*vary, "--planner", "pool", "--planner", "no-partitioning", "--json")

@@ -21,6 +21,7 @@ def test_every_planner_is_listed_with_its_options(poolpipe: Command) -> None:
     assert "--overflow/--no-overflow" in shown
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("profiled")
 def test_a_plan_takes_options_of_its_planner(poolpipe: Command) -> None:
     assert poolpipe(*PLAN, "--overflow", "--json").document["options"]["overflow"] is True

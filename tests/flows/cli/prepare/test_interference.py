@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flows.workspace import workspace
 from tests.flows.cli.conftest import Command
@@ -50,6 +51,7 @@ def test_the_model_is_shown_and_written(poolpipe: Command) -> None:
     assert "linear model from" in poolpipe("interference", "fit", "tables").out
 
 
+@pytest.mark.long
 def test_what_was_imported_is_fitted_planned_with_and_written_again(poolpipe: Command) -> None:
     """From tables to a plan whose latencies hold the factor; the plan verifies and is simulated."""
     write_tables(Path("tables"), 1.2)
@@ -97,6 +99,7 @@ def test_bad_input_is_one_line(poolpipe: Command) -> None:
     assert "block_latency_us.csv" in answer.err
 
 
+@pytest.mark.long
 def test_production_runs_give_the_model_that_pairs_give(poolpipe: Command) -> None:
     write_tables(Path("tables"), 0.95)
     assert poolpipe("profiles", "import", "tables").code == 0

@@ -45,6 +45,7 @@ def planned(project: Path, poolpipe: Command) -> None:
     write_clients(project, {}, {"name": "watch", "link": "far", "rtt_us": 2_000})
 
 
+@pytest.mark.long
 def test_clients_are_simulated_and_steered(poolpipe: Command) -> None:
     steered = (*SIMULATE, "--links", "links.csv", "--steer", "--plan-ms", "100", "--start-s", "0.5")
     ran = poolpipe(*steered, "--json")

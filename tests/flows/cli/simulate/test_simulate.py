@@ -39,6 +39,7 @@ def test_the_same_seed_gives_the_same_result(poolpipe: Command) -> None:
     assert first["models"] == second["models"]
 
 
+@pytest.mark.long
 def test_goodput_is_found_jointly_and_alone(poolpipe: Command) -> None:
     found = poolpipe(*SIMULATE, "--find-goodput", "0.9", "--json").document["goodput"]
     assert found["joint"] == found["models"]["net"]
@@ -63,6 +64,7 @@ def test_another_policy_than_the_plans_is_noted(poolpipe: Command) -> None:
     assert poolpipe(*SIMULATE, "--policy", "reservation-ahead", "--json").err == ""
 
 
+@pytest.mark.long
 def test_late_binding_takes_its_rules_from_the_command_line(poolpipe: Command) -> None:
     rules = ("--heads", "head", "--target", "measured", "--rank", "efficiency", "--lead-us", "50")
     more = ("--lead-us-per-sample", "5")
@@ -96,6 +98,7 @@ def test_a_trace_is_taken_as_it_is(poolpipe: Command) -> None:
     ]
 
 
+@pytest.mark.long
 def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
     rows = "".join(f"{i / 50},code\n" for i in range(100))
     with gzip.open("trace.csv.gz", "wt") as file:
@@ -148,6 +151,7 @@ def test_wrong_options_are_refused_in_one_line(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_run_is_kept_and_its_page_written(poolpipe: Command) -> None:
     run_id = poolpipe(*SIMULATE, "--arrivals", "gamma", "--json").document["run_id"]
     listed = poolpipe("warehouse", "runs", "--json").document["runs"]
@@ -168,6 +172,7 @@ def test_a_simulation_needs_no_warehouse(poolpipe: Command) -> None:
     assert not Path("none.duckdb").exists()
 
 
+@pytest.mark.long
 def test_failures_and_a_change_of_plan_are_simulated(poolpipe: Command) -> None:
     whole = poolpipe(*SIMULATE, "--json").document
     gone = [f"--fail={node}@0-" for node in ("fast-0", "fast-1", "slow-0", "slow-1")]

@@ -64,6 +64,7 @@ EXPECTED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", [1, 1 << 20])
 def test_a_run_counts_beside_the_one_kind_that_kept_its_neighbour_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int

@@ -66,6 +66,7 @@ def mixed_log() -> Log:
     return log
 
 
+@pytest.mark.long
 def test_every_request_counts_once_in_the_minute_it_arrived_in(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     mixed_log().write(work)
@@ -97,6 +98,7 @@ def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.long
 def test_the_end_of_a_ride_is_that_of_its_members_and_one_run(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     log = Log()
@@ -121,6 +123,7 @@ def test_the_end_of_a_ride_is_that_of_its_members_and_one_run(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.long
 def test_a_shared_vgpu_counts_by_the_models_of_its_batches(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, shared_plan())
     log = Log()
@@ -165,6 +168,7 @@ def as_format_1(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("earlier", [as_format_1, as_format_2])
 def test_reading_goes_on_from_a_cursor_of_an_earlier_format(
     tmp_path: Path, earlier: Callable[[dict[str, Any]], dict[str, Any]]
@@ -205,6 +209,7 @@ def test_a_batch_that_ends_under_a_later_plan_counts_for_its_own(tmp_path: Path)
     assert table(work, "model_minutes", "plan_id, model, served") == [("shared", "b", 1)]
 
 
+@pytest.mark.long
 def test_reading_twice_changes_nothing(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     mixed_log().write(work)
@@ -236,6 +241,7 @@ def test_a_growing_file_ends_with_the_rows_of_the_whole_one(
     assert everything(grown) == everything(whole)
 
 
+@pytest.mark.long
 def test_a_request_may_end_in_the_next_file_and_an_old_file_may_be_gone(tmp_path: Path) -> None:
     log, plan = mixed_log(), the_plan()
     whole = workspace_of(tmp_path / "whole", plan)
@@ -272,6 +278,7 @@ def test_a_rollout_splits_a_minute_by_plan_and_keeps_who_waited(tmp_path: Path) 
     assert table(work, "drop_minutes", "model, reason, dropped") == [("b", "model_removed", 1)]
 
 
+@pytest.mark.long
 def test_what_was_open_when_the_gateway_ended_has_failed(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     killed = Log()
@@ -324,6 +331,7 @@ def test_an_outcome_that_never_comes_is_given_up(tmp_path: Path) -> None:
     assert table(work, "model_minutes", "offered, served, failed") == [(1, 0, 1), (1, 1, 0)]
 
 
+@pytest.mark.long
 def test_the_plan_of_an_older_start_is_read_from_the_warehouse(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan("newer"))
     log = Log()
@@ -351,6 +359,7 @@ def test_nothing_is_read_where_nothing_was_served(tmp_path: Path) -> None:
     assert ingest(work).bytes_read == 0
 
 
+@pytest.mark.long
 def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path: Path) -> None:
     plan = with_applications(
         the_plan("apps"),

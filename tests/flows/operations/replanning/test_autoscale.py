@@ -92,6 +92,7 @@ def wave(plan: Plan, seconds: int, high: float) -> Instant:
     return Instant(by_model=instants)
 
 
+@pytest.mark.long
 def test_plans_follow_a_wave_with_work_in_flight() -> None:
     first, follower = planned()
     offered = wave(first, 1_600, 1.2)

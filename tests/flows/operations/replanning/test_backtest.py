@@ -48,6 +48,7 @@ def run(tmp_path: Path, **options: object) -> Backtested:
     )
 
 
+@pytest.mark.long
 def test_days_that_repeat_are_served_whole_with_fewer_gpus_than_the_peak_needs(
     tmp_path: Path,
 ) -> None:
@@ -63,12 +64,14 @@ def test_days_that_repeat_are_served_whole_with_fewer_gpus_than_the_peak_needs(
     assert min(quiet) < min(busy)
 
 
+@pytest.mark.long
 def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
     done = run(tmp_path, peak_rps={"a": 100_000.0, "b": 100.0})
     assert 0 < done.found.served_fraction < 1
     assert done.found.static_gpus <= 6
 
 
+@pytest.mark.long
 def test_sampled_intervals_are_simulated_request_by_request(tmp_path: Path) -> None:
     done = run(tmp_path, simulated_minutes=2, interval_s=60, period_s=120, warm_up_s=24 * 60)
     assert done.busiest is not None

@@ -44,6 +44,7 @@ def measured(
     return work
 
 
+@pytest.mark.long
 def test_the_cheapest_plan_for_what_was_measured_is_rolled_out_where_none_is(
     tmp_path: Path,
 ) -> None:
@@ -55,6 +56,7 @@ def test_the_cheapest_plan_for_what_was_measured_is_rolled_out_where_none_is(
     assert found.new.lowest_attainment > 0.99
 
 
+@pytest.mark.long
 def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path: Path) -> None:
     work = measured(tmp_path, 50)
     most = replan(work, cluster(), DEMAND, None, ReplanOptions()).plan
@@ -65,6 +67,7 @@ def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path
     assert not again.recommendation.roll_out
 
 
+@pytest.mark.long
 def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Path) -> None:
     found = replan(measured(tmp_path, 1_500), cluster(fast=1, slow=1), DEMAND, None, CHEAPEST)
     assert 0 < found.plan.model("net").throughput_rps < found.forecast_rps["net"]
@@ -104,6 +107,7 @@ def measured_jobs(folder: Path, rate_rps: int, rows: float) -> Workspace:
     return work
 
 
+@pytest.mark.long
 def test_an_application_is_planned_for_the_jobs_and_rows_that_were_measured(tmp_path: Path) -> None:
     """Foreseen were 10 requests/s of half a row each; there are 100 of four rows."""
     work = measured_jobs(tmp_path, 100, 4.0)
@@ -128,6 +132,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
         replan(measured(tmp_path, 1, minutes=0), cluster(), DEMAND, None, CHEAPEST)
 
 
+@pytest.mark.long
 def test_replanning_keeps_every_option_of_the_plan_in_force(tmp_path: Path) -> None:
     """Also when its parameters come as the nightly deployment gives them: files, nothing else."""
     work = measured(tmp_path, 50)

@@ -143,6 +143,7 @@ def ran(steering: Steering | None, plan: Plan, who: Sequence[ClientSpec]) -> dic
     return run.to_dict()
 
 
+@pytest.mark.long
 def test_steered_clients_are_served_wherever_they_cut_in_the_closed_loop() -> None:
     steering = steered()
     found = ran(steering, steering.in_force, clients())

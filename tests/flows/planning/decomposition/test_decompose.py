@@ -38,6 +38,7 @@ def at_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "MANY", 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_prices")
 @SLOW_INSTANCES
 @given(problem=problems(), stages=st.integers(1, 3))
@@ -53,6 +54,7 @@ def test_value_and_bound_lie_on_both_sides_of_the_best_plan(problem: Problem3, s
     assert verify_plan(plan, problem[0]) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_prices")
 @SLOW_INSTANCES
 @given(problem=problems(), rate_rps=st.sampled_from([200.0, 1000.0, 3000.0]))
@@ -73,6 +75,7 @@ def test_cost_and_bound_lie_on_both_sides_of_the_cheapest_plan(
     assert verify_plan(plan, profiles) == []
 
 
+@pytest.mark.long
 @SLOW_INSTANCES
 @given(
     problem=problems(),
@@ -137,6 +140,7 @@ def many(count: int) -> Problem3:
     return profiles, priced, Workload(models=tuple(demands))
 
 
+@pytest.mark.long
 def test_many_models_are_proven_within_the_gap_and_told_on_the_way() -> None:
     problem, told = many(30), list[Progress]()
     plan = make_plan(*problem, PlanOptions(gap=0.01), Watch(tell=told.append))
@@ -164,6 +168,7 @@ def test_least_cost_of_many_models_is_proven_within_the_gap() -> None:
     assert verify_plan(plan, profiles) == []
 
 
+@pytest.mark.long
 def test_a_rate_to_keep_raises_one_of_many_models() -> None:
     problem = many(30)
     free = make_plan(*problem, PlanOptions(gap=0.01))

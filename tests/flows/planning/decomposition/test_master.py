@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def demands(fixed: bool, room: tuple[int, int]) -> Demands:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     known=known_ways(), fixed=st.booleans(), room=st.tuples(st.integers(1, 7), st.integers(1, 7))

@@ -49,6 +49,7 @@ def test_the_bound_of_pools_is_below_groups_that_share_alignment_stages(seed: in
     assert least <= by_subsets(field).value + 1e-6
 
 
+@pytest.mark.long
 def test_many_items_are_put_in_classes_that_bound_and_serve_all() -> None:
     field = field_of(case(5, 300, blocks=4, rates=(30,)))
     classes = classes_of(field)

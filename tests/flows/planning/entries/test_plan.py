@@ -44,6 +44,7 @@ def one(*entries: Entry, **more: Any) -> Case:
     return made(profile(7, **more), entries)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("classes", [("G",), ("G", "H")])
 def test_few_entries_cost_what_brute_force_finds(seed: int, classes: tuple[str, ...]) -> None:
@@ -63,6 +64,7 @@ def test_six_entries_on_four_blocks_cost_what_brute_force_finds(seed: int) -> No
     assert planned(problem).objective.value == pytest.approx(brute_force(problem))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [9, 25])
 def test_no_planner_is_below_the_exact_one(seed: int, count: int) -> None:

@@ -33,6 +33,7 @@ def planned(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [None, MODEL], ids=["alone", "interference"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_none_exceeds_the_best_plan(seed: int, model: InterferenceModel | None) -> None:
@@ -54,6 +55,7 @@ def test_a_model_alone_takes_its_ideal_size() -> None:
     assert planned("gpulets-greedy", asked).objective.value > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_plans_keep_what_they_promise(name: str) -> None:
     asked = case(15, 2, 3)
@@ -63,6 +65,7 @@ def test_plans_keep_what_they_promise(name: str) -> None:
     assert run.attainment > 0.95
 
 
+@pytest.mark.long
 def test_given_rates_take_few_gpus() -> None:
     asked = case(15, 2, 4)
     rate = 0.3 * planned("gpulets-greedy", asked).objective.value

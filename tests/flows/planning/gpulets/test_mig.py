@@ -157,6 +157,7 @@ SIZES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @SIZES
 def test_throughput_equals_brute_force(
     seed: int, models: int, gpus: int, mig: Mig, most_models: int, memory_gib: float

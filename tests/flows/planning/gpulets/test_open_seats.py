@@ -206,6 +206,7 @@ def planned(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [None, MODEL], ids=["alone", "interference"])
 @pytest.mark.parametrize(("seed", "gpus", "batches"), [(0, 1, 2), (3, 1, 2), (5, 1, 2), (1, 2, 1)])
 def test_equals_brute_force(
@@ -307,6 +308,7 @@ def test_what_neighbours_press_beyond_what_is_felt_is_found() -> None:
     assert any("others press" in line for line in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 3])
 def test_is_never_below_either_kind_alone(seed: int) -> None:
     asked = split(case(seed, 3, 2, batches=3), seed)

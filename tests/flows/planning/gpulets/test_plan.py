@@ -85,6 +85,7 @@ def test_throughput_equals_brute_force(seed: int, model: InterferenceModel | Non
     assert {m.policy for m in found.models} == {"turns"}
 
 
+@pytest.mark.long
 @BOTH
 def test_three_parts_of_a_gpu(model: InterferenceModel | None) -> None:
     asked = case(24, 3, 1, batches=2, percents=(20, 40, 60), most_vgpus=3)
@@ -125,6 +126,7 @@ def test_plans_serve_what_they_promise_with_nothing_accepted_and_late(
             assert run.attainment > 0.9
 
 
+@pytest.mark.long
 def test_interference_costs_throughput_and_is_stated() -> None:
     asked = case(16, 2, 2)
     with_it, without = planned(asked, MODEL), planned(asked, MODEL, interference="off")

@@ -21,6 +21,7 @@ from triton_backend.contract.workload import ModelDemand, Workload
 COARSE = PlanOptions(gap=0.05)
 
 
+@pytest.mark.long
 def test_more_stages_are_never_worse_however_coarse_the_search() -> None:
     problem = many(30)
     values = [
@@ -30,6 +31,7 @@ def test_more_stages_are_never_worse_however_coarse_the_search() -> None:
     assert values == sorted(values)
 
 
+@pytest.mark.long
 @settings(
     max_examples=25, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -79,6 +81,7 @@ def test_stages_beyond_what_a_model_has_blocks_for_are_never_worse() -> None:
     assert values == sorted(values)
 
 
+@pytest.mark.long
 def test_a_plan_of_fewer_classes_is_where_one_of_more_begins() -> None:
     problem = many(30)
     fewer = make_plan(*problem, replace(COARSE, excluded_classes={"*": ("slow",)}))
@@ -92,6 +95,7 @@ def test_a_plan_of_fewer_classes_is_where_one_of_more_begins() -> None:
     assert verify_plan(more, problem[0]) == []
 
 
+@pytest.mark.long
 def test_a_changed_rate_is_planned_from_the_plan_in_force() -> None:
     profiles, machines, workload = many(30)
     options = PlanOptions(gap=0.01)
@@ -106,6 +110,7 @@ def test_a_changed_rate_is_planned_from_the_plan_in_force() -> None:
     assert after.certificate["prices"].keys() == {"fast", "slow"}
 
 
+@pytest.mark.long
 def test_the_plan_in_force_stays_where_nothing_changed() -> None:
     problem = many(30)
     before = make_plan(*problem, PlanOptions(gap=0.01))
@@ -114,6 +119,7 @@ def test_the_plan_in_force_stays_where_nothing_changed() -> None:
     assert any(note.startswith("0 of") for note in again.certificate["notes"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [3, 30])
 def test_an_interrupted_run_answers_with_the_best_plan_and_its_gap(count: int) -> None:
     problem, told = many(count), list[Progress]()

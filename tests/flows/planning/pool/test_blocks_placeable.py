@@ -56,6 +56,7 @@ def most_placed(
     return best
 
 
+@pytest.mark.long
 @settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -43,6 +43,7 @@ def relaxed(problem: Problem, columns: Columns, goal: Goal) -> float | None:
     return -float(answer.fun) if answer.success else None
 
 
+@pytest.mark.long
 @settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.pool.columns import enumerate_columns, row_of, ways_in_force
@@ -13,6 +14,7 @@ from tests.flows.planning.decomposition.test_decompose import many
 OPTIONS = PlanOptions(gap=0.05)
 
 
+@pytest.mark.long
 def test_every_pipeline_of_a_plan_is_found_with_its_rate() -> None:
     profiles, machines, workload = many(4)
     plan = make_plan(profiles, machines, workload, OPTIONS)
@@ -27,6 +29,7 @@ def test_every_pipeline_of_a_plan_is_found_with_its_rate() -> None:
         assert delivered_rps(columns.take(rows), vgpus).sum() >= promised * (1 - 1e-9)
 
 
+@pytest.mark.long
 def test_what_no_longer_meets_its_slo_is_left_out() -> None:
     profiles, machines, workload = many(4)
     plan = make_plan(profiles, machines, workload, OPTIONS)

@@ -39,6 +39,7 @@ def divided(problem: Problem, goal: Goal, stages: int) -> tuple[float, float]:
     return best.score, proven
 
 
+@pytest.mark.long
 @SLOW_INSTANCES
 @given(problem=problems(), stages=st.integers(1, 3))
 def test_the_best_throughput_is_found_and_proven(
@@ -57,6 +58,7 @@ def test_the_best_throughput_is_found_and_proven(
     assert best == 0.0 or score == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.long
 @SLOW_INSTANCES
 @given(problem=problems(), rate_rps=st.sampled_from([200.0, 1000.0, 3000.0]))
 def test_the_least_cost_is_found_and_proven(

@@ -67,6 +67,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, ModelProfile], Cluster, Workloa
     return profiles, cluster, Workload(models=tuple(demands))
 
 
+@pytest.mark.long
 @SLOW_INSTANCES
 @given(problem=problems(), stages=st.integers(1, 3))
 def test_no_plan_of_a_small_problem_is_better(
@@ -83,6 +84,7 @@ def test_no_plan_of_a_small_problem_is_better(
     assert verify_plan(plan, problem[0]) == []
 
 
+@pytest.mark.long
 @SLOW_INSTANCES
 @given(
     problem=problems(),

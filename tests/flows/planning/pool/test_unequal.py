@@ -144,12 +144,14 @@ def agrees(problem: Problem, plan: Plan, value: float) -> None:
     assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_throughput_is_the_best_of_all_cuts(seed: int) -> None:
     problem = random_problem(seed)
     agrees(problem, make_plan(*problem, EXACT), best(problem, cost=False))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_cost_is_the_least_of_all_cuts(seed: int) -> None:
     problem = random_problem(seed)

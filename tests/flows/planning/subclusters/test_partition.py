@@ -132,6 +132,7 @@ def test_what_cannot_fit_is_not_invented() -> None:
     assert divide(replace(asked, gpus=2), Watch()) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("models", "parts"), [(400, 4), (800, 20)])
 def test_many_models_are_divided_evenly(models: int, parts: int) -> None:
     rng = np.random.default_rng(0)

@@ -36,6 +36,7 @@ def block_by_block(split: SplitModel, images: NDArray[np.float32]) -> dict[str, 
     return known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("around_one", [False, True])
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_detector_block_by_block_gives_the_boxes_of_the_file(
@@ -86,6 +87,7 @@ def test_a_batch_of_which_no_sample_has_a_box_gives_no_rows(tmp_path: Path) -> N
     assert got["rows"].tolist() == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_post_processing_stays_in_the_last_block(tmp_path: Path) -> None:
     split = split_model(
         write_exported(tmp_path / "m.onnx"), name="m", out=tmp_path / "models", blocks=20

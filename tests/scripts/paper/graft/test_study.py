@@ -66,6 +66,7 @@ def test_the_most_clients_are_found_by_larger_steps_and_halves(most: int) -> Non
         assert study.most_able(lambda count: count <= most, known) == most
 
 
+@pytest.mark.long
 def test_pictures_are_drawn_of_what_was_measured_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

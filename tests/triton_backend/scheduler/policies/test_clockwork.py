@@ -1,12 +1,14 @@
 """Clockwork's rule is eager late binding that drops only what is too late."""
 
 import numpy as np
+import pytest
 
 from tests.fakes.plans import Own, make_plan
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
 
+@pytest.mark.long
 def test_it_decides_as_eager_does_with_heads_head() -> None:
     table_us = tuple(1_000 * b + 5_000 for b in range(1, 17))
     plan = make_plan([[Own(latency_us=table_us, gpus=3)]], slo_us=25_000)

@@ -382,6 +382,7 @@ def cases(
     return tables, planned, draw(st.integers(1, 3)), arrivals
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(EVERY))
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), slo_us=st.integers(10, 60))

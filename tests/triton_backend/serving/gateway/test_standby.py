@@ -253,6 +253,7 @@ def test_only_one_of_two_is_the_scheduler(system: LocalSystem) -> None:
     }
 
 
+@pytest.mark.long
 def test_what_waits_and_what_runs_is_answered_when_the_scheduler_ends(
     system: LocalSystem,
 ) -> None:
@@ -280,6 +281,7 @@ def test_workers_on_other_hosts_find_the_next_scheduler(tmp_path: Path) -> None:
     system.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["prepare", "abort", "swap"])
 def test_the_standby_follows_a_change_of_plan(system: LocalSystem, step: str) -> None:
     following = replace(system.deployment.plan, plan_id="next")

@@ -257,6 +257,7 @@ def test_one_that_is_stopped_is_hung_and_one_that_is_killed_is_dead(
     assert (seen.alive, seen.complaint) == (False, "its process died")
 
 
+@pytest.mark.long
 def test_a_heartbeat_is_written_in_place_until_its_end(tmp_path: Path) -> None:
     file = tmp_path / "pids" / "model"
     instants = iter(range(10, 1000))

@@ -197,6 +197,7 @@ def test_an_error_of_ours_costs_one_connection_and_is_logged_as_ours(
     assert "KeyError: 'ours'" in caplog.text
 
 
+@pytest.mark.long
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -497,6 +498,7 @@ def test_a_handler_that_fails_at_the_end_of_a_connection_harms_nobody_else(
     assert loop.connections == ()
 
 
+@pytest.mark.long
 def test_a_peer_that_is_read_while_another_thread_waits_for_it_is_not_gone(
     loop: EventLoop, recorder: Recorder
 ) -> None:

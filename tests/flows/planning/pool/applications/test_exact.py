@@ -96,6 +96,7 @@ def _cheapest_gpus(
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slo_ms", [14.3, 20.3, 30.3, 45.3])
 @pytest.mark.parametrize("rate_rps", [150.0, 420.0])
 def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float) -> None:
@@ -199,6 +200,7 @@ def test_planners_of_the_paper_cost_no_less_than_the_exact_one() -> None:
     assert min(costs.values()) == costs["piccolo"] >= exact * (1 - 1e-9)
 
 
+@pytest.mark.long
 def test_throughput_is_shared_by_weight() -> None:
     chain = (module("one", "a"), module("two", "c", "one", rows_per_request=2, max_rows=4))
     app = {"name": "app", "slo_ms": 40, "weight": 3, "modules": list(chain)}
