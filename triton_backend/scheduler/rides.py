@@ -12,10 +12,9 @@ changes neither:
 
     opened --board--> ... full --> moved forward to the earliest gap after the last arrival, and so are the
     moves of its members and the full rides that they board next
-    who has least time goes first: takes the seats of a member that has time for a later ride (`give_way`), or
-    opens a ride before others, which are put off (`put_off`); whose rows are there by then comes along
-    tight deadline: opened before rides that can wait (`can_wait`), which start later (`put_off`); members of
-    these whose rows come in time take the seats that are left (`fill_from_later`)
+    tight deadline: it takes the seats of a member that has time for a later ride (`give_way`), or is opened before
+    rides that can wait (`can_wait`), which start later (`put_off`); members of these whose rows come in time
+    take the seats that are left (`fill_from_later`)
     start: it leaves with who is aboard. Somebody missing: it waits while nobody else would be late
     (`slack_us`), then leaves without them, whose requests are queued again
     done: the members go on; a ride without members is over
