@@ -17,6 +17,7 @@ Of processes that want an entry at once, which is not cached yet, one compiles i
 """
 
 import fcntl
+import gc
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -51,6 +52,9 @@ COMPILING_SECONDS = 60.0
 
 LOOK_SECONDS = 0.02
 
+RARELY = (100_000, 50, 100)
+"""Thresholds of Python's collector while numba compiles."""
+
 _sources: dict[Any, frozenset[str]] = {}  # per kernel, what its compiled form depends on
 
 
@@ -72,7 +76,8 @@ class _Entry(_Kernel):
         key = cache._index_key(sig, own.targetctx.codegen())  # noqa: SLF001 - as above
         if key in cache._cache_file._load_index():  # noqa: SLF001 - as above
             return super().compile(sig)
-        with _one_at_a_time(Path(cache.cache_path) / f"{self.py_func.__name__}.lock"):
+        lock = Path(cache.cache_path) / f"{self.py_func.__name__}.lock"
+        with _one_at_a_time(lock), _collecting_rarely():
             return super().compile(sig)
 
 
@@ -92,6 +97,17 @@ def _one_at_a_time(path: Path) -> Generator[None]:
             except BlockingIOError:
                 time.sleep(LOOK_SECONDS)
         yield
+
+
+@contextmanager
+def _collecting_rarely() -> Generator[None]:
+    """Python's collector looks through what numba has made, nearly all of which lives: a fifth of the time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(*RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 class _Inner(_Kernel):
