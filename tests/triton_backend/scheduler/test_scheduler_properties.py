@@ -27,7 +27,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
-from triton_backend.scheduler.policies.registry import POLICIES
+from triton_backend.scheduler.policies.registry import EARLY_POLICIES, POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 
 SLO_US = 60_000
@@ -317,7 +317,7 @@ def boarding_plans(draw: st.DrawFn, plan_id: str = "boarding") -> Plan:
         ways.append(Way(pools=tail, budget_us=SLO_US, rate_rps=draw(st.sampled_from([1.0, 20.0]))))
     if not any(1 in way.pools for way in ways):
         ways.append(Way(pools=(1, 0), budget_us=SLO_US, rate_rps=1.0))
-    policy = draw(st.sampled_from(["reservation", "reservation-ahead", "throughput-cost"]))
+    policy = draw(st.sampled_from(EARLY_POLICIES))
     return make_boarding_plan(pools, *ways, policy=policy, plan_id=plan_id)
 
 

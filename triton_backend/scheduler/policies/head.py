@@ -21,10 +21,11 @@ def head_first(
     """The kernel `decide(tables, queue)` of a policy: dispatch, drop or wait, head after head.
 
     Args:
-        choose: a kernel that quotes the pipelines of a queue at their planned batches and says
-            which takes the head; NONE where none can hold it.
+        choose: a kernel that probes the pipelines of a queue at the batch it wishes for (`quoted_size`
+            by default) and says which takes the head; NONE where none can hold it. What it leaves
+            in `quotes` of that pipeline is the largest batch that is tried.
         wastes_capacity: a kernel that says of a queue, a pipeline and a batch size that fits the
-            head's deadline whether the head is dropped nevertheless.
+            head's deadline whether the head is dropped nevertheless; `never_wastes` drops none.
         rank_by: how vGPUs are compared.
     """
 
@@ -49,6 +50,12 @@ def head_first(
 
 
 @inlined
+def never_wastes(_tables: Tables, _number: int, _pipeline: int, _size: int) -> bool:
+    """Every batch that ends by the head's deadline is dispatched."""
+    return False
+
+
+@inlined
 def out_of_room(tables: Tables) -> bool:
     """Whether there is no batch slot or no row of `out` left to decide into."""
     counts = tables.counts[0]
@@ -69,9 +76,9 @@ def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
 
 @kernel
 def largest_in_time(tables: Tables, number: int, pipeline: int, rank_by: int) -> int:
-    """Largest batch <= planned that ends by the head's deadline, 0 where none does.
+    """Largest batch <= the one quoted that ends by the head's deadline, 0 where none does.
 
-    The pipeline must have just been quoted at its planned batch. Where the queue holds the batch,
+    The pipeline must have just been quoted, at its planned batch or a smaller one. Where the queue holds the batch,
     whole requests only. What is answered is what the pipeline was last quoted for.
     """
     if pipeline == NONE:

@@ -48,6 +48,8 @@ _STATED = _load()
 POLICIES = tuple(sorted(_STATED, key=lambda name: isinstance(_STATED[name], LateRules)))
 """Names of the policies that a scheduler can run, those of early binding first; a policy's number is its
 place here."""
+EARLY_POLICIES = tuple(name for name in POLICIES if not isinstance(_STATED[name], LateRules))
+"""Those that reserve a whole path when they dispatch."""
 
 
 def policy_number(name: str) -> int:

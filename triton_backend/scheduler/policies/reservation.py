@@ -12,8 +12,8 @@ A request of several samples counts as that many and is never split: where the q
 its size is the longest run of whole requests that fits.
 """
 
-from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.policies.head import head_first, quoted_size
+from triton_backend.scheduler.compiled import FAR, NONE, kernel
+from triton_backend.scheduler.policies.head import head_first, never_wastes, quoted_size
 from triton_backend.scheduler.probe import BY_FINISH, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
@@ -38,10 +38,4 @@ def _least_waiting(tables: Tables, number: int) -> int:
     return best
 
 
-@inlined
-def _never(_tables: Tables, _number: int, _pipeline: int, _size: int) -> bool:
-    """Every batch that ends by the head's deadline is dispatched."""
-    return False
-
-
-POLICIES = {"reservation": head_first(_least_waiting, _never, BY_FINISH)}
+POLICIES = {"reservation": head_first(_least_waiting, never_wastes, BY_FINISH)}

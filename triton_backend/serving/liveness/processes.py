@@ -5,7 +5,7 @@ Three watchers, each of processes of one kind (the picture is in the README of t
 * a node watches its workers: a row of shared memory each (`HealthBoard`, judged by `HealthWatch`);
 * the supervisor of tritonserver watches Triton's model processes: a file each (`StubHeartbeat`,
   judged by `StubWatch`);
-* both are woken at once when a process ends (`ExitWatch`).
+* the supervisor is woken at once when a process ends (`ExitWatch`); a node asks its children.
 
 Silence alone says little on busy cores: a process is taken for hung soon only where none of its
 threads wants to run (it is stopped, or waits for what never comes); one that runs or waits for a
