@@ -46,7 +46,7 @@ from flows.workspace import Workspace
 from triton_backend.contract.applications import Application
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
-from triton_backend.runtimes.stage_tensors import served_models
+from triton_backend.runtimes.stage_tensors import check_served_alone, served_models
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -224,6 +224,8 @@ def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offe
             split = _split(work, model)
             reused = ", reused" if split.reused else ""
             note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+        if not options.application:
+            check_served_alone(split.name, (spec.name for spec in split.outputs))
         with log.step(f"build and profile {model.name}") as note:
             note.text = _profile(work, split, log.say).in_words()
         splits.append(split)

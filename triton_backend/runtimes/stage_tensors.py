@@ -31,8 +31,9 @@ def complete_tensors(plan: Plan) -> Plan:
 
     Raises:
         InputError: tensors at the two ends of an edge of an application differ; or a model gives rows whose
-            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be; or a
-            module that always runs the same number of rows reads such rows of a model with files.
+            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be; or it
+            is served by itself (`check_served_alone`); or a module that always runs the same number of rows
+            reads such rows of a model with files.
     """
     graphs = [planned.application for planned in plan.applications]
     named = [
@@ -46,7 +47,26 @@ def complete_tensors(plan: Plan) -> Plan:
     models = {model.name: _complete_model(model) for model in named}
     applications = tuple(_complete_application(one, models) for one in plan.applications)
     _check_rows([one.application for one in applications], models)
+    in_modules = {module.model for graph in graphs for module in graph.modules}
+    for model in models.values():
+        if model.name not in in_modules:
+            check_served_alone(model.name, (spec.name for spec in model.outputs))
     return replace(plan, models=tuple(models.values()), applications=applications)
+
+
+def check_served_alone(model: str, outputs: Iterable[str]) -> None:
+    """A model by itself answers one row for every sample, which is what its slots have room for.
+
+    Raises:
+        InputError: its outputs have rows of their own number, as the boxes of a detector.
+    """
+    varying = counts_of(outputs)
+    if varying:
+        raise InputError(
+            f"model {model!r}, output {', '.join(map(repr, varying))}",
+            f"has as many rows as {', '.join(map(repr, dict.fromkeys(varying.values())))} says, not one per sample: "
+            "serve it in an application, before a module that reads them (`applications:` in the workload)",
+        )
 
 
 def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) -> None:

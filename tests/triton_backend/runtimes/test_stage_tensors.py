@@ -84,6 +84,16 @@ def test_rows_that_nobody_bounds_are_refused() -> None:
         complete_tensors(replace(plan, models=tuple(models)))
 
 
+def test_a_model_by_itself_answers_one_row_per_sample() -> None:
+    outputs = (TensorSpec(name="boxes", dtype="FP32", shape=(-1, 4)), tensor_rows())
+    plan = small_plans.plan(one_stage("detector"))
+    plan = replace(plan, models=(replace(plan.models[0], outputs=outputs),))
+    with pytest.raises(
+        InputError, match=r"'detector', output 'boxes': has as many rows as 'rows' says"
+    ):
+        complete_tensors(plan)
+
+
 def test_rows_that_would_be_made_up_are_refused(tmp_path: Path) -> None:
     """Of a real detector a module runs as many rows as there are, also where it is asked for the most it may run."""
     plan = served_applications.onnx_plan(tmp_path)
