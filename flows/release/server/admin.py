@@ -30,6 +30,8 @@ from triton_backend.serve_folder.state import (
 )
 
 START_POLLS = 600
+STARTING = "starting the server"
+COMPILING = "loading the scheduler's kernels, which are compiled where no cache has them"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 15
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
@@ -199,13 +201,15 @@ def _import_path() -> str:
 def _wait_started(
     folder: Path, child: _Child, progress: Callable[[str], None], *, wait_for_workers: bool
 ) -> ServerState:
-    last, polls, most_up = "", 0, -1
+    last, polls, most_up, compiled_us = "", 0, -1, None
     while polls < START_POLLS:
         if child.poll() is not None:
             raise ServerError(f"the server ended with {child.code}")
-        text, polls = "starting the server", polls + 1
+        text, polls = STARTING if compiled_us is None else COMPILING, polls + 1
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)
+            if state.data.get("compiled_us") != compiled_us:  # it gets on, however slowly
+                compiled_us, polls, text = state.data["compiled_us"], 0, COMPILING
             if state.data["ready"] and not wait_for_workers:
                 return state
             if state.data["ready"]:

@@ -135,6 +135,11 @@ class SchedulerService:
         """When its thread last went round its loop without an error."""
         return self._succeeded_us if self.is_active else self._standby.alive_us()
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it compiles the kernels now, before it can be the scheduler."""
+        return self._standby.compiles
+
     def _warm_up(self, deployment: Deployment) -> None:
         warm_up(deployment.plan, policy=self._settings.policy, nic=self._settings.nic)
 

@@ -170,6 +170,11 @@ class Standby:
         """When it last looked; while it compiles, which may take a minute, now."""
         return self._clock.now_us() if self._warming else self._looked_us
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it compiles now."""
+        return self._warming
+
     def take_seat(self) -> Life | None:
         """The seat, where it is free and ours to take; a scheduler that has it never waits for a compiler."""
         yields = self._name == STANDBY_MODEL and not self._has_followed

@@ -56,6 +56,7 @@ _COLUMNS = 7
 _CELL_BYTES = 8
 _MILLION = 1_000_000
 _LINE_BYTES = 40
+COMPILES = "compiles"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 # Of /proc/PID/task/TID/stat, counted from the state.
@@ -284,21 +285,30 @@ class StubHeartbeat:
 
     Args:
         alive_us: the last instant at which all that requests depend on was seen to run.
+        compiles: whether it compiles now, before it can serve.
     """
 
-    def __init__(self, path: Path, alive_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        alive_us: Callable[[], int],
+        compiles: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._path = path
         self._alive_us = alive_us
+        self._compiles = compiles
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._fd: int | None = None
 
     def start(self) -> None:
-        """Write the file and go on writing it.
+        """Write the file and go on writing it; harmless where that was begun before.
 
         Raises:
             OSError: it cannot be written.
         """
+        if self._fd is not None:
+            return
         self._path.parent.mkdir(exist_ok=True)
         # A new file, because a dead process may have left its own.
         self._path.unlink(missing_ok=True)
@@ -324,8 +334,20 @@ class StubHeartbeat:
     def _write(self) -> None:
         """In place and of one length: a full disk does not stop it, and no reader sees half."""
         assert self._fd is not None
-        line = f"{os.getpid()} {self._alive_us()}".ljust(_LINE_BYTES - 1) + "\n"
+        words = (str(os.getpid()), str(self._alive_us()), COMPILES if self._compiles() else "")
+        line = " ".join(words).ljust(_LINE_BYTES - 1) + "\n"
         os.pwrite(self._fd, line.encode(), 0)
+
+
+def compiled_us(pids: Path) -> int | None:
+    """When a model's process was last heard of that compiles before it can serve; None: none does."""
+    heard: list[int] = []
+    for file in pids.glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            _, alive_us, compiles = file.read_text().split()
+            if compiles == COMPILES:
+                heard.append(int(alive_us))
+    return max(heard, default=None)
 
 
 class StubLook(NamedTuple):
@@ -352,7 +374,7 @@ class StubWatch:
     def look(self, file: Path) -> StubLook | None:
         """One look at one file; None where there is nothing to read yet."""
         try:
-            pid, alive_us = map(int, file.read_text().split())
+            pid, alive_us = map(int, file.read_text().split()[:2])
         except (OSError, ValueError):
             return None
         now_us = self._clock.now_us()

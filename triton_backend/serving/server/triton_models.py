@@ -81,12 +81,13 @@ class _Model(ABC):
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
         self.name = args["model_name"]
-        self._heartbeat = StubHeartbeat(self.settings.place / "pids" / self.name, self.alive_us)
+        path = self.settings.place / "pids" / self.name
+        self.heartbeat = StubHeartbeat(path, self.alive_us, self.compiles)
         self.begin()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
         gc.freeze()
-        self._heartbeat.start()
+        self.heartbeat.start()
         self._stopping = threading.Event()
         self._publishing = threading.Thread(target=self._publish, daemon=True)
         self._publishing.start()
@@ -107,7 +108,7 @@ class _Model(ABC):
         self._stopping.set()
         self._publishing.join(timeout=2)
         self.end()
-        self._heartbeat.stop()
+        self.heartbeat.stop()
 
     @abstractmethod
     def begin(self) -> None:
@@ -124,6 +125,10 @@ class _Model(ABC):
     def alive_us(self) -> int:
         """The last instant at which all that requests depend on was seen to run."""
         return self.clock.now_us()
+
+    def compiles(self) -> bool:
+        """Whether it compiles now, which may take minutes, before it can serve."""
+        return False
 
 
 def _family(name: str, description: str, kind: str) -> Any:
@@ -337,6 +342,7 @@ class ControlModel(_JsonModel):
         from triton_backend.serving.gateway.service import SchedulerService  # noqa: PLC0415
 
         self._service = SchedulerService(self.settings, self.deployment, self.clock, self.name)
+        self.heartbeat.start()  # already now: who waits for it sees that it compiles
         self._service.start()
 
     def end(self) -> None:
@@ -346,6 +352,10 @@ class ControlModel(_JsonModel):
     def alive_us(self) -> int:
         """Of the scheduler's thread."""
         return self._service.alive_us()
+
+    def compiles(self) -> bool:
+        """Whether the scheduler compiles its kernels."""
+        return self._service.compiles
 
     def values(self) -> Values:
         """Queues, batches, pools; of a standby, nothing but that it is one."""

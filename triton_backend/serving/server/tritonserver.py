@@ -48,7 +48,12 @@ from triton_backend.serve_folder.state import (
     servers_of,
     write_state_file,
 )
-from triton_backend.serving.liveness.processes import ExitWatch, StubWatch, thread_states
+from triton_backend.serving.liveness.processes import (
+    ExitWatch,
+    StubWatch,
+    compiled_us,
+    thread_states,
+)
 from triton_backend.serving.server.command import (
     EXIT_TIMEOUT_SECONDS,
     large_stack,
@@ -309,6 +314,7 @@ class KeptServer:
         restarts: how often it was started anew.
         restarted_us: when, the last time.
         ready: whether it answers, as far as is known.
+        compiled_us: when it was last seen to compile before it became ready.
 
     Args:
         settings: of the system, as its gateway reads them.
@@ -329,6 +335,7 @@ class KeptServer:
         self.restarts = 0
         self.restarted_us: int | None = None
         self.ready = False
+        self.compiled_us: int | None = None
         self._settings = settings
         self._endpoints = endpoints
         self._server_root = server_root
@@ -412,8 +419,10 @@ class KeptServer:
         return self._settings.folder / "logs" / f"triton{number}.log"
 
     def _wait_ready(self, server: TritonServer) -> None:
-        log = self._log_path
-        for _ in range(int(READY_SECONDS / WATCH_SECONDS)):
+        """Wait; time in which a model compiles, and shows that it lives, is no time of waiting."""
+        log, looks = self._log_path, 0
+        while looks < READY_SECONDS / WATCH_SECONDS:
+            looks = 0 if self._has_compiled() else looks + 1
             ended = server.ended()
             if ended is not None:
                 raise PoolPipeError(f"{log}: {self._name} ended with {ended}")
@@ -425,6 +434,15 @@ class KeptServer:
                 return
         server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
         raise PoolPipeError(f"{log}: {self._name} is not ready after {READY_SECONDS} s")
+
+    def _has_compiled(self) -> bool:
+        """Whether a model was seen to compile since the last look."""
+        seen_us = compiled_us(self._settings.place / "pids")
+        if seen_us is None or seen_us == self.compiled_us:
+            return False
+        self.compiled_us = seen_us
+        self._note()
+        return True
 
     def _watch_health(self) -> None:
         """Begin to probe a server that has just become ready."""
@@ -489,6 +507,7 @@ class KeptServer:
             "ready": self.ready,
             "restarts": self.restarts,
             "restarted_us": self.restarted_us,
+            "compiled_us": self.compiled_us,
         }
 
     def stop(self) -> None:
@@ -611,6 +630,7 @@ class Keeper:
                 "triton_pid": first["triton_pid"],
                 "restarts": sum(one["restarts"] for one in known),
                 "restarted_us": max(one["restarted_us"] or 0 for one in known) or None,
+                "compiled_us": max(one["compiled_us"] or 0 for one in known) or None,
                 **self._endpoints.to_state(),
             }
             if len(kept) > 1:

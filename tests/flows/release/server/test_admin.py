@@ -1,12 +1,15 @@
-"""A real system that is given up while it starts: why is said, and nothing of it is left."""
+"""A real system that is given up while it starts: why is said, nothing of it is left; how long one is waited for."""
 
+import subprocess
+import sys
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flows.release.server import admin
-from flows.release.server.running import ServerError
+from flows.release.server.running import ServerError, ServerState
 from tests.flows.release.server.test_running import server_ports
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
@@ -29,3 +32,25 @@ def test_a_start_that_is_given_up_says_why_and_leaves_no_process(tmp_path: Path)
         admin.start(folder, server_ports(), give_up)
     lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
     assert [line for line in lines if any(str(folder) in part for part in line)] == []
+
+
+def test_a_start_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, ends, said = count(1), 30, list[str]()
+
+    def state_now(folder: Path) -> ServerState:
+        look = next(looks)
+        return ServerState({"ready": look == ends, "compiled_us": min(look, 20), "folder": folder})
+
+    monkeypatch.setattr(admin, "read_state", state_now)
+    monkeypatch.setattr(admin, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(admin, "START_POLLS", 12)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child = admin._Child(process.pid)
+        state = admin._wait_started(tmp_path, child, said.append, wait_for_workers=False)
+        assert state.data["ready"]
+        assert said == [admin.COMPILING]
+        ends = 100  # nothing is heard of it any more
+        with pytest.raises(ServerError, match="nothing new for"):
+            admin._wait_started(tmp_path, child, said.append, wait_for_workers=False)

@@ -190,6 +190,7 @@ def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
     def compile_for_a_minute(served: Deployment) -> None:
         clock.later_us += 60_000_000
         assert standby.alive_us() >= clock.now_us() - SILENT_US
+        assert standby.compiles
         other = Seat(folder, HELD_US)
         assert other.take(clock.now_us()) is not None
         other.release()
@@ -203,6 +204,7 @@ def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
     assert standby.take_seat() is not None
     assert standby.alive_us() >= clock.now_us() - SILENT_US
     assert compiled == [deployment]
+    assert not standby.compiles
     standby.close()
 
 

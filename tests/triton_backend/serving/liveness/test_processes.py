@@ -27,6 +27,7 @@ from triton_backend.serving.liveness.processes import (
     StubHeartbeat,
     StubWatch,
     ThreadUse,
+    compiled_us,
     thread_states,
     thread_uses,
 )
@@ -269,6 +270,21 @@ def test_a_heartbeat_is_written_in_place_until_its_end(tmp_path: Path) -> None:
     assert file.stat().st_size == size
     heartbeat.stop()
     assert not file.exists()
+
+
+def test_a_process_that_compiles_says_so_until_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "model"
+    compiles = iter([True, False])
+    assert compiled_us(tmp_path) is None
+    for seen_us in (10, None):
+        heartbeat = StubHeartbeat(file, lambda: 10, lambda: next(compiles))
+        heartbeat.start()
+        heartbeat.start()
+        assert compiled_us(tmp_path) == seen_us
+        seen = StubWatch(LaterClock()).look(file)
+        assert seen is not None
+        assert (seen.pid, seen.alive) == (os.getpid(), True)
+        heartbeat.stop()
 
 
 def test_the_file_of_a_newer_load_is_left_alone(tmp_path: Path) -> None:

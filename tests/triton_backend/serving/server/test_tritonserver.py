@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
@@ -26,12 +28,14 @@ from flows.release.server.running import (
 )
 from tests.ports import free_ports
 from tests.triton_backend.serving.small_plans import model, plan, stage
-from tests.triton_backend.serving.system import wait_for
-from triton_backend.contract.errors import InputError
+from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serve_folder.state import command_line
+from triton_backend.serving.liveness.processes import COMPILES
+from triton_backend.serving.server import tritonserver
 
 pytestmark = pytest.mark.slow
 NAME = "bare"
@@ -76,6 +80,58 @@ def stub_pid(state: ServerState, name: str) -> int:
 
 def keeper_log(state: ServerState) -> str:
     return (state.folder / "logs" / "server.log").read_text()
+
+
+class CompilingServer:
+    """Has a model that compiles for `compiling` looks at it, then is ready where it ever becomes so."""
+
+    def __init__(self, pids: Path, compiling: int, ready_after: int) -> None:
+        self._pids, self._compiling, self._ready_after = pids, compiling, ready_after
+        self.looks = 0
+        self.stopped = False
+
+    def is_there(self, timeout_s: float) -> bool:
+        del timeout_s
+        self.looks += 1
+        if self.looks <= self._compiling:
+            (self._pids / "model").write_text(f"1 {self.looks} {COMPILES}")
+        return self.looks >= self._ready_after
+
+    def get(self, path: str, timeout_s: float) -> int:
+        del path, timeout_s
+        return 200
+
+    def ended(self) -> None:
+        return None
+
+    def stop(self, *_: object) -> None:
+        self.stopped = True
+
+
+def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tritonserver, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(tritonserver, "READY_SECONDS", 0.01)
+    deployment = deploy(tmp_path, SERVED, ServeOptions())
+    (tmp_path / "pids").mkdir(exist_ok=True)
+    noted: list[int | None] = []
+
+    def note() -> None:
+        noted.append(kept.compiled_us)
+
+    ports = endpoints()
+    kept = tritonserver.KeptServer(deployment.settings, ports, None, threading.Event(), note)
+    patient = CompilingServer(tmp_path / "pids", compiling=50, ready_after=55)
+    monkeypatch.setattr(kept, "_api", patient)
+    kept._wait_ready(cast("tritonserver.TritonServer", patient))
+    assert (patient.looks, patient.stopped) == (55, False)
+    assert noted == [*range(1, 51)]
+    silent = CompilingServer(tmp_path / "pids", compiling=5, ready_after=100)
+    monkeypatch.setattr(kept, "_api", silent)
+    with pytest.raises(PoolPipeError, match="is not ready"):
+        kept._wait_ready(cast("tritonserver.TritonServer", silent))
+    assert silent.stopped
 
 
 def test_a_server_that_hangs_is_started_anew(state: ServerState) -> None:
