@@ -1,14 +1,18 @@
-"""What a running system holds: processes, memory, files, sockets, segments of shared memory."""
+"""What a running system holds: processes, memory, files, sockets, segments; what one that ended left over."""
 
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from scripts.benchmarks.served import Served
+from flows.release.server.running import ServerState
+from scripts.benchmarks.figures import Figure
+from scripts.benchmarks.served import Served, processes_of, segments_of
 
 SAMPLE_SECONDS = 2.0
+GROWING = ("processes", "segments", "sockets", "files")
 
 
 def resources(served: Served) -> dict[str, Any]:
@@ -37,6 +41,41 @@ def resources(served: Served) -> dict[str, Any]:
         "segments": len(segments),
         "segments_mb": sum(_allocated(path) for path in segments) / 1e6,
     }
+
+
+def left_over(states: Iterable[ServerState]) -> list[str]:
+    """Processes, segments and folders of systems that have been stopped, from what they last said of themselves."""
+    found: list[str] = []
+    for state in states:
+        found += [f"process {p.pid}" for p in processes_of(state)]
+        found += map(str, segments_of(state))
+        sockets = Path(state.data["socket_folder"])
+        found += [str(sockets)] if sockets.exists() else []
+    return found
+
+
+def growth_figures(
+    first: Mapping[str, Any], last: Mapping[str, Any], memory_fraction: float, left: list[str]
+) -> list[Figure]:
+    """What has grown between two looks, memory by `memory_fraction` at most, and what was left over in the end."""
+    return [
+        Figure(
+            name="memory at the end, of that after warm-up",
+            value=last["rss_mb"] / first["rss_mb"],
+            most=1 + memory_fraction,
+            note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
+        ),
+        *(
+            Figure(name=f"{what} more than after warm-up", value=last[what] - first[what])
+            for what in GROWING
+        ),
+        Figure(
+            name="processes, segments and folders left over",
+            value=len(left),
+            most=0,
+            note=", ".join(left),
+        ),
+    ]
 
 
 def _target(link: Path) -> str:

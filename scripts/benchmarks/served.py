@@ -41,7 +41,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch
 from triton_backend.contract.plan import ModelPlan, Pipeline, PlacementRun, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.units import s_to_us, us_to_s
+from triton_backend.contract.units import s_to_us, transfer_us, us_to_s
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -52,7 +52,7 @@ SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
 INTERRUPTED = 130  # the load generator's exit code after a stop
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
 SAMPLES_CHECKED = 16
-BLOCKS, SMALL_BATCH, BOUNDARY_BYTES = 10, 4, 50_000
+BLOCKS, SMALL_BATCH, BOUNDARY_BYTES, NIC_GBPS = 10, 4, 50_000, 10.0
 QUICK_US, QUICK_RPS = 5_000, 20.0
 MINUTE_S, AROUND_S = 60.0, 2.5
 PUBLISHED_S = 2.5
@@ -113,7 +113,11 @@ def _bytes(name: str, size: int) -> TensorSpec:
 
 
 def small_stage(
-    blocks: tuple[int, int], gpu_class: str, first_gpu: int, stage_us: int
+    blocks: tuple[int, int],
+    gpu_class: str,
+    first_gpu: int,
+    stage_us: int,
+    nic_gbps: float = NIC_GBPS,
 ) -> HandStage:
     """Four vGPUs, two on each of the two nodes of a class; 0.6 of the time is there at batch 1."""
     last = blocks[1] == BLOCKS
@@ -123,7 +127,7 @@ def small_stage(
         gpu_class,
         PlacementRun(node=node, nodes=2, gpu=first_gpu, gpus=2, slot=0),
         [round(stage_us * (0.6 + 0.4 * b / SMALL_BATCH)) for b in range(1, SMALL_BATCH + 1)],
-        transfer_us=0 if last else 160,
+        transfer_us=0 if last else transfer_us(SMALL_BATCH * BOUNDARY_BYTES, nic_gbps),
         boundary_bytes_per_sample=0 if last else BOUNDARY_BYTES,
         boundary=None if last else (_bytes("boundary", BOUNDARY_BYTES),),
     )
@@ -151,6 +155,7 @@ def small_plan(
     *,
     cuts: Mapping[str, int] = MappingProxyType({}),
     quick_slo_us: int | None = None,
+    nic_gbps: float = NIC_GBPS,
 ) -> Plan:
     """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
 
@@ -163,8 +168,8 @@ def small_plan(
     for number, name in enumerate(names):
         at = cuts.get(name, cut)
         stages = (
-            small_stage((0, at), "FAST", 2 * number, stage_us),
-            small_stage((at, BLOCKS), "SLOW", 2 * number, stage_us),
+            small_stage((0, at), "FAST", 2 * number, stage_us, nic_gbps),
+            small_stage((at, BLOCKS), "SLOW", 2 * number, stage_us, nic_gbps),
         )
         pipeline = hand_pipeline(*stages, batch=SMALL_BATCH, rate_rps=rate_rps)
         models.append(small_model(name, slo_us, pipeline))
@@ -174,7 +179,8 @@ def small_plan(
     ]
     gpus = 2 * len(names) + len(quick)
     nodes = [
-        NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=10.0) for name in ("FAST", "SLOW")
+        NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=nic_gbps)
+        for name in ("FAST", "SLOW")
     ]
     return hand_plan(*models, nodes=nodes, plan_id=plan_id)
 
@@ -252,15 +258,7 @@ class Served:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs in its process group."""
-        group = int(self.state.data["process_group"])
-        found: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            try:
-                if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (OSError, psutil.Error):
-                continue
-        return found
+        return processes_of(self.state)
 
     def dispatch_gaps(self) -> list[DispatchGaps]:
         """Of every change of plan so far, as the gateway's event files tell."""
@@ -299,7 +297,25 @@ class Served:
 
     def segments(self) -> list[Path]:
         """Its shared memory."""
-        return sorted(SHARED_FOLDER.glob(f"poolpipe-{self.state.data['instance']}-*"))
+        return segments_of(self.state)
+
+
+def processes_of(state: ServerState) -> list[psutil.Process]:
+    """Everything that runs in the process group of a system."""
+    group = int(state.data["process_group"])
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def segments_of(state: ServerState) -> list[Path]:
+    """The shared memory of a system."""
+    return sorted(SHARED_FOLDER.glob(f"poolpipe-{state.data['instance']}-*"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +331,10 @@ class Loaded:
     def attainment(self) -> float:
         """Served / offered over all models."""
         return float(np.mean(self.records["outcome"] == SERVED)) if len(self.records) else 1.0
+
+    def part(self, chosen: NDArray[np.bool_]) -> Self:
+        """The same run with some of its requests; the summary stays that of all."""
+        return replace(self, records=self.records[chosen])
 
     def waited_past_deadline_us(self) -> NDArray[np.int64]:
         """How long after its deadline each request had its answer, or gave up."""

@@ -24,8 +24,8 @@ import psutil
 from flows.clock import Stopwatch
 from flows.release.rollout.change import PlanChange, change_plan, steps_to_dicts
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from scripts.benchmarks.resource_usage import resources
-from scripts.benchmarks.served import SHARED_FOLDER, Load, Served, samples_file, small_plan
+from scripts.benchmarks.resource_usage import growth_figures, left_over, resources
+from scripts.benchmarks.served import Load, Served, samples_file, small_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
 
@@ -82,8 +82,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             print(_progress(migrations[-1], steady[-1]), flush=True)
         loaded = load.result()
         gaps = served.dispatch_gaps()
-        instance, group = (served.state.data[k] for k in ("instance", "process_group"))
-        socket_folder = Path(served.state.data["socket_folder"])
+        state = served.state
     return {
         "changes": len(migrations),
         "gaps_s": [gap.around_s for gap in gaps],
@@ -103,11 +102,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         },
         "messages": loaded.summary["messages"],
         "resources": steady,
-        "left_over": {
-            "processes": [p.pid for p in psutil.process_iter() if _lives(p, group)],
-            "segments": [str(p) for p in SHARED_FOLDER.glob(f"poolpipe-{instance}-*")],
-            "socket_folder": socket_folder.exists(),
-        },
+        "left_over": left_over([state]),
     }
 
 
@@ -161,13 +156,6 @@ class ChangeCost(NamedTuple):
         )
 
 
-def _lives(process: psutil.Process, group: int) -> bool:
-    try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False
-
-
 def _progress(migration: PlanChange, now: dict[str, Any]) -> str:
     return (
         f"{migration.plan_id}: {migration.seconds:.1f} s in all; {now['rss_mb']:.0f} MB in"
@@ -180,11 +168,6 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
     """What changes of plan under load cost, and what grows meanwhile."""
     models = row["models"].values()
     first, last = row["resources"][min(2, len(row["resources"]) - 1)], row["resources"][-1]
-    left = row["left_over"]
-    grown = [
-        Figure(name=f"{what} more than after warm-up", value=last[what] - first[what])
-        for what in ("processes", "segments", "sockets", "files")
-    ]
     return [
         Figure(name="changes of plan", value=row["changes"]),
         Figure(
@@ -213,18 +196,7 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
             least=QUICK_ATTAINED,
         ),
         Figure(name="attainment, lowest 10 s", value=row["lowest_attainment_10_s"]),
-        Figure(
-            name="memory at the end, of that after warm-up",
-            value=last["rss_mb"] / first["rss_mb"],
-            most=1 + MEMORY_FRACTION,
-            note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
-        ),
-        *grown,
-        Figure(
-            name="processes, segments and folders left over",
-            value=len(left["processes"]) + len(left["segments"]) + left["socket_folder"],
-            most=0,
-        ),
+        *growth_figures(first, last, MEMORY_FRACTION, row["left_over"]),
     ]
 
 

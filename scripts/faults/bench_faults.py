@@ -25,33 +25,43 @@ namespace, the jumping clock a C compiler; where one is not there the row says s
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
 from scripts.benchmarks.applications.plans import faulty_application, requests_of
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from scripts.benchmarks.served import (
-    SERVED,
-    SHARED_FOLDER,
-    Load,
-    Loaded,
-    Served,
-    samples_file,
-    small_plan,
+from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
+from scripts.faults.injection import (
+    CLOCK,
+    FAR,
+    FILLED,
+    LINK_GBPS,
+    LINKED,
+    PROCESSES,
+    TWO_GATEWAYS,
+    Fault,
 )
-from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, TWO_GATEWAYS, Fault
-from scripts.faults.places import Far, NotHereError, Shifted
+from scripts.faults.places import (
+    FAR_NODE,
+    Far,
+    NotHereError,
+    Shifted,
+    in_mount_namespace,
+    small_file_systems,
+)
 from scripts.faults.probe import Prober, wait_well
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import us_to_s
 from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.failures import Failure
@@ -65,6 +75,7 @@ WINDOW_S = 0.5
 GOOD = 0.99
 GRACE_US = 100_000
 RECOVERY_TARGET_S = 5.0
+LINK_TOLERANCE = 0.03
 GIVE_UP_S = 1.0
 CONNECTIONS = 8
 WRITTEN_S = 1.0  # the event files are written four times a second
@@ -78,18 +89,7 @@ def serve_options(options: argparse.Namespace, gateways: int = 1) -> ServeOption
 
 def measure(served: Served, fault: Fault, load_factor: float, seconds: float) -> dict[str, Any]:
     """One run with one fault in it."""
-    checks = [f"--check={name}={path}" for name, path in checked_files(served).items()]
-    load = Load(
-        served.state.grpc_url,
-        served.write_plan(served.plan, "plan"),
-        f"--load-factor={load_factor}",
-        f"--duration={seconds}",
-        f"--give-up-s={GIVE_UP_S}",
-        f"--retries={fault.retries}",
-        # Of several servers on one port the kernel chooses one for each connection.
-        f"--connections={CONNECTIONS if fault.retries else 1}",
-        *checks,
-    )
+    load = checked_load(served, load_factor, seconds, fault.retries)
     before = served.tasks_run_again()
     prober = Prober(served)
     prober.start()
@@ -103,7 +103,9 @@ def measure(served: Served, fault: Fault, load_factor: float, seconds: float) ->
     again = served.tasks_run_again() - before
     row = counted(loaded) | {"complaints": prober.complaints, "tasks_run_again": again}
     if fault.longest_gap_s is not None:
-        row |= {"gap_s": dispatch_gap_s(served, fault_us), "gap_target_s": fault.longest_gap_s}
+        _, dispatched_us = served.changes_and_dispatches()
+        gap_s = longest_gap_s(dispatched_us, fault_us)
+        row |= {"gap_s": gap_s, "gap_target_s": fault.longest_gap_s}
     if fault.lasts:
         return row | reduced(loaded, fault, served, fault_us, load_factor)
     repaired_us = max(gone_us, prober.last_bad_us)
@@ -117,6 +119,22 @@ def measure(served: Served, fault: Fault, load_factor: float, seconds: float) ->
             "attainment": loaded.attainment,
             "simulated": simulated(served, load_factor, seconds, away),
         }
+    )
+
+
+def checked_load(served: Served, load_factor: float, seconds: float, retries: int) -> Load:
+    """Requests whose answers are compared, each given up a second after its deadline."""
+    checks = [f"--check={name}={path}" for name, path in checked_files(served).items()]
+    return Load(
+        served.state.grpc_url,
+        served.write_plan(served.plan, "plan"),
+        f"--load-factor={load_factor}",
+        f"--duration={seconds}",
+        f"--give-up-s={GIVE_UP_S}",
+        f"--retries={retries}",
+        # Of several servers on one port the kernel chooses one for each connection.
+        f"--connections={CONNECTIONS if retries else 1}",
+        *checks,
     )
 
 
@@ -151,11 +169,11 @@ def counted(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def dispatch_gap_s(served: Served, fault_us: int) -> float:
+def longest_gap_s(dispatched_us: NDArray[np.int64], fault_us: int) -> float:
     """The longest time without a dispatch from just before a fault on, after a fault of the scheduler."""
-    _, at = served.changes_and_dispatches()
-    around = at[(at > fault_us - GAP_BEFORE_US) & (at <= fault_us + GAP_AFTER_US)]
-    return float(np.diff(around).max(initial=0)) / 1e6
+    low_us, high_us = fault_us - GAP_BEFORE_US, fault_us + GAP_AFTER_US
+    around = dispatched_us[(dispatched_us > low_us) & (dispatched_us <= high_us)]
+    return us_to_s(int(np.diff(around).max(initial=0)))
 
 
 def recovery(loaded: Loaded, fault_us: int, repaired_us: int) -> dict[str, Any]:
@@ -183,14 +201,36 @@ def reduced(
     away = tuple(Failure(start_s=0.0, vgpu=v) for v in fault.vgpus)
     return {
         "attainment": float((left["outcome"] == SERVED).mean()),
-        "simulated": simulated(served, load_factor, 60.0, away),
+        "simulated": simulated(served, load_factor, 60.0, away, fault.link),
+        "least_of_simulated": -LINK_TOLERANCE if fault.link < 1 else None,
     }
 
 
+def with_link(plan: Plan, share: float) -> Plan:
+    """The plan whose far node has a link of that share of its rate."""
+    cluster = plan.cluster
+    groups = [group for group in cluster.nodes for _ in range(group.count)]
+    names = [cluster.node_name(node) for node in range(cluster.node_count)]
+    nodes = tuple(
+        replace(
+            group,
+            count=1,
+            name=name,
+            nic_gbps=group.nic_gbps * (share if name == FAR_NODE else 1),
+        )
+        for group, name in zip(groups, names, strict=True)
+    )
+    return replace(plan, cluster=replace(cluster, nodes=nodes))
+
+
 def simulated(
-    served: Served, load_factor: float, seconds: float, away: tuple[Failure, ...]
+    served: Served,
+    load_factor: float,
+    seconds: float,
+    away: tuple[Failure, ...],
+    link: float = 1.0,
 ) -> float:
-    """What the simulator says of the attainment without these vGPUs."""
+    """What the simulator says of the attainment without these vGPUs, and with what is left of a link."""
     options = SimOptions(
         policy=served.options.policy,
         load_factor=load_factor,
@@ -199,7 +239,8 @@ def simulated(
         admission=True,
         keep_uses=False,
     )
-    return simulate(served.plan, options).attainment
+    plan = served.plan if link == 1 else with_link(served.plan, link)
+    return simulate(plan, options).attainment
 
 
 def run_all(
@@ -232,6 +273,7 @@ def one(served: Served, fault: Fault, options: argparse.Namespace) -> dict[str, 
         "may_lose": fault.loses,
         "holds": fault.holds,
         "retries": fault.retries,
+        "repair_target_s": fault.repaired_within_s,
     }
     try:
         seconds = max(options.seconds, fault.at_least_s)
@@ -299,27 +341,29 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
                 Figure(name=what, value=row["gap_s"], unit="s", most=row["gap_target_s"])
             )
         if "repaired_s" in row:
+            what, aim_s = f"{name}: repaired", row["repair_target_s"]
+            figures.append(Figure(name=what, value=row["repaired_s"], unit="s", most=aim_s))
             what = f"{name}: from repair to 99 % attainment"
             value = row["good_after_repair_s"]
             figures.append(Figure(name=what, value=value, unit="s", most=RECOVERY_TARGET_S))
         else:
             what = f"{name}: attainment less the simulator's"
-            figures.append(Figure(name=what, value=row["attainment"] - row["simulated"]))
+            value = row["attainment"] - row["simulated"]
+            figures.append(Figure(name=what, value=value, least=row["least_of_simulated"]))
     return figures
 
 
 def in_namespace() -> list[dict[str, Any]]:
     """The faults of full file systems, in a mount namespace of their own."""
     path = Path(f"/tmp/poolpipe-faults-{os.getpid()}.json")  # noqa: S108  # read back at once
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return [{"fault": f.name, "broken": "not tried: no unshare"} for f in FILLED]
-    command = [unshare, "--mount", "--map-root-user", sys.executable, *sys.argv]
-    code = subprocess.run([*command, "--inside", str(path)], check=False).returncode
+    try:
+        words = in_mount_namespace()
+    except NotHereError as error:
+        return [{"fault": f.name, "broken": f"not tried: {error}"} for f in FILLED]
+    command = [*words, sys.executable, *sys.argv, "--inside", str(path)]
+    code = subprocess.run(command, check=False).returncode
     if code or not path.exists():
-        return [
-            {"fault": f.name, "broken": f"not tried: unshare ended with {code}"} for f in FILLED
-        ]
+        return [{"fault": f.name, "broken": f"not tried: ended with {code}"} for f in FILLED]
     rows = json.loads(path.read_text())
     path.unlink()
     return rows
@@ -327,22 +371,10 @@ def in_namespace() -> list[dict[str, Any]]:
 
 def inside(options: argparse.Namespace, plan: Plan) -> None:
     """In the namespace: small file systems, then the faults."""
-    mount, umount = shutil.which("mount"), shutil.which("umount")
-    if mount is None or umount is None:
-        raise SystemExit("no mount")
-    within = Path(f"/tmp/poolpipe-small-{os.getpid()}")  # noqa: S108  # a mount point
-    within.mkdir()
-    for place, megabytes in ((within, 64), (SHARED_FOLDER, 256)):
-        subprocess.run(
-            [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], check=True
-        )
-    try:
-        serve = serve_options(options)
+    serve = serve_options(options)
+    with small_file_systems(64, 256) as within:
         rows = run_all(options, FILLED, lambda: Served(plan, options.port, serve, within))
         options.inside.write_text(json.dumps(rows))
-    finally:
-        subprocess.run([umount, "--lazy", str(within)], check=True)
-        within.rmdir()
 
 
 def main() -> int:
@@ -374,6 +406,8 @@ def main() -> int:
     beside = serve_options(options, gateways=2)
     rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
     rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    slow = small_plan("faults", nic_gbps=LINK_GBPS)
+    rows += run_all(options, LINKED, lambda: Far(slow, options.port, link_gbps=LINK_GBPS))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
     if not options.only or any(fault.name in options.only for fault in FILLED):
         rows += in_namespace()

@@ -1,4 +1,4 @@
-"""What `bench_faults` breaks, and how: processes, links, file systems, the time of day.
+"""What `bench_faults` and `soak` break, and how: processes, links, file systems, the time of day.
 
 `inject` returns when the cause is gone (or was momentary). A fault names the vGPUs it takes away
 while it lasts, so that the simulator can say what is left without them.
@@ -23,8 +23,13 @@ from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
 LASTING_S = 3.0
+# So slow that a batch takes 16 ms, and at a quarter of it 64, of which half of what is offered is more than it carries.
+LINK_GBPS, QUARTER = 0.1, 0.25
 CUT_OFF_S = 6.0
 DAY_S = 86_400
+# A process is noticed within a second and loaded in a few; a server with all of its models takes longer.
+REPAIRED_S, SERVER_REPAIRED_S = 5.0, 15.0
+LASTING_REPAIRED_S = LASTING_S + REPAIRED_S
 FILL_PIECE = 1 << 16
 FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0"
 
@@ -41,7 +46,9 @@ class Fault:
         holds: whether requests are held by the process that dies: nobody can answer those.
         at_least_s: seconds of load that it takes to see it through.
         lasts: whether it is still there when the load ends.
+        link: what is left of the rate of the link to the far host.
         longest_gap_s: for how long nothing may be dispatched around it, where that has a target.
+        repaired_within_s: seconds from the fault until every worker is up and every model answers, at most.
         retries: how often clients send again what failed or was dropped, after 0.1 s; then nothing may be lost.
     """
 
@@ -52,7 +59,9 @@ class Fault:
     holds: bool = False
     at_least_s: float = 0.0
     lasts: bool = False
+    link: float = 1.0
     longest_gap_s: float | None = None
+    repaired_within_s: float = REPAIRED_S
     retries: int = 0
 
 
@@ -190,6 +199,12 @@ def slow_link(_: Served) -> None:
     run_as_root("tc", "qdisc", "del", *place)
 
 
+def quarter_link(served: Served) -> None:
+    """What goes to the far host gets a quarter of what is planned, for good."""
+    assert isinstance(served, Far)
+    served.limit_link(QUARTER * LINK_GBPS)
+
+
 def kill_far_host(served: Served) -> None:
     """SIGKILL to all that runs on the far host, which is started again after a while."""
     assert isinstance(served, Far)
@@ -234,6 +249,7 @@ PROCESSES = (
         inject=slow_worker,
         vgpus=(5,),
         loses="batches until its table is corrected",
+        repaired_within_s=LASTING_REPAIRED_S,
     ),
     Fault(name="front killed", inject=kill_stub(FRONT), holds=True, loses="what it held"),
     Fault(
@@ -277,6 +293,7 @@ PROCESSES = (
         holds=True,
         loses="until it is started anew",
         at_least_s=24,
+        repaired_within_s=SERVER_REPAIRED_S,
     ),
 )
 TWO_GATEWAYS = tuple(
@@ -291,7 +308,11 @@ TWO_GATEWAYS = tuple(
 )
 FAR = (
     Fault(
-        name="link slow", inject=slow_link, vgpus=(6, 7, 14, 15), loses="what is behind the link"
+        name="link slow",
+        inject=slow_link,
+        vgpus=(6, 7, 14, 15),
+        loses="what is behind the link",
+        repaired_within_s=LASTING_REPAIRED_S,
     ),
     Fault(
         name="far host killed",
@@ -299,6 +320,7 @@ FAR = (
         vgpus=(6, 7, 14, 15),
         loses="its batches, and what lay there alone where too late to begin anew",
         at_least_s=24,
+        repaired_within_s=LASTING_S + SERVER_REPAIRED_S,
     ),
     Fault(
         name="node cut off",
@@ -306,6 +328,7 @@ FAR = (
         vgpus=(6, 7, 14, 15),
         loses="its batches until noticed",
         at_least_s=18,
+        repaired_within_s=CUT_OFF_S + REPAIRED_S,
     ),
     Fault(
         name="node cut off for good",
@@ -316,10 +339,30 @@ FAR = (
         lasts=True,
     ),
 )
-CLOCK = (Fault(name="clock jump", inject=jump, loses="nothing"),)
-FILLED = (
-    Fault(name="disk full", inject=fill(lambda served: served.folder), loses="log lines"),
+LINKED = (
     Fault(
-        name="shared memory full", inject=fill(lambda _: SHARED_FOLDER), loses="requests meanwhile"
+        name="link at a quarter of its rate",
+        inject=quarter_link,
+        loses="what is on its way until the rate is learnt",
+        at_least_s=45,
+        lasts=True,
+        link=QUARTER,
+    ),
+)
+CLOCK = (
+    Fault(name="clock jump", inject=jump, loses="nothing", repaired_within_s=LASTING_REPAIRED_S),
+)
+FILLED = (
+    Fault(
+        name="disk full",
+        inject=fill(lambda served: served.folder),
+        loses="log lines",
+        repaired_within_s=LASTING_REPAIRED_S,
+    ),
+    Fault(
+        name="shared memory full",
+        inject=fill(lambda _: SHARED_FOLDER),
+        loses="requests meanwhile",
+        repaired_within_s=LASTING_REPAIRED_S,
     ),
 )

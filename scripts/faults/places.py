@@ -1,7 +1,7 @@
-"""Where `bench_faults` serves: one host; two hosts joined by a link; a time of day that jumps.
+"""Where faults are tried: one host; two hosts joined by a link; a time of day that jumps; small file systems; all of these.
 
 Two hosts need root for a network namespace, the time of day a C compiler for a few lines to be
-preloaded; where one is missing `NotHereError` says so.
+preloaded, file systems a mount namespace; where one is missing `NotHereError` says so.
 """
 
 import contextlib
@@ -11,13 +11,16 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from flows.clock import now_utc
 from flows.release.server import admin
-from flows.release.server.running import read_state
-from scripts.benchmarks.served import Served
+from flows.release.server.running import ServerError, ServerState, read_state
+from scripts.benchmarks.served import SHARED_FOLDER, Served, processes_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.repository import render_host, render_repository
@@ -40,7 +43,7 @@ start(Path(sys.argv[1]), ports, wait_for_workers=False)
 
 
 def run_as_root(program: str, *words: str) -> None:
-    """Run `ip` or `tc`.
+    """Run `ip`, `tc` or `mount`.
 
     Raises:
         OSError: it is not installed.
@@ -57,9 +60,15 @@ class NotHereError(InputError):
 
 
 class Far(Served):
-    """The same plan with one node on another host, a network namespace behind a veth pair."""
+    """The same plan with one node on another host, a network namespace behind a veth pair.
 
-    def __init__(self, plan: Plan, port: int) -> None:
+    Args:
+        link_gbps: what the link to it carries; None: whatever it can.
+    """
+
+    def __init__(
+        self, plan: Plan, port: int, within: Path | None = None, link_gbps: float | None = None
+    ) -> None:
         options = ServeOptions(
             hosts={FAR_NODE: THERE},
             gateway_host=HERE,
@@ -67,17 +76,21 @@ class Far(Served):
             host_http_port=port + 5,
             emulate_links=False,
         )
-        super().__init__(plan, port, options)
+        super().__init__(plan, port, options, within)
         self._far_port = port + 5
+        self._link_gbps = link_gbps
         self._far = self.root / "far"
 
+    @staticmethod
+    def check_possible() -> None:
+        """Raise NotHereError where hosts cannot be joined."""
+        _join()
+        _leave()
+
     def __enter__(self) -> Self:
+        _join()
         try:
-            _join()
-        except (OSError, subprocess.CalledProcessError) as error:
-            self._leave()
-            raise NotHereError("network namespace", f"not allowed here: {error}") from error
-        try:
+            self.mend()
             self._start()
         except BaseException:
             self.__exit__(RuntimeError)
@@ -104,53 +117,94 @@ class Far(Served):
     def __exit__(self, kind: object, *rest: object) -> None:
         admin.stop(self._far)
         super().__exit__(kind, *rest)
-        self._leave()
+        _leave()
 
     def kill_far(self) -> None:
         """SIGKILL to whatever runs on the far host, as when its power fails."""
         os.killpg(int(read_state(self._far).data["process_group"]), signal.SIGKILL)
 
-    def mend(self) -> None:
-        """Put the link up again."""
-        run_as_root("ip", "link", "set", LINK, "up")
+    def states(self) -> list[ServerState]:
+        """Of the system here, and of what runs on the far host."""
+        return [self.state, read_state(self._far)]
 
-    def _leave(self) -> None:
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            run_as_root("ip", "netns", "del", SPACE)
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs, the far host's last."""
+        found = super().processes()
+        with contextlib.suppress(InputError, ServerError):  # it was killed just now
+            found += processes_of(read_state(self._far))
+        return found
+
+    def mend(self) -> None:
+        """Put the link up again, at its rate."""
+        run_as_root("ip", "link", "set", LINK, "up")
+        if self._link_gbps is not None:
+            self.limit_link(self._link_gbps)
+
+    def limit_link(self, gbps: float) -> None:
+        """What goes to the far host gets so much from now on."""
+        shape = ["tbf", "rate", f"{1000 * gbps:g}mbit", "burst", "64kb", "latency", "400ms"]
+        run_as_root("tc", "qdisc", "replace", "dev", LINK, "root", *shape)
+
+
+def _leave() -> None:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        run_as_root("ip", "netns", "del", SPACE)
 
 
 def _join() -> None:
     """A namespace at `THERE`, joined to this host's `HERE`."""
     inside = ("netns", "exec", SPACE, "ip")
-    for words in (
-        ("netns", "add", SPACE),
-        ("link", "add", LINK, "type", "veth", "peer", "name", FAR_LINK, "netns", SPACE),
-        ("addr", "add", f"{HERE}/24", "dev", LINK),
-        ("link", "set", LINK, "up"),
-        (*inside, "addr", "add", f"{THERE}/24", "dev", FAR_LINK),
-        (*inside, "link", "set", FAR_LINK, "up"),
-        (*inside, "link", "set", "lo", "up"),
-    ):
-        run_as_root("ip", *words)
+    try:
+        for words in (
+            ("netns", "add", SPACE),
+            ("link", "add", LINK, "type", "veth", "peer", "name", FAR_LINK, "netns", SPACE),
+            ("addr", "add", f"{HERE}/24", "dev", LINK),
+            ("link", "set", LINK, "up"),
+            (*inside, "addr", "add", f"{THERE}/24", "dev", FAR_LINK),
+            (*inside, "link", "set", FAR_LINK, "up"),
+            (*inside, "link", "set", "lo", "up"),
+        ):
+            run_as_root("ip", *words)
+    except (OSError, subprocess.CalledProcessError) as error:
+        _leave()
+        raise NotHereError("network namespace", f"not allowed here: {error}") from error
 
 
 class Shifted(Served):
     """Every process of the system sees a time of day that `shift` moves (`clock_shift.c`)."""
 
-    def __enter__(self) -> Self:
-        compiler = shutil.which("cc")
-        if compiler is None:
+    @staticmethod
+    def compiler() -> str:
+        """The C compiler.
+
+        Raises:
+            NotHereError: there is none.
+        """
+        found = shutil.which("cc")
+        if found is None:
             raise NotHereError("cc", "no C compiler here")
+        return found
+
+    def __enter__(self) -> Self:
+        compiler = self.compiler()
         library, self._file = self.root / "clock_shift.so", self.root / "shift"
         source = str(Path(__file__).with_name("clock_shift.c"))
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), source]
         subprocess.run(command, check=True)
         self._file.write_bytes(bytes(8))
-        os.environ |= {"LD_PRELOAD": str(library), "CLOCK_SHIFT_FILE": str(self._file)}
-        try:
+        with self._preloaded():
             return super().__enter__()
+
+    @contextlib.contextmanager
+    def _preloaded(self) -> Generator[None]:
+        """What is started meanwhile sees the time of day that is moved."""
+        library, before = str(self.root / "clock_shift.so"), dict(os.environ)
+        os.environ |= {"LD_PRELOAD": library, "CLOCK_SHIFT_FILE": str(self._file)}
+        try:
+            yield
         finally:
-            del os.environ["LD_PRELOAD"], os.environ["CLOCK_SHIFT_FILE"]
+            os.environ.clear()
+            os.environ.update(before)
 
     def shift(self, seconds: int) -> None:
         """Move the time of day of the whole system, at once."""
@@ -164,3 +218,42 @@ class Shifted(Served):
         moved = seen - now_utc().timestamp()
         if abs(moved - seconds) > 60:  # noqa: PLR2004  # a process may start slowly
             raise RuntimeError(f"the time of day moved by {moved:.0f} s, not {seconds} s")
+
+
+class ShiftedFar(Shifted, Far):
+    """Two hosts whose time of day moves together."""
+
+    def start_far(self) -> None:
+        """Start the Triton of the far host."""
+        with self._preloaded():
+            super().start_far()
+
+
+def in_mount_namespace() -> list[str]:
+    """The words that run a command in a mount namespace of its own.
+
+    Raises:
+        NotHereError: there is no `unshare`, or it is not allowed.
+    """
+    found = shutil.which("unshare")
+    if found is None:
+        raise NotHereError("unshare", "is not installed")
+    # A user namespace may mount, but no more join hosts.
+    words = [found, "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+    if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
+        raise NotHereError("mount namespace", "not allowed here")
+    return words
+
+
+@contextlib.contextmanager
+def small_file_systems(megabytes: int, shared_megabytes: int) -> Generator[Path]:
+    """In a mount namespace of our own: a folder in a file system of that size, and shared memory in another."""
+    within = Path(f"/tmp/poolpipe-small-{os.getpid()}")  # noqa: S108  # a mount point
+    within.mkdir()
+    for place, size in ((within, megabytes), (SHARED_FOLDER, shared_megabytes)):
+        run_as_root("mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", str(place))
+    try:
+        yield within
+    finally:
+        run_as_root("umount", "--lazy", str(within))
+        within.rmdir()
