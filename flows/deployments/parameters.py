@@ -1,24 +1,24 @@
 """Parameters of the Prefect deployments: typed, so that the server's page shows a form.
 
-Here: names, defaults, limits and descriptions. Not here: what is done with them.
+Here: names, defaults, limits and descriptions. Not here: what is done with them. Every flow's process
+imports this file; what turns parameters into a step's own options is imported by the flow that does so.
 """
 
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.device_class import DeviceClass
-from flows.operations.replanning.decide import Thresholds
-from flows.operations.replanning.forecast import ForecastOptions
-from flows.operations.replanning.replan import ReplanOptions, options_of
-from flows.planning import PlanOptions
-from flows.preparation.profiling.class_profile import ClassProfile, ClassRequest
 from flows.state import warehouse_path
-from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
+
+if TYPE_CHECKING:
+    from flows.operations.replanning.replan import ReplanOptions
+    from flows.planning import PlanOptions
+    from flows.preparation.profiling.class_profile import ClassRequest
+    from triton_backend.contract.plan import Plan
 
 
 class Parameters(BaseModel):
@@ -64,8 +64,10 @@ class ProfileClassParameters(BaseModel):
     known: list[dict[str, Any]] = Field(default=[], description="Cells measured before.")
 
     @classmethod
-    def of(cls, request: ClassRequest) -> "ProfileClassParameters":
+    def of(cls, request: "ClassRequest") -> "ProfileClassParameters":
         """The same as the server takes it."""
+        from flows.preparation.profiling.class_profile import ClassProfile
+
         device = request.device
         return cls(
             split=request.split.resolve(),
@@ -75,12 +77,15 @@ class ProfileClassParameters(BaseModel):
             known=ClassProfile(cells=request.known).to_rows(),
         )
 
-    def request(self) -> ClassRequest:
+    def request(self) -> "ClassRequest":
         """Inverse of `of`.
 
         Raises:
             InputError: the runtime's cores are not here.
         """
+        from flows.device_class import DeviceClass
+        from flows.preparation.profiling.class_profile import ClassProfile, ClassRequest
+
         runtime = self.runtime
         return ClassRequest(
             split=self.split,
@@ -125,7 +130,7 @@ class PlanningParameters(Parameters):
         default=None, description="Options of the planner itself, by name."
     )
 
-    def planning(self, base: PlanOptions) -> PlanOptions:
+    def planning(self, base: "PlanOptions") -> "PlanOptions":
         """The options of `base` with what is given here in their place.
 
         Raises:
@@ -217,12 +222,16 @@ class ReplanParameters(PlanningParameters):
     bake_seconds: float = Field(default=30.0, ge=0)
     advisory: bool = Field(default=False, description="Everything but the rollout.")
 
-    def options(self, in_force: Plan | None) -> ReplanOptions:
+    def options(self, in_force: "Plan | None") -> "ReplanOptions":
         """What is asked of replanning, with every option of the plan in force kept.
 
         Raises:
             InputError: as `planning`.
         """
+        from flows.operations.replanning.decide import Thresholds
+        from flows.operations.replanning.forecast import ForecastOptions
+        from flows.operations.replanning.replan import ReplanOptions, options_of
+
         return ReplanOptions(
             history=timedelta(hours=self.history_hours),
             forecast=ForecastOptions(quantile=self.quantile, headroom=self.headroom),

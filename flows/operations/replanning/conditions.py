@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from flows.operations.replanning.decide import share_shift
-from flows.operations.replanning.replan import planned_rates
+from flows.operations.replanning.decide import planned_rates, share_shift
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
 from flows.workspace import Workspace, find_plan

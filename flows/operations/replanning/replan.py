@@ -16,6 +16,7 @@ from flows.operations.replanning.decide import (
     Recommendation,
     Thresholds,
     decide,
+    planned_rates,
     share_shift,
 )
 from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
@@ -70,12 +71,6 @@ def options_of(in_force: Plan | None) -> PlanOptions:
     if in_force is None:
         return PlanOptions()
     return PlanOptions.from_dict(in_force.planner, in_force.options)
-
-
-def planned_rates(plan: Plan) -> dict[str, float]:
-    """Requests/s that a plan has for clients of every model and of every application."""
-    models = {model.name: plan.own_rate_rps(model.name) for model in plan.models}
-    return models | {a.name: a.application.rate_rps or 0.0 for a in plan.applications}
 
 
 def measured_rates(

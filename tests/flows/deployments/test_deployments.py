@@ -1,6 +1,8 @@
 """What `prefect.yaml` names exists, and nothing it starts can be lost quietly."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,17 @@ def test_a_schedule_states_its_time_zone() -> None:
     schedules = [s for d in DEPLOYMENTS for s in d.get("schedules", ()) if "cron" in s]
     assert schedules
     assert all(schedule["timezone"] for schedule in schedules)
+
+
+@pytest.mark.slow
+def test_a_flow_that_makes_no_plans_starts_without_what_makes_them() -> None:
+    """`ingest-stats` runs every few minutes, each time in a process of its own."""
+    code = (
+        "import sys; from flows.deployments import parameters;"
+        "from flows.operations.ingest import reader; from flows.operations.replanning import conditions;"
+        "sys.exit(','.join({'numba', 'highspy', 'scipy', 'onnx', 'flows.planning'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

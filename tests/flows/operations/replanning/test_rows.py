@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.clock import now_utc
-from flows.operations.replanning.replan import planned_rates
+from flows.operations.replanning.decide import planned_rates
 from flows.operations.replanning.rows import Measured, as_measured, measured_rows, with_rows
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan
