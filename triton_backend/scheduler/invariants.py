@@ -21,6 +21,7 @@ from triton_backend.scheduler.tables import (
     TASK_NEXT,
     UPLINK,
     VGPU,
+    JobTables,
     Tables,
     unpack,
 )
@@ -50,11 +51,12 @@ def check_invariants(tables: Tables) -> None:
 
 def _chain(records: Record, first: int, link: str = "next") -> list[int]:
     """Slots of a chain in order; a chain longer than its records would go round for ever."""
+    following = records[link].item  # whole records would be made to read one field of each
     slots: list[int] = []
-    slot = int(first)
-    while slot != NONE and len(slots) <= len(records):
+    slot, most = int(first), len(records)
+    while slot != NONE and len(slots) <= most:
         slots.append(slot)
-        slot = int(records[slot][link])
+        slot = following(slot)
     return slots
 
 
@@ -142,19 +144,17 @@ def _candidates(tables: Tables) -> Iterator[str]:
 
 def _batches(tables: Tables) -> Iterator[str]:
     """A batch holds what it counts, and each step of its path follows the one before."""
-    in_flight = 0
-    for slot, batch in enumerate(tables.batches):
-        if batch["number"] == NONE or batch["seats"] > 0:
-            continue
-        in_flight += 1
+    used = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] <= 0))
+    for slot in used.tolist():
+        batch = tables.batches[slot]
         rows = [tables.requests[r] for r in _chain(tables.requests, batch["first"])]
         if len(rows) != batch["requests"] or sum(r["samples"] for r in rows) != batch["samples"]:
             yield f"batch {batch['number']} counts {batch['samples']}, holds {len(rows)} requests"
         if any(row["batch"] != slot for row in rows):
             yield f"batch {batch['number']} holds a request of another batch"
         yield from _path(tables, slot)
-    if in_flight != tables.counts[0]["in_flight"]:
-        yield f"{in_flight} batches in flight, counted {tables.counts[0]['in_flight']}"
+    if len(used) != tables.counts[0]["in_flight"]:
+        yield f"{len(used)} batches in flight, counted {tables.counts[0]['in_flight']}"
 
 
 def _path(tables: Tables, slot: int) -> Iterator[str]:
@@ -235,8 +235,9 @@ def _free_slots(tables: Tables) -> Iterator[str]:
         ("job", unpack(tables.job_memory).jobs, "state", "next"),
     ):
         free = _chain(records, counts[f"free_{name}"], link)
-        unused = int((records[mark] == NONE).sum())
-        if len(free) != unused or any(records[slot][mark] != NONE for slot in free):
+        is_free = records[mark] == NONE
+        unused = int(is_free.sum())
+        if len(free) != unused or not is_free[np.array(free, np.int64)].all():
             yield f"{unused} {name} slots are unused, {len(free)} are listed as free"
 
 
@@ -275,7 +276,7 @@ def _jobs(tables: Tables) -> Iterator[str]:
             if not mine:
                 yield f"{name} has ended and nothing of it is left"
         else:
-            yield from _parts(tables, slot, mine)
+            yield from _parts(tables, known, slot, mine)
     live = int((rows["state"] == LIVE).sum())
     if live + counts["jobs_done"] + counts["jobs_dropped"] != counts["jobs"]:
         yield (
@@ -286,10 +287,9 @@ def _jobs(tables: Tables) -> Iterator[str]:
         yield "a queue that was touched was left as it is"
 
 
-def _parts(tables: Tables, slot: int, mine: list[int]) -> Iterator[str]:
+def _parts(tables: Tables, known: JobTables, slot: int, mine: list[int]) -> Iterator[str]:
     """Modules of a live job whose tasks are in the request slots `mine`."""
-    known, requests = unpack(tables.job_memory), tables.requests
-    job = known.jobs[slot]
+    requests, job = tables.requests, known.jobs[slot]
     name = f"job {job['id']}"
     modules = int(known.modules[job["first_module"]]["modules"])
     parts = known.parts[slot, :modules]

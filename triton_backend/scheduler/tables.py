@@ -28,6 +28,7 @@ numbers keep no array alive.
 
 import ctypes
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -628,7 +629,7 @@ def by_address(example: Any) -> Any:
                 return type(parts)(*[built(part) for part in parts])
             address = next(words)
             shape = [next(words) for _ in like.shape]
-            size = int(np.prod(shape)) * like.itemsize
+            size = prod(shape) * like.itemsize
             if size == 0:
                 return np.zeros(shape, like.dtype)
             data = (ctypes.c_char * size).from_address(address)
@@ -714,10 +715,11 @@ def views(memory: Integers, example: Any) -> Any:
     """The arrays that memory holds, of types as in `example`; they keep it."""
     words = iter(memory[: len(_words(example))].tolist())
     found: list[Any] = []
+    start = memory.ctypes.data
     for like in example:
-        begin = (next(words) - memory.ctypes.data) // 8
+        begin = (next(words) - start) // 8
         shape = [next(words) for _ in like.shape]
-        size = int(np.prod(shape)) * like.itemsize
+        size = prod(shape) * like.itemsize
         data = memory[begin : begin + -(-size // 8)].view(np.uint8)[:size]
         found.append(data.view(like.dtype).reshape(shape))
     return type(example)(*found)
