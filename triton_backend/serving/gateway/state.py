@@ -757,16 +757,18 @@ class Gateway:
         if worker.vgpu in up:
             return
         self._offer_adoption(worker)
+        served = worker.generation == self.deployment.generation
+        if served and not self._served.supervisor.worker_up(worker.vgpu, now_us, up):
+            return
         up.add(worker.vgpu)
-        if worker.generation == self.deployment.generation:
-            self._served.supervisor.worker_up(worker.vgpu, now_us)
+        if served:
             self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
             self._end_roll_call(now_us)
 
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker's process is gone, with what it held."""
         if worker.generation == self.deployment.generation:
-            self._served.supervisor.process_ended(worker.vgpu)
+            self._served.supervisor.process_ended(worker.vgpu, now_us)
             if self._roll_call is not None:
                 self._roll_call.gone(worker.vgpu)
         self._take_out(worker, now_us)

@@ -39,6 +39,8 @@ LONGEST_REST_US = 32_000_000
 # Back for so long, a worker's former cases are forgotten.
 GOOD_AFTER_US = 60_000_000
 RENEW_AFTER_US = 10_000_000
+# A worker whose processes end twice in so long would lose its next batches too.
+TWICE_US = 10_000_000
 
 
 class TakeOut(NamedTuple):
@@ -117,6 +119,7 @@ class WorkerSupervisor:
         self._nics_gbps = [group.nic_gbps for group in groups for _ in range(group.count)]
         self._link_paces = LinkPaces(self._nics_gbps, now_us)
         self._quarantine = Quarantine()
+        self._ended_us: dict[int, tuple[int, int]] = {}  # the last two ends of a vGPU's processes
         self._to_probe: set[int] = set()
         self._heard_us = [0] * len(self._pools)
         self._lateness_us = 0.0  # of reports, a moving mean
@@ -126,19 +129,31 @@ class WorkerSupervisor:
 
     # What is reported
 
-    def worker_up(self, vgpu: int, now_us: int) -> None:
-        """A vGPU takes batches: a new process stands for it, or it was readmitted."""
+    def worker_up(self, vgpu: int, now_us: int, up: AbstractSet[int]) -> bool:
+        """A new process stands for a vGPU, or it was readmitted: whether it takes batches.
+
+        Not where its processes have just ended twice and its pool has another: it rests and is probed
+        first, as if it were slow.
+        """
         self._forget_runs(vgpu)
-        self._quarantine.readmit(vgpu, now_us)
         self._heard_us[vgpu] = now_us
+        before_us, last_us = self._ended_us.get(vgpu, (-TWICE_US, 0))
+        on_trial = last_us - before_us < TWICE_US and vgpu not in self._quarantine
+        if on_trial and not self._workers.has_recovered(vgpu, up):
+            self._quarantine.enter(vgpu, now_us)
+            return False
+        self._quarantine.readmit(vgpu, now_us)
+        return True
 
     def _forget_runs(self, vgpu: int) -> None:
         self._workers.forget(vgpu)
         self._stage_paces.forget(vgpu)
 
-    def process_ended(self, vgpu: int) -> None:
+    def process_ended(self, vgpu: int, now_us: int) -> None:
         """The process of a vGPU ended: whatever was, it is not in quarantine."""
         self._quarantine.forget(vgpu)
+        _, last_us = self._ended_us.get(vgpu, (0, now_us - TWICE_US))
+        self._ended_us[vgpu] = last_us, now_us
 
     def stage_done(
         self,
@@ -301,9 +316,9 @@ class _Case:
 
 
 class Quarantine:
-    """Workers that were taken out because they stayed slow: probed now and then, let back in time.
+    """Workers that were taken out, or not let in: probed now and then, let back in time.
 
-    Such a worker keeps its process: often it is well, and was only kept from its processor. After a
+    One that stayed slow keeps its process: often it is well, and was only kept from its processor. After a
     rest it is ordered to run its stage on zeros, five times a second. While its probes stay slow its
     process is renewed in the end, because then the fault may lie there. One that comes and goes
     rests twice as long each time.

@@ -39,6 +39,7 @@ from triton_backend.serving.liveness.supervisor import (
     OVERDUE_AT_LEAST_US,
     PROBE_EVERY_US,
     RENEW_AFTER_US,
+    TWICE_US,
     Order,
     Quarantine,
 )
@@ -136,6 +137,46 @@ def test_a_quarantined_worker_is_back_when_its_pool_has_nobody_else(
 def test_a_process_that_ended_is_not_probed(quarantined: HeldGateway) -> None:
     quarantined.worker_lost(WorkerAddress(1, SLOW), LATER_US)
     assert probe(quarantined, LATER_US, 3, PLANNED_US) == []
+
+
+def restart(gateway: HeldGateway, vgpu: int, now_us: int) -> None:
+    """A worker's process ends, and another one is ready at once."""
+    gateway.worker_lost(WorkerAddress(1, vgpu), now_us)
+    gateway.worker_up(WorkerAddress(1, vgpu), now_us)
+
+
+def test_one_whose_processes_end_twice_is_probed_before_it_takes_batches(
+    gateway: HeldGateway,
+) -> None:
+    restart(gateway, SLOW, LATER_US)
+    assert up(gateway) == 3
+    restart(gateway, SLOW, LATER_US + TWICE_US - 1)
+    assert up(gateway) == 2
+    begin_us = LATER_US + TWICE_US + FIRST_REST_US
+    assert probe(gateway, begin_us, FEWEST_PROBES - 1, PLANNED_US)
+    assert up(gateway) == 2
+    restart(gateway, SLOW, begin_us + FIRST_REST_US)  # its probes are forgotten
+    begin_us += 2 * FIRST_REST_US
+    probe(gateway, begin_us, FEWEST_PROBES - 1, PLANNED_US)
+    assert up(gateway) == 2
+    probe(gateway, begin_us + FIRST_REST_US, 1, PLANNED_US)
+    assert up(gateway) == 3
+    restart(gateway, SLOW, begin_us + 2 * TWICE_US)
+    assert up(gateway) == 3
+
+
+def test_one_whose_processes_end_twice_takes_batches_where_its_pool_has_nobody_else(
+    gateway: HeldGateway,
+) -> None:
+    for now_us in (LATER_US, LATER_US + 1):
+        restart(gateway, 0, now_us)
+    assert up(gateway) == 3
+    for now_us in (LATER_US + 2, LATER_US + 3):
+        restart(gateway, SLOW, now_us)
+    assert up(gateway) == 2
+    gateway.worker_lost(WorkerAddress(1, PEER), LATER_US + 4)
+    gateway.look(LATER_US + 4)
+    assert up(gateway) == 2
 
 
 def test_one_that_comes_and_goes_rests_longer_each_time() -> None:
