@@ -269,7 +269,10 @@ class SchedulerService:
 
     def _round(self) -> None:
         gateway, timer = self.gateway, self._loop.timer
-        expired = self._loop.poll(max(self._next_heartbeat_us - self._polled_us, 0) / 1e6)
+        due_us = self._next_heartbeat_us
+        if gateway.unhurried_us is not None:
+            due_us = min(due_us, gateway.unhurried_us)
+        expired = self._loop.poll(max(due_us - self._polled_us, 0) / 1e6)
         self._polled_us = now_us = self._clock.now_us()
         if self._heard:
             gateway.counters.decisions += self._heard
@@ -283,6 +286,7 @@ class SchedulerService:
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + LOOK_US
             gateway.look(now_us)
+        gateway.send_unhurried(now_us)
         timer_us = gateway.timer_us
         # One that rings too early is set again then: rarer than every change of the instant.
         if timer_us is not None and (timer.at_us is None or timer_us < timer.at_us):

@@ -9,6 +9,7 @@ Not here: sockets and timers (`service`), which batch runs when and where (`sche
 is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,9 @@ from triton_backend.serving.transport.wire import (
 HELD_BACK_SLOS = 2
 # So long after its reserved end a batch of an earlier generation is given up, at least.
 GUEST_PATIENCE_US = 2_000_000
+# A worker or front takes some five milliseconds of a processor to read a generation's plan.
+UNHURRIED_EVERY_US = 15_000
+UNHURRIED_TURNS = 64  # of many, several at once, so that all have heard of it within a second
 
 
 class FrontAddress(NamedTuple):
@@ -440,6 +444,10 @@ class Gateway:
         self._unsaid_rides: dict[int, None] = {}  # whose workers do not know yet how they are
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
+        # Frames that nobody waits for; of two to the same address the newer counts.
+        self._unhurried: dict[Address, bytes] = {}
+        self._unhurried_at_once = 1
+        self._unhurried_us = now_us  # when the next may leave
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
         self._jobs = Jobs()
         self._may_send = False  # whether any of these might have its slots now
@@ -1237,15 +1245,37 @@ class Gateway:
             slots = WorkerSlots(deployment, self._epoch, 0)
             self._prepared = _Generation(deployment, self._last_us, slots, self._threads_of)
             self._core.prepare(deployment.plan)
-            self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
             self._announce(deployment, prepared=True)
+            self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
 
     def _adopt(self, latest: Deployment, vgpus: Iterable[int]) -> None:
         """Have workers of the generation served serve another one too, and none after it."""
         oldest = min(self._former, default=self.deployment.generation)
         adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
         for vgpu in vgpus:
-            self._send(WorkerAddress(self.deployment.generation, vgpu), adopt)
+            self._unhurried[WorkerAddress(self.deployment.generation, vgpu)] = adopt
+
+    @property
+    def unhurried_us(self) -> int | None:
+        """When `send_unhurried` has something to do."""
+        return self._unhurried_us if self._unhurried else None
+
+    def send_unhurried(self, now_us: int) -> None:
+        """Say what nobody waits for, to one after the other.
+
+        Each who hears of a generation reads its plan, some milliseconds in which he does nothing else;
+        all at once would take every processor of the host from requests.
+        """
+        if not self._unhurried or now_us < self._unhurried_us:
+            return
+        self._unhurried_us = now_us + UNHURRIED_EVERY_US
+        self._unhurried_at_once = max(
+            self._unhurried_at_once, math.ceil(len(self._unhurried) / UNHURRIED_TURNS)
+        )
+        for to in list(self._unhurried)[: self._unhurried_at_once]:
+            self._send(to, self._unhurried.pop(to))
+        if not self._unhurried:
+            self._unhurried_at_once = 1
 
     def _offer_adoption(self, worker: WorkerAddress) -> None:
         """Have a worker that goes on serve the prepared generation too; harmless where it does."""
@@ -1296,6 +1326,9 @@ class Gateway:
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
+        for model in self.deployment.served:  # who has not heard of it need not
+            for front in self._fronts_of(model):
+                self._unhurried.pop(front, None)
         if self._rollout.prepared is not None:
             inherited = self._inherited(self._rollout.prepared)
             self._adopt(self.deployment, [before for before, _ in inherited])
@@ -1307,7 +1340,11 @@ class Gateway:
         data = _plan_frame(deployment, prepared=prepared)
         for model in deployment.served:
             for front in self._fronts_of(model):
-                self._send(front, data)
+                self._unhurried.pop(front, None)
+                if prepared:
+                    self._unhurried[front] = data
+                else:
+                    self._send(front, data)
 
     # What the core decides
 

@@ -8,7 +8,9 @@ import pytest
 
 from tests.triton_backend.serving.gateway.gateways import (
     EPOCH,
+    PAIR,
     HeldGateway,
+    SentFrame,
     arrive,
     dispatches,
     finish,
@@ -23,7 +25,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.roll_call import MOMENT_US
 from triton_backend.serving.gateway.rollout import State
 from triton_backend.serving.gateway.state import WorkerAddress
-from triton_backend.serving.transport.wire import Kind
+from triton_backend.serving.transport.wire import HEADER_BYTES, AdoptBody, Kind, unpack_adopt
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_a_swap_waits_for_workers_and_after_a_flush_for_what_is_in_flight(
     arrive(gateway, 1, 2, 3, 4)
     ((batch, body),) = dispatches(gateway.frames())
     new = rollout(gateway, tmp_path, up=False)
-    assert kinds(gateway.frames()) == [Kind.ADOPT, Kind.ADOPT, Kind.ADOPT, Kind.PLAN]
+    gateway.frames()
     with pytest.raises(InputError, match="0 of 3 workers"):
         gateway.swap(30)
     _ups(gateway)()
@@ -75,6 +77,37 @@ def _ups(gateway: HeldGateway) -> Callable[[], None]:
             gateway.worker_up(WorkerAddress(2, vgpu), 20)
 
     return report
+
+
+def _sent_unhurried(gateway: HeldGateway, now_us: int) -> list[SentFrame]:
+    gateway.send_unhurried(now_us)
+    return gateway.frames()
+
+
+def test_a_plan_is_announced_to_one_after_the_other(gateway: HeldGateway, tmp_path: Path) -> None:
+    rollout(gateway, tmp_path, up=False)
+    assert not gateway.frames()
+    sent: list[SentFrame] = []
+    while (now_us := gateway.unhurried_us) is not None:
+        assert not _sent_unhurried(gateway, now_us - 1)
+        one = _sent_unhurried(gateway, now_us)
+        assert len(one) == 1
+        sent += one
+    assert kinds(sent) == [Kind.PLAN, Kind.ADOPT, Kind.ADOPT, Kind.ADOPT]
+    assert [one.to for one in sent] == [PAIR, *(WorkerAddress(1, vgpu) for vgpu in range(3))]
+
+
+def test_an_abort_is_not_overtaken_by_what_was_to_be_announced(
+    gateway: HeldGateway, tmp_path: Path
+) -> None:
+    rollout(gateway, tmp_path)
+    gateway.abort(30)
+    sent: list[SentFrame] = []
+    while (now_us := gateway.unhurried_us) is not None:
+        sent += _sent_unhurried(gateway, now_us)
+    assert kinds(sent) == [Kind.ADOPT] * 3
+    adopts = [unpack_adopt(one.data[HEADER_BYTES:]) for one in sent]
+    assert set(adopts) == {AdoptBody(1, 1)}
 
 
 def test_an_abort_dispatches_what_waited_under_the_old_plan(
