@@ -11,6 +11,7 @@ from flows.planning.entries.plan import (
     plan,
 )
 from flows.planning.entries.shadow import SHADOW_OPTIONS
+from flows.planning.entries.tables import ANY_PHASE
 from flows.planning.registry import Option, Planner
 
 MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
@@ -29,9 +30,17 @@ HEADROOM = Option(
     help="Pools of entries carry this many times the rates listed: arrivals come in bursts.",
     least=1.0,
 )
+PHASES = Option(
+    name="phases",
+    kind=str,
+    default="even",
+    choices=(ANY_PHASE, "even"),
+    help="Pools serve clients that send at equal gaps in any phase, or by their rates alone. Any: entries of one rate.",
+)
 OPTIONS = (
     INSTANCES,
     HEADROOM,
+    PHASES,
     *SHADOW_OPTIONS,
     Option(
         name="merge_threshold",

@@ -32,6 +32,7 @@ from flows.planning.entries.shadow import (
 )
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
+    ANY_PHASE,
     ModelTable,
     gpu_price,
     read_tables,
@@ -128,9 +129,11 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         space = POOLS
         proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
         proven = raised(proven, whole=whole)
-    note = f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"
+    notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
+    if options.own.get("phases") == ANY_PHASE and table.period_us is None:
+        notes.append(f"{table.name}: entries of several rates, so not for any phases")
     return Solved(
-        table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=(note,)
+        table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=tuple(notes)
     )
 
 

@@ -29,7 +29,7 @@ class Step:
     Attributes:
         key: what it is.
         part: number of those that must share a pool at least: a shared stage, a joined alignment stage.
-        price, work: of a vGPU; vGPUs per sample/s.
+        price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are other pools.
     """
 
     key: Key
@@ -82,23 +82,23 @@ def _pools(chains: Sequence[Chain], most: int) -> Pooled:
     for chain in chains:
         for step in chain.steps:
             loads.setdefault(step, []).append(chain.item.rate_rps)
-    whole: dict[Key, list[float]] = {}
+    whole: dict[tuple[Key, float], list[float]] = {}
     for step, rates in loads.items():
-        whole.setdefault(step.key, []).extend(rates)
-    numbers: dict[tuple[Key, int], int] = {}
+        whole.setdefault((step.key, step.work), []).extend(rates)
+    numbers: dict[tuple[Key, float, int], int] = {}
     pools: list[tuple[Key, int]] = []
     cost = 0.0
     for step, rates in loads.items():
-        vgpus = _vgpus(whole[step.key], step)
-        place = (step.key, -1)
+        vgpus = _vgpus(whole[step.key, step.work], step)
+        place = (step.key, step.work, -1)
         if vgpus > most:
-            vgpus, place = _vgpus(rates, step), (step.key, step.part)
+            vgpus, place = _vgpus(rates, step), (step.key, step.work, step.part)
         if place not in numbers:
             numbers[place] = len(pools)
             pools.append((step.key, vgpus))
             cost += step.price * vgpus
-        numbers[step.key, step.part] = numbers[place]
-    passes = tuple(tuple(numbers[s.key, s.part] for s in chain.steps) for chain in chains)
+        numbers[step.key, step.work, step.part] = numbers[place]
+    passes = tuple(tuple(numbers[s.key, s.work, s.part] for s in chain.steps) for chain in chains)
     return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost)
 
 

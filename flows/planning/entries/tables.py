@@ -4,7 +4,8 @@
     vGPUs for a rate   n = ceil(rate L / batch)                         cost = price of its share of a GPU times n
     limit of an entry  floor((1 - margin) budget)                       half a budget pays for waiting (Graft, section 4.3)
 
-An option of a range is a class, a share and a batch. One that is no faster, no cheaper per vGPU and carries no
+An option of a range is a class, a share, a batch and, with `phases` any, how long its requests can wait (`clients_of`).
+One that is no faster, no cheaper per vGPU and carries no
 more than another is left out, whatever the rate: it is never needed.
 
 Here: profiles, cluster and workload to arrays, and their checks. Not here: which entries meet (`groups`).
@@ -33,6 +34,9 @@ US = 1e6
 SLACK = 1e-9  # of a rate: sums of rates are floats
 PRICES = {"cost": "hourly_cost", "power": "power_w"}
 ANY_NUMBER = 1 << 30  # of vGPUs
+ANY_PHASE = "any"
+_PERIODS = 256  # in which clients may come together again and again
+_LATER, _AGAIN = 8, 2  # waits of an option that are looked at: runs, periods
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -108,6 +112,8 @@ class ModelTable:
         most: vGPUs that a stage may have.
         headroom: times the planned rates that pools carry.
         chains: whether a pipeline may have two stages.
+        kept: part of a budget that is not kept for waiting.
+        period_us: of every entry's requests, where pools serve them in any phase; else None.
     """
 
     number: int
@@ -119,6 +125,8 @@ class ModelTable:
     most: int
     headroom: float
     chains: bool
+    kept: float
+    period_us: float | None
     _known: dict[tuple[int, int, int], Options] = field(
         default_factory=dict[tuple[int, int, int], Options]
     )
@@ -213,7 +221,17 @@ def _model_table(
         most=options.own.get("max_instances") or ANY_NUMBER,
         headroom=options.own.get("headroom") or 1.0,
         chains=options.max_partitions > 1,
+        kept=kept,
+        period_us=_period_us(entries, options),
     )
+
+
+def _period_us(entries: tuple[Entry, ...], options: PlanOptions) -> float | None:
+    """Of entries of one rate, where pools are to serve them in any phase."""
+    rates = {entry.rate_rps for entry in entries}
+    if options.own.get("phases") != ANY_PHASE or len(rates) != 1:
+        return None
+    return US / rates.pop()
 
 
 def _sizes(
@@ -293,6 +311,8 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
             )
         )
     found = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
+    if table.period_us is not None and found.size:
+        found = _in_any_phase(found, table, (first, last))
     time, price, work, number, batch = found[:, _needed(found)]
     return Options(
         time_us=time,
@@ -301,6 +321,59 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
         size=number.astype(np.int64),
         batch=batch.astype(np.int64),
     )
+
+
+def _in_any_phase(found: Floats, table: ModelTable, blocks: tuple[int, int]) -> Floats:
+    """Options with the time that their requests can wait, as its part of a budget, and the vGPUs that this takes."""
+    assert table.period_us is not None
+    rate = US / table.period_us
+    rows: list[Floats] = []
+    latencies = [size.stage_latency_us(blocks) for size in table.sizes]
+    for row in found.T:
+        time, price, work, number, batch = row
+        latency = float(latencies[int(number)][int(batch) - 1])
+        for wait in _waits_us(time * (1 / table.kept - 1), latency, table.period_us):
+            clients = clients_of(wait, latency, int(batch), table.period_us)
+            taken = max(time, table.kept * (time + wait))
+            rows.append(np.array([taken, price, max(work, 1 / (rate * clients)), number, batch]))
+    return np.stack(rows, axis=1)
+
+
+def _waits_us(free: float, latency: float, period: float) -> list[float]:
+    """Waits beyond which more clients are served: the one that a budget leaves anyway, then longer ones."""
+    ends = {
+        m * latency - k * period
+        for k in range(_AGAIN)
+        for m in range(1, _LATER + math.ceil((latency + k * period) / latency))
+    }
+    last = latency + period
+    found = [free, *sorted(w for w in ends if free < w < last)[:_LATER]]
+    return [*found, last] if last > free else found
+
+
+@kernel_entry
+def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
+    """How many clients a vGPU serves, each a request per period, whatever their phases.
+
+    v vGPUs run batches of the most urgent, each as soon as it is free, in `latency`. Let a request be late that had
+    to start by D, and s the last instant before D at which nobody was waiting who has to start by then. From s on a
+    vGPU is taken for `latency` at most, and each batch is full of them: v batch floor(x / latency) have started x
+    later. n clients have sent floor((x - wait) / period) + 1 each of those, less one for each of the clients whose
+    requests took the vGPUs: v of them where wait + latency <= period, for then nobody took two. Nobody is late if for
+    all x = wait + k period
+
+        n (k + 1) <= v (batch floor(x / latency) + one)         one: 1 where wait + latency <= period, else 0
+
+    Returns:
+        The largest n / v; at most batch period / latency, which is the rate.
+    """
+    one = 1.0 if wait + latency <= period else 0.0
+    least = batch * period / latency
+    for k in range(_PERIODS):
+        started = np.floor((wait + k * period) / latency * (1 + SLACK))
+        least = min(least, (batch * started + one) / (k + 1))
+    beyond = (wait + _PERIODS * period) / latency - 1  # what follows is at least this, or the rate
+    return min(least, batch * beyond / (_PERIODS + 1))
 
 
 def _needed(found: Floats) -> Ints:

@@ -5,7 +5,7 @@ to `applications`; models that list entries are planned exactly by `flows.planni
 """
 
 from flows.planning.applications.options import OPTIONS, plain
-from flows.planning.entries import HEADROOM, INSTANCES
+from flows.planning.entries import HEADROOM, INSTANCES, PHASES
 from flows.planning.entries.plan import exactly
 from flows.planning.entries.plan import plan as plan_entries
 from flows.planning.entries.shadow import SHADOW_OPTIONS
@@ -49,6 +49,7 @@ PLANNERS = (
             *OPTIONS,
             INSTANCES,
             HEADROOM,
+            PHASES,
             *SHADOW_OPTIONS,
         ),
         pins=True,

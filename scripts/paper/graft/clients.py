@@ -74,11 +74,20 @@ GPUS = 400
 
 
 def rides(
-    data: Path, draws: int, seconds: float, headroom: float, names: Sequence[str]
+    data: Path,
+    draws: int,
+    seconds: float,
+    names: Sequence[str],
+    *,
+    headroom: float = 1.0,
+    phases: str = "even",
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Attainment of fleets at planned rates and as Poisson at 0.9 of them, and how full their rides are."""
     figures: list[Figure] = []
     for planner in ("gslice-plus", "graft", "pool"):
+        own: dict[str, Any] = {"headroom": headroom}
+        if planner == "pool":
+            own["phases"] = phases
         for name in names:
             random = np.random.default_rng(0)
             percents: list[float] = []
@@ -86,7 +95,7 @@ def rides(
             ideal: dict[str, list[float | None]] = {load: [] for load in found}
             for draw in range(draws):
                 entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
-                plan = planned(inputs_of(data, name, entries), planner, headroom=headroom)
+                plan = planned(inputs_of(data, name, entries), planner, **own)
                 percents.append(plan.objective.value)
                 frames = Stated(requests=_frames(entries, seconds, random))
                 loads: tuple[tuple[Arrivals, float], ...] = (frames, 1.0), (POISSON, AT_LOAD)
