@@ -218,6 +218,7 @@ class Inputs:
         workload: with the batch-building rates in use.
         watch: the clock that planning looks at; it reports progress.
         prove: whether a proof is wanted; without one, a good plan is enough.
+        most: what a plan may cost: any up to this is as good as another, none above it is wanted.
         interference: how parts of a GPU slow each other down, by class; none where it is not known.
     """
 
@@ -226,6 +227,7 @@ class Inputs:
     workload: Workload
     watch: Watch = field(default_factory=Watch)
     prove: bool = True
+    most: float | None = None
     interference: Mapping[str, InterferenceModel] = field(
         default_factory=dict[str, InterferenceModel]
     )

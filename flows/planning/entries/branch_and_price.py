@@ -474,12 +474,14 @@ class _Search:
         value: of the best plan known, `best`.
         step: costs are multiples of it; 0: any.
         gap: at which a proof is one.
+        most: any plan up to it is good enough, none above it is wanted.
     """
 
     pricing: Pricing
     watch: Watch
     step: float
     gap: float
+    most: float | None = None
     value: float = math.inf
     best: list[_Column] = field(default_factory=list[_Column])
     pool: dict[tuple[int, tuple[int, ...]], _Column] = field(
@@ -493,7 +495,9 @@ class _Search:
         return math.ceil(bound / self.step - 1e-6) * self.step if whole else bound
 
     def closed(self, bound: float) -> bool:
-        """Whether nothing better than what is known is left above a bound."""
+        """Whether nothing better than what is known is left above a bound, or nothing that is wanted."""
+        if self.most is not None and (self.value <= self.most or self.raised(bound) > self.most):
+            return True
         return self.value - self.raised(bound) <= self.gap * self.value
 
     def useful(self, bound: float, least: Floats) -> Mask:
@@ -617,7 +621,14 @@ def priceable(items: Field) -> bool:
 
 
 def by_branching(
-    items: Field, watch: Watch, *, gap: float, step: float, nodes: int, known: float = math.inf
+    items: Field,
+    watch: Watch,
+    *,
+    gap: float,
+    step: float,
+    nodes: int,
+    known: float = math.inf,
+    most: float | None = None,
 ) -> Proven:
     """The cheapest groups found of items of one rate, and what any cost at least.
 
@@ -628,9 +639,10 @@ def by_branching(
         step: costs of plans are multiples of it; 0: any.
         nodes: of the tree, at most.
         known: the cost of a plan; what does not beat it need not be found.
+        most: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
     pricing = Pricing(items)
-    search = _Search(pricing=pricing, watch=watch, step=step, gap=gap)
+    search = _Search(pricing=pricing, watch=watch, step=step, gap=gap, most=most)
     everywhere = pricing.everywhere()
     alone: list[_Column] = []
     for at, item in enumerate(pricing.order.tolist()):
@@ -642,7 +654,8 @@ def by_branching(
     root = _Relaxation(pricing, pricing.stages, everywhere, once=False, dear=dear)
     search.value = min(search.value, known)
     bound, pi, stages = search.relax(root)
-    search.round()
+    if most is None or not search.closed(bound):
+        search.round()
     lowest = bound
     if not search.closed(bound) and nodes > 1:
         lowest = _searched(search, bound, pi, stages, nodes)

@@ -98,8 +98,10 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     whole = options.objective == "share" and all(s.share % 3 == 0 for s in table.sizes)
     tried = _uniform(table, len(field.items))
     few = 1 << len(field.items) <= MOST_SUBSETS
-    if not few and priceable(field):
-        known = min(plan.cost for plan in tried)
+    known = min(plan.cost for plan in tried)
+    if inputs.most is not None and known <= inputs.most:
+        proven, least, looked_at, space = 0.0, 0.0, 0, GROUPS
+    elif not few and priceable(field):
         tree = by_branching(
             field,
             inputs.watch,
@@ -107,6 +109,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
             step=1.0 if whole else 0.0,
             nodes=_NODES if inputs.prove else 1,
             known=known,
+            most=inputs.most,
         )
         proven, least, looked_at = tree.bound, tree.bound, tree.columns
         space = POOLS if table.chains else GROUPS
@@ -349,9 +352,14 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound += math.fsum(shadow.price for shadow in shadows if shadow is not None)
             if _whole_gpus(options) and options.objective == "gpus":
                 bound = float(math.ceil(bound - 1e-6))
+            if inputs.most is not None and bound > inputs.most and _for_all_plans(models):
+                raise _BeyondError("cluster", f"a plan holds {bound:g} GPUs or more")
         try:
             placed = _placed(inputs, options, models, shadows)
         except _TooFewError as error:
+            most, inputs = inputs.most, replace(inputs, most=None)
+            if most is not None and _held(models) <= most:  # a cheaper plan may fit
+                continue
             used = {s.gpu_class for t in tables for s in t.sizes}
             if len(used) == 1 or attempt == _WEIGHTINGS - 1:
                 raise InfeasibleError(f"gpu_classes.{error.gpu_class}", error.reason) from error
@@ -363,23 +371,42 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
     raise AssertionError  # pragma: no cover - the last attempt raises
 
 
+class _BeyondError(InfeasibleError):
+    """No plan holds as little as is there."""
+
+
+def _for_all_plans(models: Sequence[Solved]) -> bool:
+    """Whether bounds hold for plans that share alignment stages too."""
+    return all(m.bound is not None and (m.space == POOLS or not m.table.chains) for m in models)
+
+
+def _held(models: Sequence[Solved]) -> float:
+    return math.fsum(model.pooled.cost for model in models)
+
+
 def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, float, Placed]:
-    """The largest multiple of all rates that is found to fit, one that none exceeds, and the plan."""
+    """The largest multiple of all rates that is found to fit, one that none exceeds, and the plan.
+
+    At each multiple any plan that fits ends the search for one, and so does a bound above all GPUs.
+    """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
     needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
     above = most = gpus / needed
-    low, best, level = 0.0, None, above
+    low, best = 0.0, None
     inputs = replace(inputs, prove=False)  # whether it fits counts
+    if len(inputs.workload.models) == 1:
+        inputs = replace(inputs, most=float(gpus))
+    level = above
     for _ in range(_STEPS):
         try:
-            placed, bound = _within(rule, inputs, options, level)
+            placed, _ = _within(rule, inputs, options, level)
+        except _BeyondError:
+            above = most = level
         except InfeasibleError as error:
             if "entry" in error.where and low == 0.0 and level < above * _CLOSE:
                 raise
             above = level
         else:
-            if bound > gpus * (1 + _TINY):  # pragma: no cover - then it cannot be placed
-                most = min(most, level)
             low, best = level, placed
         if (above - low) <= _CLOSE * above or inputs.watch.over():
             break

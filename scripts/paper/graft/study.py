@@ -192,6 +192,9 @@ def throughput(
         )
         if both:
             note += "; " + _means(both)
+            if all("most" in own for own in both):
+                most = float(np.mean([own["most"] / own["gslice-plus"] for own in both]))
+                note += f"; none above {most:.3f}"
             ratios.append(float(np.mean([own["pool"] / own["gslice-plus"] for own in both])))
         else:
             without.append(name)
@@ -233,20 +236,21 @@ def _means(served: Sequence[Mapping[str, float]]) -> str:
 
 
 def _by_rates(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
-    """By planner the largest multiple of all rates of a fleet; 0 where its GPUs serve it at none."""
+    """By planner the largest multiple of all rates of a fleet, and what none exceeds; 0 where it is served at none."""
     entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
     inputs = inputs_of(data, name, entries, gpus)
-    return {planner: largest_multiple(inputs, planner) for planner in THROUGHPUT}
+    found = {planner: largest_multiple(inputs, planner) for planner in THROUGHPUT}
+    return {planner: value for planner, (value, _) in found.items()} | {"most": found["pool"][1]}
 
 
-def largest_multiple(inputs: Inputs, planner: str) -> float:
-    """Of all rates, on the GPUs that there are; 0 where these serve the entries at none."""
+def largest_multiple(inputs: Inputs, planner: str) -> tuple[float, float]:
+    """Of all rates, on the GPUs that there are, and what none exceeds; 0 where these serve the entries at none."""
     options = PlanOptions(planner=planner, objective="throughput")
     try:
         plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
     except InfeasibleError:
-        return 0.0
-    return plan.objective.value
+        return 0.0, 0.0
+    return plan.objective.value, plan.objective.upper_bound
 
 
 def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
