@@ -55,6 +55,7 @@ from triton_backend.simulator.run import SimOptions, simulate
 
 # The best plan found until then is served, and says how far from the bound it may be.
 PLAN_SECONDS = 20.0
+HTTP_SECONDS = 5.0
 LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 
 
@@ -66,7 +67,6 @@ class QuickstartOptions:
         models: the user's own models with their SLOs; none for the two examples.
         application: the example application in their place.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
-        http_seconds: length of the sample over HTTP.
         planner: by whom the models are planned; its plan names the policy.
     """
 
@@ -75,10 +75,14 @@ class QuickstartOptions:
     keep_serving: bool = False
     load_factor: float | None = None
     load_seconds: float = 20.0
-    http_seconds: float = 5.0
     planner: str = "pool"
     seed: int = 0
     ports: Endpoints = field(default_factory=Endpoints)
+
+    @property
+    def http_seconds(self) -> float:
+        """Length of the sample over HTTP, no longer than the load over gRPC before it."""
+        return min(HTTP_SECONDS, self.load_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
