@@ -178,7 +178,7 @@ class Brute:
         vectors = self.vectors()
         totals = vectors
         for _ in range(1, self.asked.cluster.gpus("G")):
-            totals = np.unique((totals[:, None] + vectors).reshape(-1, vectors.shape[1]), axis=0)
+            totals = (totals[:, None] + vectors).reshape(-1, vectors.shape[1])
         rates = totals[:, : self.count].copy()
         piped, at = np.zeros_like(rates), self.count
         for way in self.ways:
