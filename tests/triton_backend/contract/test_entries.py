@@ -6,12 +6,15 @@ import pytest
 
 from triton_backend.contract.entries import Entry, covering
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
 
 GOOD: dict[str, Any] = {"name": "whole", "block": 0, "budget_us": 1, "rate_rps": 0.0}
 
 
 def test_the_least_that_an_entry_may_say() -> None:
-    assert Entry(**GOOD).budget_us == 1
+    entry = Entry(**GOOD)
+    assert entry.budget_us == 1
+    assert Entry.read(Fields(entry.to_dict())) == entry
 
 
 @pytest.mark.parametrize(

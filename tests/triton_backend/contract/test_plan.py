@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, Slot, Stage
@@ -57,6 +58,24 @@ def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
     assert again.vgpus() == plan.vgpus()
 
 
+def test_the_last_stage_gives_the_models_outputs_and_others_what_the_next_takes() -> None:
+    answer = TensorSpec(name="y", dtype="FP32", shape=(-1, 2))
+    (model,) = two_stages().models
+    (pipeline,) = model.pipelines
+    first, second = pipeline.stages
+    stages = (replace(first, boundary=(SPEC,)), second)
+    model = replace(model, pipelines=(replace(pipeline, stages=stages),), outputs=(answer,))
+    assert [model.stage_outputs(0, stage) for stage in (0, 1)] == [(SPEC,), (answer,)]
+
+
+def test_clients_of_a_model_may_ask_for_what_applications_leave_of_its_rate() -> None:
+    plan = make_plan(*([[Own(latency_us=(1_000,))]] for _ in range(2)))
+    modules = hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2.5, max_rows=8)
+    plan = with_applications(plan, hand_application("app", modules, rate_rps=30.0))
+    left = [plan.model(name).throughput_rps - plan.own_rate_rps(name) for name in ("m0", "m1")]
+    assert left == pytest.approx([30.0, 75.0])
+
+
 def test_many_vgpus_are_listed_as_ranges() -> None:
     def entries(gpus: int) -> int:
         plan = make_plan([[Own(latency_us=(10,), gpus=gpus)]])
@@ -71,6 +90,7 @@ def test_many_vgpus_are_listed_as_ranges() -> None:
         {"blocks": (2, 2)},
         {"latency_us_by_batch": ()},
         {"latency_us_by_batch": (0,)},
+        {"latency_us_by_batch": (10, 0)},
         {"transfer_us": -1},
         {"batch": 5},
     ],

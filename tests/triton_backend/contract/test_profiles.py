@@ -99,6 +99,18 @@ def test_tables_must_fit_the_blocks() -> None:
         )
 
 
+def test_what_cells_use_is_known_of_a_table_up_to_its_largest_batch_or_left_out() -> None:
+    whole = [c._replace(l2=0.1 * c.batch, dram=0.2) for c in cells("A", (10, 15), (5, 6))]
+    profile, warnings = profile_from_cells("m", whole, (100,))
+    table = profile.tables[ProfileKey("A", WHOLE_GPU)]
+    assert warnings == []
+    assert table.l2 is not None
+    assert table.l2.tolist() == [[0.1, 0.2], [0.1, 0.2]]
+    some = [c._replace(l2=None) if (c.block, c.batch) == (1, 2) else c for c in whole]
+    _, (warning,) = profile_from_cells("m", some, (100,))
+    assert "utilisation left out: not known of block 1, batch 2" in warning
+
+
 def test_a_part_alone_stands_for_itself_and_busy_copies_for_it_where_it_is_not_known() -> None:
     def one(latency_us: float, l2: float | None = None, dram: float | None = None) -> ProfileTable:
         used = [None if value is None else np.full((1, 1), value) for value in (l2, dram)]

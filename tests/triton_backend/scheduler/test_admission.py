@@ -1,5 +1,6 @@
 """The kernel of the door, one request at a time: its memory fades, its work is done as time passes."""
 
+from dataclasses import replace
 from math import exp, inf
 
 import numpy as np
@@ -12,6 +13,7 @@ from triton_backend.scheduler.admission import (
     FILLED_SHARE,
     OVERLOAD_FACTOR,
     admits,
+    capacity_rps,
     new_admission,
 )
 
@@ -39,6 +41,17 @@ def test_work_is_done_as_time_passes_and_grows_by_what_is_admitted() -> None:
     assert rows[0]["work_us"] == 30_000.0 + 3 * SAMPLE_US
     admits(rows, 0, 1, FAR_US, 900_000)
     assert rows[0]["work_us"] == SAMPLE_US
+
+
+def test_pipelines_run_what_their_vgpus_run_or_what_is_promised_where_that_is_more() -> None:
+    latency_us = tuple(range(100, 501, 100))
+    plan = make_plan([[Own(latency_us=latency_us, gpus=2)], [Own(latency_us=(1_000,))]])
+    (model,) = plan.models
+    runs = 2 * len(latency_us) * 1_000_000 / latency_us[-1]
+    for promised in (runs / 4, 4 * runs):
+        first, second = model.pipelines
+        other = replace(model, pipelines=(replace(first, throughput_rps=promised), second))
+        assert capacity_rps(plan, other, other.pipelines[:1]) == pytest.approx(max(runs, promised))
 
 
 def test_time_that_goes_back_changes_nothing() -> None:
@@ -78,6 +91,12 @@ def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> Non
 def test_only_batches_of_several_samples_are_kept_large(batches: int, batching: int) -> None:
     plan = make_plan([[Own(latency_us=(1_000, 1_500)[:batches])]])
     assert new_admission(plan)[0]["batching"] == batching
+
+
+def test_the_door_remembers_three_slos() -> None:
+    assert new_admission(make_plan([[Own(latency_us=(1_000,))]], slo_us=7_000))[0][
+        "memory_us"
+    ] == pytest.approx(21_000)
 
 
 @pytest.mark.parametrize(("filled", "share"), [(0.2, 1.0), (0.5, 0.5), (0.65, 0.2), (0.8, 0.0)])

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from triton_backend.contract.decisions import (
     ModuleSkipped,
     TaskReady,
 )
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.events import (
     Arrival,
     Cancel,
@@ -37,7 +38,9 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.tables import CLOSED, LIVE, unpack
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
 MS = 1_000
@@ -59,6 +62,20 @@ def shell(
 def giving(**rows: int) -> Rows:
     """Every piece gives a child so many rows; row by row where it is not named."""
     return lambda _job, _module, child, _first, own: rows.get(child, own)
+
+
+def test_a_job_of_which_nothing_is_open_nor_will_be_is_damage() -> None:
+    app = shell(hand_module("a", "m0"))
+    app.arrive(0, 7, 100 * MS)
+    tables = app.scheduler._tables
+    known = unpack(tables.job_memory)
+    (slot,) = np.flatnonzero(known.jobs["state"] == LIVE)
+    tables.requests["job"] = NONE
+    for name, value in (("first_task", NONE), ("open", 0), ("modules_left", 0)):
+        known.jobs[slot][name] = value
+    known.parts[slot]["state"] = CLOSED
+    with pytest.raises(InvariantError, match="lives, and no task of it is open"):
+        app.scheduler.check_invariants()
 
 
 def test_a_chain_runs_module_after_module_and_is_done() -> None:

@@ -19,6 +19,7 @@ from triton_backend.scheduler import kernel_api
 from triton_backend.scheduler.kernel_api import (
     ARRIVAL,
     HEAD,
+    HOP,
     STAGE_DONE,
     TIMER,
     TRANSFER_DONE,
@@ -35,6 +36,7 @@ from triton_backend.scheduler.tables import (
     DROP,
     MAKE_ROOM,
     NEEDS_ROOM,
+    OUT_ROWS,
     SET_TIMER,
     SETTLED,
     Tables,
@@ -73,6 +75,11 @@ class Kernels:
             items.append([kind, end - at, *rest])
             at = end
         return items
+
+
+def test_an_answer_has_room_for_a_dispatch_of_the_longest_path_in_every_row() -> None:
+    tables = kernels().tables
+    assert answer_length(tables) >= OUT_ROWS * (HEAD + HOP * tables.offers.shape[1])
 
 
 def kernels(batches: int = 256, requests: int = 1024) -> Kernels:

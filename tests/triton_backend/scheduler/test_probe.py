@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.plans import Own, make_plan
+from tests.fakes.plans import Own, make_plan, two_tails
+from triton_backend.contract.events import Arrival
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.compiled import FAR
+from triton_backend.scheduler.compiled import FAR, NONE
 from triton_backend.scheduler.feedback import worker_lost
+from triton_backend.scheduler.kernel_api import arrive
 from triton_backend.scheduler.probe import BY_FINISH, BY_UPLINK, commit, probe
+from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import Tables, new_tables
 from triton_backend.scheduler.topology import build_topology, vgpus_of
 
@@ -168,6 +171,18 @@ def test_by_uplink_the_first_of_equal_vgpus_is_taken() -> None:
     commit(tables, 0, 0)
     probe(tables, 0, 1, 2_000, BY_UPLINK)
     assert tables.offers[0, 0]["vgpu"] == 0
+
+
+def test_who_boards_a_ride_that_stays_for_company_is_not_kept_waiting_for_a_vgpu() -> None:
+    scheduler = Scheduler(two_tails())
+    scheduler.handle(Arrival(now_us=0, request_id=0, model=0, entry=1, deadline_us=100_000))
+    tables = scheduler._tables
+    arrive(tables, 1, 1, 100_000, 1)  # the head, which nobody has looked at yet
+    probe(tables, 1, 1, 10, BY_FINISH)
+    offer, quote = tables.offers[1, 0], tables.quotes[1]
+    assert offer["ride"] != NONE
+    assert offer["start_us"] > 10
+    assert quote["wait_us"] == 0
 
 
 def test_an_answer_that_takes_any_time_at_all_has_its_slot_on_the_uplink() -> None:

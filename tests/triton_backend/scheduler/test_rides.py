@@ -250,6 +250,15 @@ def test_a_ride_waits_for_a_late_member_while_nobody_is_late_for_it() -> None:
     assert told.scheduler.in_flight() == 0
 
 
+def test_who_comes_late_for_a_ride_puts_it_off_and_what_follows_on_its_vgpu() -> None:
+    told = Told(two_tails())
+    told.arrive(0, ALIGNED)
+    told.arrive(100, AT_JUNCTION, slack_us=40_000)
+    aligned(told, 0, 20_000)  # there at 21,000, and 7,000 on the vGPU
+    full = the_ride(told.arrive(21_001, AT_JUNCTION, samples=4))
+    assert full.start_us == 28_000
+
+
 def test_a_ride_leaves_without_a_member_that_others_would_be_late_for() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.arrivals import SLO_US, arrival, arrive
-from tests.fakes.plans import Own, make_plan, two_stages
+from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan, two_stages, two_tails
 from triton_backend.contract.decisions import (
     Decision,
     Dispatch,
@@ -21,6 +21,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.topology import build_topology
 
 
 def test_isolated_links_do_not_hinder_other_pipelines() -> None:
@@ -57,6 +58,19 @@ def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
     )
     assert scheduler.in_flight() == 1
     scheduler.check_invariants()
+
+
+def test_company_is_worth_waiting_for_only_where_stages_behind_board() -> None:
+    shared, own = Own(latency_us=(4_000, 5_000)), Own(latency_us=(3_000, 4_000))
+    ways = (Way(pools=(0, 1)), Way(pools=(0, 2)))
+    before = build_topology(
+        make_boarding_plan([((0, 2), shared), ((2, 4), own), ((2, 4), own)], *ways)
+    )
+    assert before.stages["seats"].tolist() == [2, 0, 2, 0]
+    assert before.stages["company_us"].tolist() == [0, 0, 0, 0]
+    behind = build_topology(two_tails())
+    assert behind.stages["seats"].tolist() == [0, 4, 4]
+    assert (behind.stages["company_us"] > 0).tolist() == [True, False, False]
 
 
 def test_links_that_have_become_slower_are_planned_as_if_they_always_were() -> None:
