@@ -142,7 +142,7 @@ class Far(Served):
 
     def limit_link(self, gbps: float) -> None:
         """What goes to the far host gets so much from now on."""
-        shape = ["tbf", "rate", f"{1000 * gbps:g}mbit", "burst", "64kb", "latency", "400ms"]
+        shape = ["tbf", "rate", f"{1000 * gbps:g}mbit", "burst", "16kb", "latency", "400ms"]
         run_as_root("tc", "qdisc", "replace", "dev", LINK, "root", *shape)
 
 

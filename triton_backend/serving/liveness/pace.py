@@ -200,14 +200,29 @@ class StagePaces:
 
 @dataclass(slots=True)
 class _Moves:
-    """The last transfers from one node to another: (took, planned) in µs."""
+    """The last transfers from one node to another, or over one link.
 
-    last: deque[tuple[int, int]] = field(
-        default_factory=lambda: deque[tuple[int, int]](maxlen=LAST_MOVES)
+    Attributes:
+        last: what each took (µs), should have taken, and carried (Gbit/s x µs). Time in which several were on
+            their way counts once, for the first of them to end, so the sum is the time in which any was.
+        free_us: when the last of them ended.
+    """
+
+    last: deque[tuple[int, int, float]] = field(
+        default_factory=lambda: deque[tuple[int, int, float]](maxlen=LAST_MOVES)
     )
+    free_us: int = 0
 
-    def pace(self) -> float | None:
-        """Time taken by time planned; None where too little is known.
+    def add(self, start_us: int, end_us: int, planned_us: int, rate_gbps: float) -> None:
+        """A transfer that should have gone at a rate."""
+        # Where reports came in another order nothing is known of its wait.
+        if self.free_us <= end_us:
+            start_us = max(start_us, self.free_us)
+        self.free_us = max(self.free_us, end_us)
+        self.last.append((end_us - start_us, planned_us, planned_us * rate_gbps))
+
+    def rate_gbps(self) -> float | None:
+        """What was carried by time taken, at least; None where too little is known.
 
         The better half counts: a link that paused once is not slow.
         """
@@ -216,14 +231,15 @@ class _Moves:
         half = LAST_MOVES // 2
         parts = islice(self.last, half), islice(self.last, half, None)
         sums = [[sum(column) for column in zip(*part, strict=True)] for part in parts]
-        return min(took_us / planned_us for took_us, planned_us in sums)
+        return max(carried / max(took_us, 1) for took_us, _, carried in sums)
 
 
 class LinkPaces:
     """The corrections of the uplinks and downlinks of nodes in force.
 
-    A transfer needs two links and shows only the slower, so a link is as fast as the fastest of
-    its transfers has shown it to be.
+    A transfer needs two links, and shows only the slower; transfers that are on their way together show a part
+    of it each. So whatever is seen of a link says how fast it is at least: of a pair of nodes, and of all
+    that passes it together. It is as fast as the fastest of these.
 
     Args:
         nics_gbps: rate of every node's uplink, and of its downlink, as planned.
@@ -231,12 +247,12 @@ class LinkPaces:
 
     def __init__(self, nics_gbps: Sequence[float], now_us: int) -> None:
         self._nics_gbps = nics_gbps
-        self._moves: dict[tuple[int, int], _Moves] = {}
+        self._pairs: dict[tuple[int, int], _Moves] = {}
         ends = range(len(nics_gbps))
         self._up = [_Correction(now_us) for _ in ends]
         self._down = [_Correction(now_us) for _ in ends]
-        self._up_free_us = [0 for _ in ends]
-        self._down_free_us = [0 for _ in ends]
+        self._up_moves = [_Moves() for _ in ends]
+        self._down_moves = [_Moves() for _ in ends]
 
     def moved(
         self, sender: int, receiver: int, start_us: int, end_us: int, planned_us: int
@@ -248,48 +264,60 @@ class LinkPaces:
         if planned_us <= 0:
             return
         self._up[sender].heard_us = self._down[receiver].heard_us = end_us
-        free_us = max(self._up_free_us[sender], self._down_free_us[receiver])
-        if free_us <= end_us:  # else reports came in another order: nothing is known of its wait
-            start_us = max(start_us, free_us)
-        self._up_free_us[sender] = max(self._up_free_us[sender], end_us)
-        self._down_free_us[receiver] = max(self._down_free_us[receiver], end_us)
-        moves = self._moves.setdefault((sender, receiver), _Moves())
-        moves.last.append((end_us - start_us, planned_us))
+        rate_gbps = min(self._nics_gbps[sender], self._nics_gbps[receiver])
+        pair = self._pairs.setdefault((sender, receiver), _Moves())
+        for moves in (pair, self._up_moves[sender], self._down_moves[receiver]):
+            moves.add(start_us, end_us, planned_us, rate_gbps)
 
     def changes(self, now_us: int) -> list[tuple[int, int, int]]:
         """Nodes whose corrections change: number, uplink and downlink in percent of planned time."""
-        paces = {pair: moves.pace() for pair, moves in self._moves.items()}
-        known = {pair: pace for pair, pace in paces.items() if pace is not None}
+        rates = {pair: moves.rate_gbps() for pair, moves in self._pairs.items()}
+        known = {pair: rate for pair, rate in rates.items() if rate is not None}
         changed: set[int] = set()
-        for side, corrections in ((0, self._up), (1, self._down)):
+        for side, corrections, all_moves in (
+            (0, self._up, self._up_moves),
+            (1, self._down, self._down_moves),
+        ):
             for node, correction in enumerate(corrections):
                 if correction.is_quiet(now_us):
                     self._forget(side, node)
+                    all_moves[node] = _Moves()
                     wanted = correction.fade(now_us)
                 else:
-                    own = {pair: pace for pair, pace in known.items() if pair[side] == node}
-                    wanted = correction.follow(self._pace_of(node, own), self._planned_us(own))
+                    own = {
+                        pair: rate
+                        for pair, rate in known.items()
+                        if pair[side] == node and pair in self._pairs  # not forgotten just now
+                    }
+                    pace = self._pace_of(node, own, all_moves[node].rate_gbps())
+                    wanted = correction.follow(pace, self._planned_us(own))
                 if correction.set(wanted):
                     changed.add(node)
         return [(n, self._up[n].percent, self._down[n].percent) for n in sorted(changed)]
 
     def _forget(self, side: int, node: int) -> None:
-        for pair in [pair for pair in self._moves if pair[side] == node]:
-            del self._moves[pair]
+        for pair in [pair for pair in self._pairs if pair[side] == node]:
+            del self._pairs[pair]
 
-    def _pace_of(self, node: int, paces: dict[tuple[int, int], float]) -> float | None:
-        """How long a node's link takes, in times of what is planned; at least 1, None if unknown."""
-        if not paces:
+    def _pace_of(
+        self, node: int, rates: dict[tuple[int, int], float], together_gbps: float | None
+    ) -> float | None:
+        """How long a node's link takes, in times of what is planned; at least 1, None if unknown.
+
+        Args:
+            node: whose link.
+            rates: of pairs of nodes that it is an end of, Gbit/s.
+            together_gbps: of all that passes it.
+        """
+        if not rates:
             return None
-        if max(paces.values()) * AS_PLANNED < CORRECTED_TILL:
+        planned = {pair: min(self._nics_gbps[end] for end in pair) for pair in rates}
+        if all(AS_PLANNED * planned[pair] < CORRECTED_TILL * rates[pair] for pair in rates):
             return 1.0  # all as planned, where the other end may well be what limits them
-        fastest_gbps = max(
-            min(self._nics_gbps[end] for end in pair) / max(pace, 1.0)
-            for pair, pace in paces.items()
-        )
-        return max(self._nics_gbps[node] / fastest_gbps, 1.0)
+        seen = [min(rate, planned[pair]) for pair, rate in rates.items()]
+        return max(self._nics_gbps[node] / max(*seen, together_gbps or 0.0), 1.0)
 
-    def _planned_us(self, paces: Iterable[tuple[int, int]]) -> float:
+    def _planned_us(self, pairs: Iterable[tuple[int, int]]) -> float:
         """The longest of the transfers looked at, as planned."""
-        lasts = (planned for pair in paces for _, planned in self._moves[pair].last)
+        lasts = (planned for pair in pairs for _, planned, _ in self._pairs[pair].last)
         return max(lasts, default=0)

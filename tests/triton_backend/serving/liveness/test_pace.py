@@ -195,6 +195,26 @@ def test_what_waited_for_the_batch_before_it_is_not_slow() -> None:
     assert links.changes(1) == []
 
 
+def test_a_downlink_is_as_fast_as_all_that_come_over_it_together() -> None:
+    """Two senders, each fast to another receiver, share a downlink at a quarter of its rate."""
+    links = LinkPaces(NODES, 0)
+    now_us = move(links, 1, 0, 1.0, move(links, 0, 1, 1.0))
+    for _ in range(LAST_MOVES):
+        end_us = now_us + 8 * PLANNED_US  # each at half of what there is
+        links.moved(0, 2, now_us, end_us - 1, PLANNED_US)
+        links.moved(1, 2, now_us, end_us, PLANNED_US)
+        now_us = end_us
+    assert links.changes(now_us) == [(2, 100, 400)]
+
+
+def test_a_pair_that_was_forgotten_at_one_end_says_nothing_at_the_other() -> None:
+    links = LinkPaces(NODES, 0)
+    now_us = move(links, 0, 2, 4.0)
+    assert links.changes(now_us) == [(0, 400, 100), (2, 100, 400)]
+    now_us = move(links, 1, 2, 4.0, now_us + QUIET_US)
+    assert links.changes(now_us) == [(0, 250, 100), (1, 400, 100)]
+
+
 def test_a_link_that_paused_once_is_not_slow() -> None:
     links = LinkPaces(NODES, 0)
     now_us = move(links, 0, 1, 1.0, count=LAST_MOVES - 1)
