@@ -208,8 +208,9 @@ def _wait_started(
         text, polls = STARTING if compiled_us is None else COMPILING, polls + 1
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)
-            if state.data.get("compiled_us") != compiled_us:  # it gets on, however slowly
-                compiled_us, polls, text = state.data["compiled_us"], 0, COMPILING
+            said_us = state.data.get("compiled_us")
+            if said_us != compiled_us:  # it gets on, however slowly
+                compiled_us, polls, text = said_us, 0, COMPILING
             if state.data["ready"] and not wait_for_workers:
                 return state
             if state.data["ready"]:
