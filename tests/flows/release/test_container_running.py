@@ -38,9 +38,10 @@ STOP_SECONDS = 20
 
 @dataclass(frozen=True)
 class Started:
-    """A container's process, and where its Triton listens on 127.0.0.1."""
+    """A container's process, what it logs, and where its Triton listens on 127.0.0.1."""
 
     process: subprocess.Popen[bytes]
+    log: Path
     http: int
     grpc: int
 
@@ -84,7 +85,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, server_root: Path) -> Iter
     for one in started:
         one.process.send_signal(signal.SIGTERM)
     for one in started:
-        assert one.process.wait(STOP_SECONDS) == 0
+        assert one.process.wait(STOP_SECONDS) == 0, one.log.read_text()
     for path in sockets:
         assert not path.exists()
 
@@ -105,7 +106,7 @@ def two_gateways(tmp_path: Path, server_root: Path) -> Iterator[Started]:
     started = start(bundle.folder, "gateway", server_root, tmp_path / "gateway.log")
     yield started
     started.process.send_signal(signal.SIGTERM)
-    assert started.process.wait(STOP_SECONDS) == 0
+    assert started.process.wait(STOP_SECONDS) == 0, started.log.read_text()
     assert not sockets.exists()
 
 
@@ -114,7 +115,7 @@ def test_of_two_servers_in_a_container_either_answers(two_gateways: Started) -> 
 
     def ask() -> None:
         """A connection of its own, which the kernel gives to one of the two."""
-        assert two_gateways.process.poll() is None
+        assert two_gateways.process.poll() is None, two_gateways.log.read_text()
         given = http_client.InferInput("x", [1, 3], "FP32")
         given.set_data_from_numpy(np.ones((1, 3), np.float32))
         with (
@@ -134,7 +135,7 @@ def test_of_two_servers_in_a_container_either_answers(two_gateways: Started) -> 
 
 
 def start(bundle: Path, name: str, server_root: Path, log: Path) -> Started:
-    http, grpc, metrics = free_ports(3)  # of two gateways the second's metrics are on the next
+    http, grpc, metrics, _ = free_ports(4)  # of two gateways the second's metrics are on the last
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path.cwd()),
@@ -154,7 +155,7 @@ def start(bundle: Path, name: str, server_root: Path, log: Path) -> Started:
             stderr=stream,
             start_new_session=True,
         )
-    return Started(process, http, grpc)
+    return Started(process, log, http, grpc)
 
 
 def state_of(started: Started) -> ServerState:

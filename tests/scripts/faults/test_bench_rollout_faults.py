@@ -4,10 +4,7 @@ Flows killed at every step, and the gateway, are in `test_rollout_faults`; the w
 `scripts/faults/bench_rollout_faults.py` half an hour.
 """
 
-import contextlib
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,23 +13,11 @@ from typing import Any
 import pytest
 
 from scripts.faults.rollout_faults import BY_PREFECT, NODE, SERVER, WORKER
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 CELLS = [("prepare", SERVER), ("prepare", NODE), ("swap", WORKER)]
-
-
-def low_port() -> int:
-    """The first of twenty ports that are free, below those the system gives to clients.
-
-    One of those may go to whoever calls the server while it is down, and then it cannot come back.
-    """
-    for first in range(12_000 + os.getpid() % 900 * 20, 32_000, 20):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + 20):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    pytest.fail("no port is free")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +25,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
     out = tmp_path_factory.mktemp("table") / "rows.json"
     wanted = [f"--cell={step}:{fault}" for step, fault in CELLS]
     script = ROOT / "scripts/faults/bench_rollout_faults.py"
-    command = [sys.executable, str(script), *wanted, f"--port={low_port()}"]
+    command = [sys.executable, str(script), *wanted, f"--port={free_ports(20)[0]}"]
     done = subprocess.run([*command, f"--out={out}"], capture_output=True, text=True, check=False)
     assert out.exists(), done.stdout + done.stderr
     return {(row["step"], row["fault"]): row for row in json.loads(out.read_text())["rows"]}
