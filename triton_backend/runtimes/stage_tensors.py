@@ -17,13 +17,14 @@ from triton_backend.contract.applications import (
     check_tensors,
 )
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
 HALF_SUFFIX = ".fp16"
 EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
+Specs = tuple[TensorSpec, ...]
 
 
 def complete_tensors(plan: Plan) -> Plan:
@@ -276,35 +277,34 @@ def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
 def _complete_model(model: ModelPlan) -> ModelPlan:
     inputs = model.inputs or (_bytes_tensor("input", EMULATED_INPUT_BYTES),)
     outputs = model.outputs or (_bytes_tensor("output", _answer_bytes(model)),)
-    return replace(
-        model,
-        inputs=inputs,
-        outputs=outputs,
-        entries=tuple(
-            entry if entry.inputs else replace(entry, inputs=_cut(model, entry.block, inputs))
-            for entry in model.entries
-        ),
-        pipelines=tuple(_complete_pipeline(pipeline, outputs) for pipeline in model.pipelines),
+    entries = tuple(
+        entry if entry.inputs else replace(entry, inputs=_cut(model, entry.block, inputs))
+        for entry in model.entries
     )
+    cuts = {entry.block: entry.inputs for entry in entries}
+    pipelines = tuple(_complete_pipeline(pipeline, cuts, outputs) for pipeline in model.pipelines)
+    return replace(model, inputs=inputs, outputs=outputs, entries=entries, pipelines=pipelines)
 
 
-def _complete_pipeline(pipeline: Pipeline, outputs: tuple[TensorSpec, ...]) -> Pipeline:
+def _complete_pipeline(
+    pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: Specs
+) -> Pipeline:
+    """With every boundary named: at the block of an entry as there, because both may board one ride."""
     last = len(pipeline.stages) - 1
+
+    def boundary(i: int, stage: Stage) -> Specs:
+        if i == last:
+            return outputs
+        unnamed = (_bytes_tensor(f"boundary_{i}", stage.boundary_bytes_per_sample),)
+        return stage.boundary or cuts.get(stage.blocks[1], unnamed)
+
     stages = tuple(
-        replace(stage, boundary=outputs)
-        if i == last
-        else stage
-        if stage.boundary
-        else replace(
-            stage,
-            boundary=(_bytes_tensor(f"boundary_{i}", stage.boundary_bytes_per_sample),),
-        )
-        for i, stage in enumerate(pipeline.stages)
+        replace(stage, boundary=boundary(i, stage)) for i, stage in enumerate(pipeline.stages)
     )
     return replace(pipeline, stages=stages)
 
 
-def _cut(model: ModelPlan, block: int, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def _cut(model: ModelPlan, block: int, inputs: Specs) -> Specs:
     """The tensors that cross before a block: those of a stage that ends there, else one of its size."""
     if block == 0:
         return inputs

@@ -10,6 +10,7 @@ from tests.triton_backend.serving.served_applications import (
     one_stage,
     two_stage,
 )
+from tests.triton_backend.serving.shared_plans import with_tail
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
@@ -72,6 +73,19 @@ def test_clients_see_applications_and_the_models_that_are_asked_for_by_themselve
     assert [model.name for model in served_models(plan)] == ["m_a", "actdet"]
     with pytest.raises(InputError, match="no model 'm_b'; it serves m_a, actdet"):
         served_model(plan, "m_b")
+
+
+def test_what_comes_to_a_shared_stage_has_one_name_wherever_it_comes_from(tmp_path: Path) -> None:
+    named = small_plans.plan(with_tail(tmp_path, boards=True))
+    (model,) = named.models
+    pipelines = tuple(
+        replace(p, stages=tuple(replace(s, boundary=None, artifact=None) for s in p.stages))
+        for p in model.pipelines
+    )
+    bare = replace(model, pipelines=pipelines, inputs=(), outputs=())
+    (made,) = complete_tensors(replace(named, models=(bare,))).models
+    assert made.stage_inputs(0, 1) == made.stage_inputs(1, 0) == made.entries[1].inputs
+    assert [spec.name for spec in made.entries[1].inputs] == ["cut_1"]
 
 
 def test_rows_that_nobody_bounds_are_refused() -> None:
