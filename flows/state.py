@@ -47,6 +47,11 @@ class ProjectState:
         return self.home / "serve"
 
     @property
+    def rollout_under_way(self) -> Path:
+        """There while a rollout has not ended, or its process died before it could say so."""
+        return self.home / "rollout-under-way"
+
+    @property
     def reports(self) -> Path:
         """Pages written for people."""
         return self.home / "reports"

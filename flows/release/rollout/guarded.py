@@ -3,7 +3,8 @@
 States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`), `bake`,
 and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is finished or undone
 first: the running system itself says which plan is in force. Rolling out the plan in force, with the
-artifacts in force, is no error and changes nothing.
+artifacts in force, is no error and changes nothing; it does not even open the warehouse, which takes most of
+50 ms on a busy machine, where the state folder says that no rollout is under way.
 """
 
 import getpass
@@ -94,12 +95,14 @@ def roll_out(
         PoolPipeError: a step failed before the swap; the old plan goes on.
     """
     state = read_state(work.state.serve)
+    settled = not work.state.rollout_under_way.exists()
+    if settled and is_same_plan(plan_in_force(work.state.serve), plan):
+        return _nothing_to_do(plan)
     in_force = finish_interrupted(work, say)
     if is_same_plan(in_force, plan):
-        return RolloutResult(
-            rollout_id=None, plan_id=plan.plan_id, state=DONE, outcome="is in force already"
-        )
+        return _nothing_to_do(plan)
     check_plan(work, plan)
+    work.state.rollout_under_way.touch()
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     before = read_outcomes(state.metrics_urls)
     # Open throughout: nobody may make the rollout wait between flush and swap.
@@ -126,6 +129,11 @@ def roll_out(
     return _end(work, rollout, ROLLED_BACK, breach)
 
 
+def _nothing_to_do(plan: Plan) -> RolloutResult:
+    outcome = "is in force already"
+    return RolloutResult(rollout_id=None, plan_id=plan.plan_id, state=DONE, outcome=outcome)
+
+
 def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> RolloutResult:
     """Bring the plan before the last finished rollout into force again.
 
@@ -149,6 +157,7 @@ def finish_interrupted(work: Workspace, say: Say = quiet) -> Plan:
     with work.open() as warehouse:
         unfinished = unfinished_rollout(warehouse)
     if unfinished is None:
+        work.state.rollout_under_way.unlink(missing_ok=True)  # its process died before it began
         return plan_in_force(work.state.serve)
     in_force = finish_or_undo_change(work.state.serve)
     swapped = in_force.plan_id == unfinished.plan_id
@@ -234,6 +243,7 @@ def _change_plan(
 def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> RolloutResult:
     with work.open() as warehouse:
         end_rollout(warehouse, rollout.rollout_id, state, outcome, now_utc())
+    work.state.rollout_under_way.unlink(missing_ok=True)
     in_force = rollout.plan_id if state == DONE else str(rollout.former_plan_id)
     return RolloutResult(
         rollout_id=rollout.rollout_id, plan_id=in_force, state=state, outcome=outcome

@@ -184,11 +184,23 @@ def test_the_plan_in_force_again_changes_nothing(system: System) -> None:
     with system.work.open() as warehouse:
         before = list_rollouts(warehouse)
     (same,) = (plan for plan in system.plans if plan.plan_id == system.in_force)
-    again = roll_out(system.work, same, NOT_WATCHED)
+    without_warehouse = replace(system.work, warehouse=Path("/nowhere/w.duckdb"))
+    again = roll_out(without_warehouse, same, NOT_WATCHED)
     assert (again.state, again.rollout_id) == (DONE, None)
     assert system.state.control("status")["generation"] == generation
     with system.work.open() as warehouse:
         assert list_rollouts(warehouse) == before
+
+
+def test_the_plan_in_force_again_ends_a_killed_rollout_to_it(system: System) -> None:
+    new = system.other()
+    crash(system.work, new, Moment(step="swap", recorded=True))
+    again = roll_out(system.work, new, NOT_WATCHED)
+    assert (again.state, again.rollout_id) == (DONE, None)
+    system.check_serving(new.plan_id)
+    with system.work.open() as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.plan_id, last.state) == (new.plan_id, DONE)
 
 
 def test_rolling_back_brings_the_former_plan_and_its_history(system: System) -> None:
