@@ -286,9 +286,7 @@ def _complete_model(model: ModelPlan) -> ModelPlan:
     return replace(model, inputs=inputs, outputs=outputs, entries=entries, pipelines=pipelines)
 
 
-def _complete_pipeline(
-    pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: Specs
-) -> Pipeline:
+def _complete_pipeline(pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: Specs) -> Pipeline:
     """With every boundary named: at the block of an entry as there, because both may board one ride."""
     last = len(pipeline.stages) - 1
 

@@ -1,7 +1,7 @@
 """Plans that follow the load every few seconds (gpulets, sections 4.1, 4.5, 4.6 and the authors' code).
 
 Rates are averaged with a weight that falls by the second; what is planned for is the highest of the last
-half minute with headroom. A plan is made where that has moved far enough: on as few GPUs as carry it, with
+half minute, or what the last minute's trend comes to at the end of the next period, with headroom. A plan is made where that has moved far enough: on as few GPUs as carry it, with
 as few changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with work
 in flight, once what is new has been loaded.
 
@@ -9,8 +9,9 @@ Here: when, and for what. Not here: how plans are made (`backtest_run.cheapest_p
 force (`release.rollout`).
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -40,16 +41,38 @@ RISE, RISE_RPS, FALL = 0.05, 10.0, 0.10  # how far a rate moves before a plan is
 PATIENCE = 2  # periods that a rate is low before a plan is made for less
 SMALL_RPS = 125.0
 HEADROOM, SMALL_HEADROOM = 1.2, 1.5  # of large rates, and of those below SMALL_RPS
-LOADING_S = 15.0  # simulated: from a decision until its plan takes over (section 4.6: 10 to 15 s)
+LOADING_S = 15.0  # from a decision until its plan takes over (section 4.6: 10 to 15 s)
+TREND_S, LEAST_TREND_S = 60, 10
+TREND_SIGMAS = 2.0  # a slope below so many of its standard errors is taken for chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """How much more than what was seen is planned for, and how far rates move before that.
+
+    Attributes:
+        small_rps: rates below it have the larger headroom: few requests a second vary more.
+        rise_rps: a rise by so much asks for a plan, however little it is of the rate.
+    """
+
+    small_rps: float = SMALL_RPS
+    rise_rps: float = RISE_RPS
+
+    def slowed(self, factor: float) -> "Sizing":
+        """The same for a system in which everything takes so many times as long."""
+        return Sizing(small_rps=self.small_rps / factor, rise_rps=self.rise_rps / factor)
 
 
 class RateTracker:
     """Rates to plan for, by model, from counts by the second."""
 
-    def __init__(self, period_s: float) -> None:
+    def __init__(self, period_s: float, sizing: Sizing = Sizing()) -> None:
         self._alpha = 2.0 / (max(1.0, period_s) + 1.0)
+        self._ahead_s = period_s + LOADING_S  # the end of the time that a plan made now is for
+        self._small_rps = sizing.small_rps
         self._rate: dict[str, float] = {}
         self._last: dict[str, deque[float]] = {}
+        self._counts: dict[str, deque[float]] = {}
 
     def second(self, counts: Mapping[str, float]) -> None:
         """One more second, with the requests of each model."""
@@ -58,15 +81,31 @@ class RateTracker:
             self._rate[name] = before + self._alpha * (count - before)
             last = self._last.setdefault(name, deque(maxlen=REMEMBERED_S))
             last.append(self._rate[name])
+            self._counts.setdefault(name, deque(maxlen=TREND_S)).append(float(count))
 
     def targets_rps(self) -> dict[str, float]:
-        """The highest rate of the last half minute with headroom."""
+        """The highest rate of the last half minute, or what a rise comes to, with headroom."""
         found: dict[str, float] = {}
         for name, last in self._last.items():
-            high = max(last)
-            factor = SMALL_HEADROOM if high < SMALL_RPS else HEADROOM
+            high = max(*last, self._expected_rps(self._counts[name]))
+            factor = SMALL_HEADROOM if high < self._small_rps else HEADROOM
             found[name] = max(LEAST_RATE_RPS, factor * high)
         return found
+
+    def _expected_rps(self, counts: Sequence[float]) -> float:
+        """Where the line through the last minute's counts ends; 0 where it does not rise beyond chance."""
+        if len(counts) < LEAST_TREND_S:
+            return 0.0
+        values = np.asarray(counts)
+        times_s = np.arange(len(values)) - (len(values) - 1) / 2
+        spread = float((times_s**2).sum())
+        mean, slope = float(values.mean()), float((times_s * values).sum()) / spread
+        beside = float(((values - mean - slope * times_s) ** 2).mean())
+        if slope <= TREND_SIGMAS * math.sqrt(
+            max(mean, beside) / spread
+        ):  # Poisson counts, or worse
+            return 0.0
+        return mean + slope * (float(times_s[-1]) + self._ahead_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,20 +120,21 @@ class Follower:
     planner: Planner
     in_force: Plan
     planned_rps: dict[str, float]
+    sizing: Sizing = Sizing()
     low: int = 0
 
     @classmethod
-    def of(cls, planner: Planner, in_force: Plan) -> "Follower":
+    def of(cls, planner: Planner, in_force: Plan, sizing: Sizing = Sizing()) -> "Follower":
         """At first the plan was made for what it promises."""
         planned = {model.name: model.throughput_rps for model in in_force.models}
-        return cls(planner=planner, in_force=in_force, planned_rps=planned)
+        return cls(planner=planner, in_force=in_force, planned_rps=planned, sizing=sizing)
 
     def moved(self, targets_rps: Mapping[str, float]) -> bool:
         """Whether a period with these targets asks for another plan."""
         rises = [(t - self.planned_rps[n], self.planned_rps[n]) for n, t in targets_rps.items()]
         fell = any(rise < -FALL * planned for rise, planned in rises)
         self.low = self.low + 1 if fell else 0
-        rose = any(rise > RISE * planned or rise > RISE_RPS for rise, planned in rises)
+        rose = any(rise > RISE * planned or rise > self.sizing.rise_rps for rise, planned in rises)
         return rose or self.low >= PATIENCE
 
     def next_plan(self, targets_rps: Mapping[str, float]) -> Plan | None:
@@ -229,7 +269,7 @@ def follow_simulated(
     names = [model.name for model in first.models]
     counts = np.zeros((seconds, len(names)))
     np.add.at(counts, (requests["arrival_us"] // US_PER_S, requests["model"]), 1)
-    tracker, changes = RateTracker(period_s), list[PlanChange]()
+    tracker, changes = RateTracker(period_s, follower.sizing), list[PlanChange]()
     edges = [*np.arange(0.0, options.duration_s, period_s).tolist(), options.duration_s]
     at = 0
     for end in edges[1:-1]:
@@ -439,7 +479,7 @@ def follow_live(
     Raises:
         InputError: nothing is being served, or no plan serves every model.
     """
-    state = LiveState(tracker=RateTracker(period_s), before=dict(system.offered()))
+    state = LiveState(tracker=RateTracker(period_s, follower.sizing), before=dict(system.offered()))
     system.wait(0.0)
     former = follower.in_force, follower.planned_rps
     guide = RatesGuide(

@@ -27,7 +27,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference
 
-POLICY = "turns"
+POLICY = "turns-window"
 NO_HEADROOM = "none"
 POISSON = "poisson99"
 _P99 = 2.3263478740408408  # standard deviations of a normal distribution

@@ -25,7 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.operations.replanning.autoscale import Follower, follow_live, follow_simulated
+from flows.operations.replanning.autoscale import (
+    Follower,
+    Sizing,
+    follow_live,
+    follow_simulated,
+)
 from flows.planning import PlanOptions, make_plan
 from flows.release.rollout.change import change_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
@@ -219,6 +224,7 @@ def wave(options: argparse.Namespace) -> dict[str, Any]:
         own,
     )
     serve = ServeOptions(guard_fraction=options.guard, interference=OVERLAP)
+    sizing = Sizing().slowed(slow)
     with Served(complete_tensors(found.first), options.port, serve) as served:
         system = Rolled(served)
         load = Load(
@@ -230,7 +236,7 @@ def wave(options: argparse.Namespace) -> dict[str, Any]:
             "--give-up-s=2",
         )
         follow_live(
-            Follower.of(found.planner, found.first),
+            Follower.of(found.planner, found.first, sizing),
             system,
             options.period,
             lambda text: print(text, file=sys.stderr, flush=True),
@@ -247,7 +253,7 @@ def wave(options: argparse.Namespace) -> dict[str, Any]:
         keep_uses=False,
     )
     expected = follow_simulated(
-        Follower.of(found.planner, found.first), run, options.period, lambda _: None
+        Follower.of(found.planner, found.first, sizing), run, options.period, lambda _: None
     )
     return {
         "what": "wave",

@@ -9,6 +9,7 @@ import pytest
 from flows.operations.replanning.autoscale import (
     Follower,
     RateTracker,
+    Sizing,
     follow_live,
     follow_simulated,
     limited,
@@ -32,6 +33,33 @@ def test_targets_are_the_highest_rate_of_half_a_minute_with_headroom() -> None:
     for _ in range(30):
         tracker.second({"a": 0, "b": 400})
     assert tracker.targets_rps()["a"] < 1.5 * 120 * 0.81
+
+
+def test_targets_of_a_rise_are_what_it_comes_to_by_the_end_of_the_next_period() -> None:
+    tracker = RateTracker(period_s=20)
+    for second in range(60):
+        tracker.second({"rising": 200 + 4 * second, "falling": 600 - 4 * second, "still": 500})
+    end = 59 + 20 + 15  # a period and what loading takes
+    targets = tracker.targets_rps()
+    assert targets["rising"] == pytest.approx(1.2 * (200 + 4 * end))
+    assert 1.2 * 480 < targets["falling"] < 1.2 * 530  # half a minute ago, averaged
+    assert targets["still"] == pytest.approx(1.2 * 500)
+
+
+def test_chance_is_no_rise() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        tracker = RateTracker(period_s=20)
+        for count in random.poisson(200, 60).tolist():
+            tracker.second({"a": count})
+        assert 1.2 * 195 < tracker.targets_rps()["a"] < 1.2 * 245
+
+
+def test_thresholds_are_those_of_the_system_at_full_speed() -> None:
+    tracker = RateTracker(period_s=20, sizing=Sizing().slowed(50))
+    for _ in range(30):
+        tracker.second({"large": 200 / 50, "small": 100 / 50})
+    assert tracker.targets_rps() == pytest.approx({"large": 1.2 * 4, "small": 1.5 * 2})
 
 
 def planned(options: PlanOptions | None = None) -> tuple[Plan, Follower]:

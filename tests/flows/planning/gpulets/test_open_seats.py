@@ -254,7 +254,11 @@ def test_a_pipeline_and_models_in_turns_lie_on_one_gpu(together: Plan) -> None:
     for name in ("gpulets", "pool"):
         with pytest.raises(InfeasibleError):
             planned(asked, name=name)
-    assert [m.policy for m in together.models] == ["reservation-ahead", "turns", "turns"]
+    assert [m.policy for m in together.models] == [
+        "reservation-ahead",
+        "turns-window",
+        "turns-window",
+    ]
     assert together.gpus_used == {"G": 1}
     assert sorted(pool.share for pool in together.pools) == [120, 180]
     assert together.objective.gap <= 1e-4

@@ -82,7 +82,7 @@ def test_throughput_equals_brute_force(seed: int, model: InterferenceModel | Non
     assert found.objective.value == pytest.approx(best, rel=1e-6)
     assert found.objective.gap <= 1e-4
     assert found.objective.space == "gpu-patterns"
-    assert {m.policy for m in found.models} == {"turns"}
+    assert {m.policy for m in found.models} == {"turns-window"}
 
 
 @pytest.mark.long
@@ -120,7 +120,7 @@ def test_plans_serve_what_they_promise_with_nothing_accepted_and_late(
     found = planned(case(seed, 2 + seed % 2, 2, batches=8), model)
     for load in (0.5, 1.0, 2.0):
         run = simulate(found, SimOptions(load_factor=load, duration_s=3.0))
-        assert run.policy == "turns"
+        assert run.policy == "turns-window"
         assert sum(m.late for m in run.models) == 0
         if load < 1:
             assert run.attainment > 0.9
