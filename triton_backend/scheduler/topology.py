@@ -17,7 +17,8 @@ the full rate.
 of a last stage a downlink of its own (what the published PPipe simulator assumes).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
@@ -52,7 +53,8 @@ class LateRules(NamedTuple):
     """Rules of a late policy as the numbers that `policies.late` gives them.
 
     Attributes:
-        grows: whether batches may be larger than planned.
+        grows: whether batches may be larger than planned,
+        grows_alone: or only where no other stage waits for its turn.
         target: how large a batch shall be.
         timeout_us, timeout_share: how long after its head's arrival a candidate opens: a time, or a
             share of the budget where that is not 0.
@@ -62,6 +64,7 @@ class LateRules(NamedTuple):
     heads: int
     rank: int
     grows: bool = True
+    grows_alone: bool = False
     target: int = 0
     timeout_us: int = 0
     timeout_share: float = 0.0
@@ -468,14 +471,17 @@ def _pipeline_rows(
 ) -> Records:
     """All of `PIPELINE`; `seats` are of every stage, 0 where it does not board."""
     rows = np.zeros(len(pipelines), dtype=PIPELINE)
-    numbers = {pool.name: number for number, pool in enumerate(plan.pools)}
+    numbers, unshared = (
+        {p.name: number for number, p in enumerate(plan.pools)},
+        unshared_pools(plan),
+    )
     for row, known, aboard in zip(rows, pipelines, seats, strict=True):
         rules = policies[known.model].rules
         row["queue"], row["number"] = known.queue, known.number
         # A batch is never split, so it is no larger than what the smallest stage takes.
         batch = min([known.pipeline.batch, known.pipeline.largest, *(n for n in aboard if n)])
         row["batch"] = row["largest"] = batch
-        if rules is not None and rules.grows:
+        if grows(rules, known.pipeline, unshared):
             row["largest"] = known.pipeline.largest
         row["stages"] = len(known.pipeline.stages)
         row["pool"] = numbers[known.pipeline.stages[0].pool]
@@ -483,6 +489,19 @@ def _pipeline_rows(
     rows["placed"] = np.argsort(rows["pool"], kind="stable")
     rows["place"][rows["placed"]] = np.arange(len(rows))
     return rows
+
+
+def unshared_pools(plan: Plan) -> frozenset[str]:
+    """Pools whose vGPUs run one stage only."""
+    stages = Counter(stage.pool for m in plan.models for p in m.pipelines for stage in p.stages)
+    return frozenset(pool for pool, count in stages.items() if count == 1)
+
+
+def grows(rules: LateRules | None, pipeline: Pipeline, unshared: Container[str]) -> bool:
+    """Whether batches of a pipeline may be larger than planned, given the pools of one stage only."""
+    if rules is None:
+        return False
+    return rules.grows or (rules.grows_alone and all(s.pool in unshared for s in pipeline.stages))
 
 
 def _share_rates(rows: Records, rates_rps: NDArray[np.float64]) -> None:

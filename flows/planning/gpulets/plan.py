@@ -206,6 +206,7 @@ def seat_pipelines(
         felt, inflation = own.felt(pattern.parts, slot), table.inflation
     models = [int(m) for m in options.model[row] if m >= 0]
     factors: list[float] = []
+    turns_us: list[int] = []
     latencies: list[tuple[int, ...]] = []
     stated: list[SeatInterference] = []
     for at, model in enumerate(models):
@@ -216,15 +217,17 @@ def seat_pipelines(
         if table.interference and beside:
             factor = max(1.0, float(cell.susceptibility[where]) + felt) * inflation
         factors.append(factor)
-        latencies.append(
-            tuple(math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us[: where + 1])
-        )
+        known_us = [math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us]
+        turn_us = max(known_us[: where + 1])
+        limit_us = float(master.tables.limit_us[model]) - turn_us if len(models) == 1 else 0.0
+        turns_us.append(turn_us)
+        latencies.append(_with_larger(known_us, where + 1, limit_us))
         if alone is not None:
             susceptibility, pressure = alone[slot][at]
             stated.append(
                 SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
             )
-    duty = sum(max(latency) for latency in latencies)
+    duty = sum(turns_us)
     interference = None
     if alone is not None:
         interference = PoolInterference(
@@ -255,6 +258,14 @@ def seat_pipelines(
         )
         for at, model in enumerate(models)
     ]
+
+
+def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tuple[int, ...]:
+    """Latencies up to the planned batch, and of larger ones that a burst may fill within the limit."""
+    end = planned
+    while end < len(known_us) and known_us[end] <= limit_us:
+        end += 1
+    return tuple(known_us[:end])
 
 
 def _alone(

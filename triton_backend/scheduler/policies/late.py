@@ -20,6 +20,7 @@ Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpu
     timeout    head's arrival+k  window    least latest
     latest     latest            window    least latest
     turns      now               head      least recently served (planned batches, one stage)
+    turns-window: the same with window; who shares its vGPU with nobody may send larger batches
 
 Heads `window`: a head goes that would make every batch after it smaller than the target; else one
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
@@ -94,7 +95,9 @@ POLICIES = {
     "latest": LateRules(opens=AT_LATEST, heads=BY_WINDOW, rank=LEAST_LATEST),
     "timeout": LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25),
     "turns": LateRules(opens=AT_ONCE, heads=BY_HEAD, rank=LEAST_RECENT, grows=False),
-    "turns-window": LateRules(opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_RECENT, grows=False),
+    "turns-window": LateRules(
+        opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_RECENT, grows=False, grows_alone=True
+    ),
 }
 
 ABSENT = 0

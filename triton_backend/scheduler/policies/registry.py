@@ -22,7 +22,7 @@ from triton_backend.scheduler import policies
 from triton_backend.scheduler.compiled import inlined
 from triton_backend.scheduler.policies.late import LEAST_RECENT
 from triton_backend.scheduler.tables import SETTLED, Tables
-from triton_backend.scheduler.topology import LateRules, QueuePolicy
+from triton_backend.scheduler.topology import LateRules, QueuePolicy, grows, unshared_pools
 
 Decide = Callable[[Tables, int], int]
 
@@ -95,16 +95,18 @@ def queue_policies(
 def largest_batches(plan: Plan, policy: str | None = None) -> dict[str, tuple[int, ...]]:
     """By model, most samples of a batch of each of its pipelines: what engines and slots must hold.
 
-    Most policies of late binding send what the latency table allows; all others send the planned batch
-    at most.
+    Most policies of late binding send what the latency table allows, `turns-window` where nobody else waits
+    for a turn; all others send the planned batch at most.
 
     Raises:
         InputError: as `queue_policies`.
     """
-    grown = [p.rules is not None and p.rules.grows for p in queue_policies(plan, policy)]
+    unshared = unshared_pools(plan)
     return {
-        model.name: tuple(p.largest if grows else p.batch for p in model.pipelines)
-        for model, grows in zip(plan.models, grown, strict=True)
+        model.name: tuple(
+            p.largest if grows(queue.rules, p, unshared) else p.batch for p in model.pipelines
+        )
+        for model, queue in zip(plan.models, queue_policies(plan, policy), strict=True)
     }
 
 

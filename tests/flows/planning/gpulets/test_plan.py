@@ -1,5 +1,6 @@
 """The exact planner against brute force over every pattern of every GPU, and as plans."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +125,22 @@ def test_plans_serve_what_they_promise_with_nothing_accepted_and_late(
         assert sum(m.late for m in run.models) == 0
         if load < 1:
             assert run.attainment > 0.9
+
+
+def test_who_has_a_part_alone_may_fill_larger_batches_in_a_burst() -> None:
+    asked = case(3, 2, 2, batches=8)
+    found = planned(at_rates(asked, 0.6 * best_throughput(asked, None)), None, "gpus")
+    seats = Counter(s.pool for m in found.models for p in m.pipelines for s in p.stages)
+    larger = 0
+    for model in found.models:
+        for pipeline in model.pipelines:
+            (stage,) = pipeline.stages
+            beyond = stage.latency_us_by_batch[pipeline.batch :]
+            assert seats[stage.pool] == 1 or not beyond
+            room_us = 0.9 * model.slo_us - (stage.duty_cycle_us or 0)
+            assert all(latency <= room_us for latency in beyond)
+            larger += len(beyond)
+    assert larger
 
 
 @pytest.mark.long

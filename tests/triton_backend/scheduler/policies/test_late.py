@@ -31,6 +31,7 @@ from triton_backend.scheduler.policies.late import (
     LEAST_WASTE,
     MEASURED,
 )
+from triton_backend.scheduler.policies.registry import largest_batches
 from triton_backend.scheduler.scheduler import Scheduler
 
 RULES = {
@@ -351,6 +352,16 @@ def test_turns_go_to_the_queue_served_longest_ago() -> None:
     assert [b.model for b in life.batches] == [0, 1, 0, 1, 0]
 
 
+def test_turns_by_window_grow_where_nobody_else_waits_for_one() -> None:
+    rush = [(0, 0, 99, 1)] * 5
+    alone = shared([RISING], 1, policy="turns-window", planned=[1])
+    assert run(alone, rush).batches == [Batch(0, 0, (0,), 0), Batch(10, 0, (1, 2, 3, 4), 0)]
+    assert largest_batches(alone) == {"m0": (4,)}
+    both = shared([RISING, FLAT], 1, policy="turns-window", planned=[1, 1])
+    assert [len(b.requests) for b in run(both, rush).batches] == [1] * 5
+    assert largest_batches(both) == {"m0": (1,), "m1": (1,)}
+
+
 def test_turns_need_pipelines_of_one_stage() -> None:
     place = [PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1)]
     stages = [hand_stage((n, n + 1), "GPU", at, (10,)) for n, at in enumerate(place)]
@@ -393,7 +404,8 @@ def test_every_batch_is_that_of_the_definition(
 ) -> None:
     tables, planned, vgpus, arrivals = case
     policy, adjusted, rules = EVERY[name]
-    sizes = planned if policy.startswith("turns") else [len(table) for table in tables]
+    grows = not policy.startswith("turns") or (policy == "turns-window" and len(tables) == 1)
+    sizes = [len(table) for table in tables] if grows else planned
     models = [
         Model(table[:size], goal, budget=slo_us)
         for table, size, goal in zip(tables, sizes, planned, strict=True)
