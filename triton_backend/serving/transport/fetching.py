@@ -181,6 +181,8 @@ def holders(deployment: Deployment, application: str, piece: Piece, node: str | 
         piece: where rows lie.
         node: where this process runs; None for the gateway's host.
     """
+    if not deployment.settings.hosts:
+        return []
     if piece.producer == NONE:
         if node is None or deployment.same_host(node, None):
             return []

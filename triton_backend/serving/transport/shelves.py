@@ -25,6 +25,8 @@ class Shelves:
         self._settings = settings
         self._deployments: dict[int, Deployment] = {}
         self._segments: dict[tuple[int, int], Segment] = {}  # by generation and vGPU
+        # By generation and the rest of a piece's place: what lies there, and how many rows all of it has.
+        self._tensors: dict[tuple[int | str, ...], tuple[Arrays, int]] = {}
 
     def add(self, deployment: Deployment) -> None:
         """A generation that is known here."""
@@ -80,24 +82,35 @@ class Shelves:
         Raises:
             FrameError: there is no such place.
         """
-        try:
-            deployment = self.deployment(piece.generation)
-            graph = deployment.applications[deployment.application_numbers[application]]
-            model = graph.modules[piece.producer].model
-            slots = self.of_model(deployment, piece.vgpu, model)
-            whole = slots.views(piece.slot, slots.layout.batch)
-        except (LookupError, ValueError, PoolPipeError) as error:
-            raise FrameError(f"{piece} is nowhere: {error!r}") from error
+        place = piece.generation, piece.vgpu, piece.slot, application, piece.producer, piece.group
+        known = self._tensors.get(place)
+        if known is None:
+            try:
+                mine = self._all_of(application, piece)
+            except (LookupError, ValueError, PoolPipeError) as error:
+                raise FrameError(f"{piece} is nowhere: {error!r}") from error
+            known = self._tensors[place] = mine, min(map(len, mine.values()), default=0)
+        return rows_of(known[0], piece, known[1])
+
+    def _all_of(self, application: str, piece: Piece) -> Arrays:
+        """The whole slot in which a piece lies: of the outputs of its producer, those of its group."""
+        deployment = self.deployment(piece.generation)
+        graph = deployment.applications[deployment.application_numbers[application]]
+        model = graph.modules[piece.producer].model
+        slots = self.of_model(deployment, piece.vgpu, model)
+        whole = slots.views(piece.slot, slots.layout.batch)
         mine = {
             n: view for n, view in whole.items() if deployment.group_of(model, n) == piece.group
         }
         if piece.group:  # [batch, most, ...], filled from its start
             mine = {n: view.reshape(-1, *view.shape[2:]) for n, view in mine.items()}
-        return rows_of(mine, piece, min(map(len, mine.values()), default=0))
+        return mine
 
     def forget(self, generation: int) -> None:
         """A generation is over."""
         self._deployments.pop(generation, None)
+        for place in [place for place in self._tensors if place[0] == generation]:
+            del self._tensors[place]
         for key in [key for key in self._segments if key[0] == generation]:
             self._segments.pop(key).close()
 

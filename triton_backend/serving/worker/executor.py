@@ -2,8 +2,9 @@
 
 The thread that polls and finds a batch due runs it itself, which costs no hand-over, and the other
 polls on (the leader/followers pattern). So batches that come, and reports on those that ran, are seen
-to while the next one runs, and the vGPU does not wait. During a short run its thread goes on leading:
-the run is over before the other thread would be of use.
+to while the next one runs, and the vGPU does not wait. The other is woken when the run begins, not before:
+until then the two would only keep one interpreter from each other. During a short run its thread goes on
+leading: the run is over before the other thread would be of use.
 
 Frames about a batch that has ended are written after the next one has begun, where one is due: at 10 ms
 a batch, the half millisecond that writing takes is a twentieth of the vGPU's rate. They wait in the
@@ -17,6 +18,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 
@@ -80,6 +82,28 @@ class Outbox:
             send(*arguments)
 
 
+class _Lead:
+    """The right to poll while the context lasts, or until it is handed to the other thread."""
+
+    def __init__(self, leading: threading.Lock) -> None:
+        self._leading = leading
+        self._own = False
+
+    def __enter__(self) -> Self:
+        self._leading.acquire()
+        self._own = True
+        return self
+
+    def hand_over(self) -> None:
+        """Let the other thread lead; harmless when it does."""
+        if self._own:
+            self._own = False
+            self._leading.release()
+
+    def __exit__(self, *_: object) -> None:
+        self.hand_over()
+
+
 class LeaderFollowers:
     """Runs the batches of one vGPU until stopped."""
 
@@ -136,12 +160,14 @@ class LeaderFollowers:
         """Lead until a batch is due, run it and those that follow at once, and lead again."""
         try:
             while not self._stopping:
-                with self._leading:
+                with _Lead(self._leading) as lead:
                     batch = self._await_batch()
                     while batch is not None and self._is_short(batch):
                         self._execute(batch)
                         self._queue.end()
                         batch = self._await_batch()
+                    if batch is not None:
+                        batch = self._execute_and_follow(batch, lead)
                 while batch is not None:
                     batch = self._execute_and_follow(batch)
         finally:
@@ -211,11 +237,20 @@ class LeaderFollowers:
         return self._stages.expected_us(batch.place, batch.samples) < FOLLOWER_LEADS_FROM_US
 
     def _execute_and_follow(
-        self, batch: QueuedBatch | QueuedRide
+        self, batch: QueuedBatch | QueuedRide, lead: _Lead | None = None
     ) -> QueuedBatch | QueuedRide | None:
-        """Run a batch or ride while the other thread leads; the one that follows at once, or None."""
-        self._set_timer()  # the other thread may be polling since before the outbox was filled
-        self._execute(batch)
+        """Run a batch or ride while the other thread leads; the one that follows at once, or None.
+
+        With `lead`, that thread has it from when the run begins, or before where that may have to wait
+        for another host.
+        """
+        if lead is None:
+            self._set_timer()  # the other thread may be polling since before the outbox was filled
+        elif not self._outputs.all_here:
+            lead.hand_over()
+        self._execute(batch, None if lead is None else lead.hand_over)
+        if lead is not None:
+            lead.hand_over()  # it was not run
         following = self._queue.end_and_begin()
         if following is None:
             self._flush_outbox()
@@ -229,9 +264,13 @@ class LeaderFollowers:
         except Exception:  # noqa: BLE001  # the leader sends the rest
             _LOG.exception("what a batch came to could not be sent")
 
-    def _execute(self, batch: QueuedBatch | QueuedRide) -> None:
-        """Run a batch or ride, and enqueue what is to be sent of it."""
+    def _execute(
+        self, batch: QueuedBatch | QueuedRide, begins: Callable[[], None] | None = None
+    ) -> None:
+        """Run a batch or ride, and enqueue what is to be sent of it; `begins` is called right before the run."""
         if isinstance(batch, QueuedRide):
+            if begins is not None:
+                begins()
             self._execute_ride(batch)
             return
         target: OutputTarget | None = None
@@ -239,6 +278,8 @@ class LeaderFollowers:
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)
             inputs, outputs = self._queue.inputs_of(batch), target.views(samples)
+            if begins is not None:
+                begins()
             span_us = self._stages.run(batch.place, inputs, outputs, samples)
         except ReceiverGoneError as error:
             self._lost(batch, error)

@@ -83,16 +83,17 @@ class InputGatherer:
         pieces: Sequence[Piece],
         into: Arrays,
         ready: Ready,
-    ) -> None:
-        """Have the rows of a batch of modules copied; `ready` is called once they are there, or cannot be had.
+    ) -> bool:
+        """Have the rows of a batch of modules copied; True where all lay on this host.
+
+        Else `ready` is called once they are there, or cannot be had.
 
         Args:
             batch: its number and the tag of its plan.
             body: what it is.
             pieces: where its rows lie.
             into: its slot.
-            ready: called at once where all lie on this host, else in the thread that polls; not for a batch
-                that is aborted meanwhile.
+            ready: called in the thread that polls; not for a batch that is aborted meanwhile.
 
         Raises:
             FrameError: a piece is not where it is said to be, or does not fit the batch.
@@ -117,12 +118,11 @@ class InputGatherer:
             else:
                 _copy(feeds, piece, self.rows(application, piece), into)
         if not elsewhere:
-            ready("")
-            return
+            return True
         gathering = self._gathering[number] = _Gathering(len(elsewhere), ready)
         for addresses, theirs, piece in elsewhere:
             if self._gathering.get(number) is not gathering:
-                return  # nobody has one of those before
+                return False  # nobody has one of those before
             application = deployment.applications[piece.application]
             feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
             given = {name for _, name in feeds}
@@ -133,6 +133,7 @@ class InputGatherer:
             wanted = [spec for spec in specs if spec.name in given]
             done = partial(self._come, number, gathering, feeds, piece, into)
             self._fetches.ask(addresses, application.name, piece, wanted, done)
+        return False
 
     def _come(
         self,

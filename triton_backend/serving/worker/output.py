@@ -83,6 +83,7 @@ class OutputSender:
         self._shelves = shelves
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         self._channels = channels
+        self._hosts = deployment.settings.hosts
         self._links = _links(deployment)
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
@@ -94,6 +95,11 @@ class OutputSender:
         self._served[deployment.tag] = deployment, vgpu
         self._shelves.add(deployment)
         self._shelves.make(deployment, vgpu)
+
+    @property
+    def all_here(self) -> bool:
+        """Whether all that results go to is on this host, so that none of it is waited for."""
+        return not self._hosts
 
     def take_pages(self, deployment: Deployment, vgpu: int) -> None:
         """Take the memory of this vGPU's shelf before it is used; from any thread."""

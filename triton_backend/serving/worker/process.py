@@ -275,12 +275,13 @@ class StageWorker:
         into = inputs.views(slot, batch.samples)
         which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
         try:
-            if pieces:
-                ready = partial(self._gathered, header, batch)
-                self._inputs.gather(which[:2], batch, pieces, into, ready)
-            else:
+            if not pieces:
                 self._inputs.copy_express(header.plan_tag, batch, into)
-                self._queue.add(header, batch)
+            elif not self._inputs.gather(
+                which[:2], batch, pieces, into, partial(self._gathered, header, batch)
+            ):
+                return
+            self._queue.add(header, batch, slot)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
             self._outputs.report_failure(which, batch, str(error))

@@ -185,13 +185,19 @@ class BatchQueue:
             raise FrameError(f"{header.payload_bytes} bytes, not {size}")
         return slot
 
-    def add(self, header: Header, batch: BatchBody) -> None:
+    def add(self, header: Header, batch: BatchBody, slot: int | None = None) -> None:
         """Let a batch wait until it is due.
+
+        Args:
+            header: of its frame.
+            batch: what it is.
+            slot: its slot, where it has just been accepted (`written_by`).
 
         Raises:
             FrameError: it is not accepted (`check`), or its tensors are damaged.
         """
-        slot, stage, tag = self.check(header, batch), header.stage, header.plan_tag
+        stage, tag = header.stage, header.plan_tag
+        slot = self.check(header, batch) if slot is None else slot
         inputs = self._inputs[tag, batch.model, batch.pipeline, stage]
         if batch.payload_checksum and batch.payload_checksum != checksum_of(
             inputs, slot, batch.samples
