@@ -2,7 +2,8 @@
 
 An interpreter with its imports takes a fifth of a second of a processor, a fork of one that has them some
 milliseconds; a change of plan starts many workers at once, beside those that serve. The pages of the
-modules are shared, too.
+modules are shared, too, and what all workers of a generation read is read before they are forked. What gives way
+forks in its turn (`turn_to_load`).
 
 What keeps a fork safe: the server has one thread (it ends where an import started another), no session
 of a runtime, no GPU, no socket but the node's. A worker is forked twice and its first parent ends, so
@@ -39,6 +40,7 @@ from triton_backend.serving.transport.sched_tuning import (
     ask_for_short_slices,
     lower_priority,
     restore_priority,
+    turn_to_load,
 )
 
 SERVER_NAME = "fork-server"  # as `ps` shows it
@@ -149,7 +151,7 @@ class ForkServer:
         environment: Mapping[str, str],
         log: int,
         *,
-        give_way: bool = False,
+        give_way: Path | None = None,
     ) -> Forked | None:
         """A new worker; None where this server cannot make one now.
 
@@ -157,12 +159,14 @@ class ForkServer:
             arguments: as of the worker's command line.
             environment: beside that of the server.
             log: descriptor that takes its output.
-            give_way: fork at a lower priority, which the worker begins with: a fork takes some milliseconds.
+            give_way: fork at a lower priority, which the worker begins with, and in its turn, of which this
+                folder knows (`turn_to_load`): a fork takes some milliseconds.
         """
         if not self._ready or self._orders is None:
             return None
-        self._give_way(give_way)
-        order = json.dumps({"arguments": list(arguments), "environment": dict(environment)})
+        self._give_way(give_way is not None)
+        said = {"arguments": list(arguments), "environment": dict(environment)}
+        order = json.dumps(said if give_way is None else said | {"turns": str(give_way)})
         wait, go = os.pipe()
         try:
             try:
@@ -251,16 +255,21 @@ class Order(NamedTuple):
     wait: int
 
 
-def _serve(orders: socket.socket) -> Order | None:
+def _serve(orders: socket.socket, read_ahead: Callable[[list[str]], None]) -> Order | None:
     """Fork until the node is gone; returns in every worker, with what it is to be."""
     orders.send(_READY)
     while True:
         text, (log, wait) = _read(orders)
         if not text:
             return None
-        if not _forked(orders):
+        said = json.loads(text)
+        turns = said.get("turns")
+        with contextlib.nullcontext() if turns is None else turn_to_load(Path(turns)):
+            with contextlib.suppress(Exception):  # the worker says what is wrong
+                read_ahead(said["arguments"])
+            is_server = _forked(orders)
+        if not is_server:
             orders.close()
-            said = json.loads(text)
             return Order(said["arguments"], said["environment"], log, wait)
         os.close(log)
         os.close(wait)
@@ -291,8 +300,15 @@ def _forked(orders: socket.socket) -> bool:
     return True
 
 
-def main(arguments: Sequence[str]) -> Order | None:
-    """Import, then fork; returns in every worker, with what it is to be."""
+def main(
+    arguments: Sequence[str], read_ahead: Callable[[list[str]], None] = lambda _: None
+) -> Order | None:
+    """Import, then fork; returns in every worker, with what it is to be.
+
+    Args:
+        arguments: of the command line.
+        read_ahead: takes those of a worker right before it is forked, and may keep what workers will read.
+    """
     descriptor, parent, *runtimes = arguments
     end_with_parent(int(parent))
     name_process(SERVER_NAME)
@@ -305,7 +321,7 @@ def main(arguments: Sequence[str]) -> Order | None:
     gc.collect()
     gc.freeze()  # so that a collection in a worker does not write to the pages shared
     ask_for_short_slices(like=int(parent))  # its node may have had it load at a lower priority
-    return _serve(socket.socket(fileno=int(descriptor)))
+    return _serve(socket.socket(fileno=int(descriptor)), read_ahead)
 
 
 def become_worker(order: Order, run_worker: Callable[[list[str]], None]) -> None:
@@ -323,7 +339,8 @@ def become_worker(order: Order, run_worker: Callable[[list[str]], None]) -> None
 if __name__ == "__main__":
     # Not by the node, which imports this file, too.
     from triton_backend.serving.worker.process import main as run_worker
+    from triton_backend.serving.worker.process import read_ahead
 
-    made = main(sys.argv[1:])
+    made = main(sys.argv[1:], read_ahead)
     if made is not None:
         become_worker(made, run_worker)

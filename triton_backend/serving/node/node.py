@@ -552,7 +552,10 @@ class Node:
         with (self._logs() / f"worker-{worker.name}.log").open("ab") as log:
             if self._forks is not None:
                 worker.process = self._forks.fork(
-                    arguments, environment, log.fileno(), give_way=give_way
+                    arguments,
+                    environment,
+                    log.fileno(),
+                    give_way=self._settings.socket_folder if give_way else None,
                 )
             if worker.process is None:
                 worker.process = subprocess.Popen(

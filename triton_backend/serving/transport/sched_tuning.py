@@ -6,16 +6,20 @@ Everything here works for microseconds at a time, so short slices cost nothing, 
 not wait for the whole slice of whoever has the core. Linux 6.12 and later (`sched_setattr`, the
 slice is `sched_runtime`); others refuse or ignore it, and all is as before.
 Low priority: a process that loads its stages beside others that serve gives way to them, until it asks
-for short slices itself.
+for short slices itself. And few of them load at a time: a processor that is free runs who wakes up at once, where one
+that a process of the lowest priority has may do so milliseconds later.
 Exact timers: a sleeping thread is woken up to 50 µs late, so that the kernel may join wake-ups;
 one that asks for none of this is woken 20 to 30 µs after the instant.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import platform
+import signal
 import threading
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +28,8 @@ LONG_SLICE_NS = 100_000_000
 # A ninth of what one that serves gets where both want to run; with less a busy machine would never load.
 LOWER_BY = 10
 LOWEST = 19
+# So long who gives way waits for others that load: beyond that it is a disk or a GPU that they wait for.
+TURN_SECONDS = 1.0
 _PR_SET_TIMERSLACK = 29
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}
 _SCHED_OTHER, _SCHED_BATCH = 0, 3
@@ -78,6 +84,45 @@ def lower_priority(process: int) -> bool:
     if _may_come_back():
         nice = min(nice + LOWER_BY, LOWEST)
     return _set(process, _SCHED_BATCH, nice, LONG_SLICE_NS)
+
+
+@contextlib.contextmanager
+def turn_to_load(folder: Path) -> Generator[None]:
+    """Where this process gives way, have it load while few others of its host do; for a main thread.
+
+    Half of the processors stay free of what loads. Who waits for longer than `TURN_SECONDS` loads all the same.
+
+    Args:
+        folder: of files that say whose turn it is, one for all processes of a host.
+    """
+    if os.sched_getscheduler(0) != _SCHED_BATCH:
+        yield
+        return
+    at_once = max(len(os.sched_getaffinity(0)) // 2, 1)
+    path = folder / f"loading-{os.getpid() % at_once}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(TimeoutError), _alarm(TURN_SECONDS):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Generator[None]:
+    """Raise TimeoutError out of what is waited for."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def restore_priority(process: int) -> None:

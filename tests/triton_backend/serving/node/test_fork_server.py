@@ -83,7 +83,7 @@ def test_a_worker_that_gives_way_begins_at_a_lower_priority(
 ) -> None:
     """So does its fork; the next one that is missed does not wait for it."""
     found: list[int] = []
-    for give_way in (True, False, True):
+    for give_way in (tmp_path, None, tmp_path):
         with (tmp_path / "log").open("wb") as log:
             made = server.fork(
                 ["wait"], {"CUDA_VISIBLE_DEVICES": "1"}, log.fileno(), give_way=give_way
@@ -159,6 +159,27 @@ def test_a_runtime_is_imported_before(tmp_path: Path) -> None:
     assert forked(server, tmp_path).wait() == 0
     server.stop()
     assert (tmp_path / "3.log").read_text().splitlines()[1] == "True"
+
+
+def test_what_workers_read_is_read_before_they_are_forked(tmp_path: Path) -> None:
+    """What cannot be read is left to the worker that needs it."""
+    reading = """
+read = []
+def read_ahead(arguments):
+    read.append(os.getpid())
+    if "wrong" in arguments:
+        raise ValueError(arguments)
+
+made = main(sys.argv[1:], read_ahead)
+"""
+    program = PROGRAM.replace("made = main(sys.argv[1:])", reading)
+    program = program.replace("sys.exit(7)", "print(read, flush=True)")
+    server = server_of(program, tmp_path)
+    loaded(server)
+    assert [forked(server, tmp_path, how, gpu=how).wait() for how in ("wrong", "right")] == [0, 0]
+    said = [(tmp_path / f"{how}.log").read_text().splitlines()[1] for how in ("wrong", "right")]
+    assert said == [str([server.pid] * times) for times in (1, 2)]
+    server.stop()
 
 
 def test_the_server_ends_with_its_node() -> None:

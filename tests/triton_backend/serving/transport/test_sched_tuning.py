@@ -1,11 +1,17 @@
 """What is asked of Linux's scheduler, in a process of its own."""
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from tests.triton_backend.serving.system import wait_for
 from triton_backend.serving.transport.sched_tuning import lower_priority
 
 
@@ -60,3 +66,60 @@ def test_a_process_that_loads_gives_way_and_comes_back_with_all_its_threads() ->
     assert said.split() in (
         [["True"] * 3] if lowered else [["True", "False", "True"], ["False"] * 3]
     )
+
+
+IN_TURN = """
+import sys
+from pathlib import Path
+from triton_backend.serving.transport import sched_tuning
+
+folder, sched_tuning.TURN_SECONDS, how = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+if how == "gives way":
+    sched_tuning.lower_priority(0)
+Path("/proc/self/comm").write_text("ready")
+with sched_tuning.turn_to_load(folder):
+    print("loads", flush=True)
+    sys.stdin.read(1)
+"""
+
+
+@contextmanager
+def loading(folder: Path, seconds: float, how: str) -> Generator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", IN_TURN, str(folder), str(seconds), how]
+    with subprocess.Popen(words, stdin=-1, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.communicate("x")
+    assert process.returncode == 0
+
+
+def gives_way(pid: int) -> bool:
+    """Whether the kernel has taken its priority, as those before 6.12 and of other machines do not."""
+    wait_for(lambda: "ready" in Path(f"/proc/{pid}/comm").read_text())
+    return os.sched_getscheduler(pid) == os.SCHED_BATCH
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and str(pid) in line.split() for line in lines)
+
+
+@pytest.mark.slow
+def test_who_gives_way_loads_in_its_turn_and_nobody_else_waits(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as turns:  # somebody else has them all
+        for number in range(os.cpu_count() or 1):
+            file = turns.enter_context((tmp_path / f"loading-{number}.lock").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with loading(tmp_path, 60.0, "hurries") as process:
+            assert says(process) == "loads"
+        with loading(tmp_path, 0.01, "gives way") as process:  # long enough
+            assert says(process) == "loads"
+        with loading(tmp_path, 60.0, "gives way") as process:
+            if gives_way(process.pid):
+                wait_for(lambda: waits_for_a_lock(process.pid))
+            turns.close()
+            assert says(process) == "loads"
