@@ -30,6 +30,9 @@ from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, S
 POLICY = "turns-window"
 NO_HEADROOM = "none"
 POISSON = "poisson99"
+SMALL_BATCH = (
+    4  # planned batches up to this may be larger in a burst, where a model has its part alone
+)
 _P99 = 2.3263478740408408  # standard deviations of a normal distribution
 
 Gpu = tuple[int, int]  # node, index on it
@@ -218,9 +221,9 @@ def seat_pipelines(
             factor = max(1.0, float(cell.susceptibility[where]) + felt) * inflation
         factors.append(factor)
         known_us = [math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us]
-        turn_us = max(known_us[: where + 1])
-        limit_us = float(master.tables.limit_us[model]) - turn_us if len(models) == 1 else 0.0
-        turns_us.append(turn_us)
+        turns_us.append(max(known_us[: where + 1]))
+        # So large that who comes right after the start of a batch is in time with as large a one.
+        limit_us = float(master.tables.limit_us[model]) / 2 if len(models) == 1 else 0.0
         latencies.append(_with_larger(known_us, where + 1, limit_us))
         if alone is not None:
             susceptibility, pressure = alone[slot][at]
@@ -261,9 +264,13 @@ def seat_pipelines(
 
 
 def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tuple[int, ...]:
-    """Latencies up to the planned batch, and of larger ones that a burst may fill within the limit."""
-    end = planned
-    while end < len(known_us) and known_us[end] <= limit_us:
+    """Latencies up to the planned batch, and of those that a burst fills where few requests are planned.
+
+    A burst is the 99th percentile of Poisson arrivals. Larger batches than these gain nothing: they vary less, and a
+    part that runs one for long has those late that come meanwhile.
+    """
+    end, most = planned, min(len(known_us), math.ceil(planned + _P99 * math.sqrt(planned)))
+    while planned <= SMALL_BATCH and end < most and known_us[end] <= limit_us:
         end += 1
     return tuple(known_us[:end])
 
