@@ -52,6 +52,7 @@ from triton_backend.serving.liveness.processes import (
     ExitWatch,
     StubWatch,
     compiled_us,
+    is_alive,
     thread_states,
 )
 from triton_backend.serving.server.command import (
@@ -258,13 +259,34 @@ class TritonServer:
 
     def stop(self, signal_number: int, exits: ExitWatch, timeout_s: float) -> None:
         """Send a signal and wait until it has ended, or the time is over."""
-        exits.watch(self.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal_number)
+        self._signal(signal_number, exits)
         for _ in range(int(timeout_s / WATCH_SECONDS)):
             if self.ended() is not None:
                 return
             exits.wait(WATCH_SECONDS)
+
+    def _signal(self, number: int, exits: ExitWatch) -> None:
+        exits.watch(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def drain(self, repository: Path, exits: ExitWatch, timeout_s: float) -> None:
+        """Have it answer what is in flight and unload its models, and end it when their processes are gone.
+
+        It looks once a second itself whether its models are. It is killed where that takes longer than the time given.
+        """
+        stubs = self._stubs(repository)
+        for pid in stubs:
+            exits.watch(pid)
+        self._signal(signal.SIGTERM, exits)
+        looks = int(timeout_s / WATCH_SECONDS) + len(stubs)  # the end of each stub is one, too
+        for _ in range(looks):
+            if self.ended() is not None:
+                return
+            if stubs and not any(map(is_alive, stubs)):
+                break
+            exits.wait(WATCH_SECONDS)
+        self.stop(signal.SIGKILL, exits, timeout_s)
 
     def kill_group(self) -> None:
         """Kill what a dead server left in its process group (stubs and workers)."""
@@ -515,11 +537,9 @@ class KeptServer:
         self._reloads.stop()
         if self._probe is not None:
             self._probe.stop()
-        if self._server is not None:
-            if self._server.ended() is None:
-                self._server.stop(signal.SIGTERM, self._exits, EXIT_TIMEOUT_SECONDS + 5)
-            if self._server.ended() is None:
-                self._server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+        if self._server is not None and self._server.ended() is None:
+            repository = self._settings.place / "repository"
+            self._server.drain(repository, self._exits, EXIT_TIMEOUT_SECONDS + 5)
 
 
 class Keeper:
