@@ -18,7 +18,9 @@ from triton_backend.scheduler.policies.registry import (
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.simulator.baselines import BASELINES
 
-ROOT = Path(__file__).parents[4]
+FOLDER = Path(__file__).parents[4] / "triton_backend/scheduler/policies"
+FEW = ("advice", "head", "late", "registry", "reservation")
+"""Files of the folder beside which a policy is compiled: one other that reserves, and what all need."""
 
 POLICY = '''
 """Policy `alone`: every request at once and alone on the first pipeline of its model."""
@@ -46,10 +48,10 @@ POLICIES = {"alone": decide}
 PROGRAM = """
 import sys
 from triton_backend.scheduler import policies
-policies.__path__.append(sys.argv[1])
+policies.__path__[:] = sys.argv[1].split(":")
 from tests.fakes.plans import two_stages
 from triton_backend.contract.events import Arrival
-from triton_backend.scheduler.policies.registry import POLICIES
+from triton_backend.scheduler.policies.registry import EARLY_POLICIES, POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.run import simulate
@@ -62,7 +64,7 @@ if sys.argv[2] == "compiled":
     from triton_backend.scheduler import scheduler as caller
     kernel_api.decide = decide
     caller.handle_event = caller.handle_event.py_func
-for policy in POLICIES[:3]:
+for policy in [name for name in POLICIES[:3] if name in EARLY_POLICIES]:
     scheduler = Scheduler(two_stages(), policy=policy)
     arrivals = [Arrival(now_us=0, request_id=n, model=0, deadline_us=100_000) for n in range(4)]
     print([type(d).__name__ for event in arrivals for d in scheduler.handle(event)])
@@ -90,23 +92,30 @@ def decide(tables, queue, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: bool) -> None:
-    added = tmp_path / "added"
-    added.mkdir()
+    added, few = tmp_path / "added", tmp_path / "few"
+    for folder in (added, few):
+        folder.mkdir()
     (added / "alone.py").write_text(POLICY)
     (tmp_path / "chain.py").write_text(CHAIN)
-    # Of a scheduler all but its policies runs as plain Python: compiled too, it would take a minute.
+    for name in FEW:
+        (few / f"{name}.py").symlink_to(FOLDER / f"{name}.py")
+    # Of a scheduler all but its policies runs as plain Python, and most of these are left out: compiled, all of
+    # it would take a minute.
     more = ["compiled" if compiled else "plain", str(tmp_path)]
     cache = str(tmp_path / "cache")
-    said = printed_by(PROGRAM, str(added), *more, compiled=compiled, NUMBA_CACHE_DIR=cache)
+    folders = f"{added}:{few if compiled else FOLDER}"
+    said = printed_by(PROGRAM, folders, *more, compiled=compiled, NUMBA_CACHE_DIR=cache)
     names, alone, *others = said.splitlines()
     if compiled:
         assert others.pop() == "compiled 1"
-    assert set(literal_eval(names)) == {"alone", *POLICIES}
+        assert {"alone", "reservation"} < set(literal_eval(names)) < {"alone", *POLICIES}
+    else:
+        assert set(literal_eval(names)) == {"alone", *POLICIES}
     assert alone == "['Dispatch', 'Dispatch', 'Dispatch', 'Dispatch']"
     if not compiled:
         assert others.pop(0) == "1.0 1.0"
     waits = "['SetTimer', 'SetTimer', 'SetTimer', 'Dispatch']"
-    assert [line for line in others if "[" in line] == [waits, waits]
+    assert [line for line in others if "[" in line] == [waits] * (1 if compiled else 2)
 
 
 def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> None:
