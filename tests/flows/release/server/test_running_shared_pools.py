@@ -190,17 +190,22 @@ def test_a_plan_of_unequal_shares_is_rolled_out_to_and_from(
     )
     whole = {"input": np.ones((1, 4096), np.uint8)}
     tail = {"cut_4": np.ones((2, 64), np.uint8)}
+    asked = [("a", whole), ("a", tail), ("b", whole), ("c", whole)]
+    asked += [("a_cut_4", tail), ("a_cut_0", whole)]
+    # All at once: what fills no batch waits for others until its deadline comes near.
+    with ThreadPoolExecutor(len(CLIENTS) * len(asked)) as clients:
+        begun = [
+            (given, clients.submit(infer, state, kind, model, given))
+            for kind in CLIENTS
+            for model, given in asked
+        ]
+        for given, answer in begun:
+            assert len(answer.result().as_numpy("output")) == (2 if given is tail else 1)
     for kind in CLIENTS:
-        assert infer(state, kind, "a", whole).as_numpy("output").shape == (1, 64)
-        assert infer(state, kind, "a", tail).as_numpy("output").shape == (2, 64)
-        for model in ("b", "c"):
-            infer(state, kind, model, whole)
         for wrong in (whole | tail, {}):
             with pytest.raises(InferenceServerException, match="open no entry") as error:
                 infer(state, kind, "a", wrong)
             assert str(error.value.status()) in {"StatusCode.INVALID_ARGUMENT", "400"}
-        assert infer(state, kind, "a_cut_4", tail).as_numpy("output").shape == (2, 64)
-        assert infer(state, kind, "a_cut_0", whole).as_numpy("output").shape == (1, 64)
     through_shared_memory(state, tail["cut_4"])
     runs = state.control("status")["counters"]["stage_runs"]
     assert {"p20", "p40", "p60", "p80"} <= {key.split("/")[-1] for key in runs}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
@@ -39,8 +39,8 @@ def test_replies_that_block_keep_no_other_request_waiting(tmp_path: Path) -> Non
     for number in range(1, POLLERS + 2):
         now_us = system.clock.now_us()
         request = Request(
-            tensors=picture(1),
-            samples=1,
+            tensors=picture(BATCH),
+            samples=BATCH,  # as many as wait for no others
             arrival_us=now_us,
             deadline_us=now_us + PATIENT_US,
             reply=reply,
@@ -49,7 +49,7 @@ def test_replies_that_block_keep_no_other_request_waiting(tmp_path: Path) -> Non
         system.fronts["pair"].submit(request)
         wait_for(lambda number=number: len(begun) == number)
     # More replies block than there are threads that poll, and still somebody polls.
-    assert not isinstance(system.ask("pair", picture(1), PATIENT_US)(), Refusal)
+    assert not isinstance(system.ask("pair", picture(BATCH), PATIENT_US)(), Refusal)
     assert not any(isinstance(answer, Refusal) for answer in begun)
     go_on.set()
     system.stop()

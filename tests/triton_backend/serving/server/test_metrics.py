@@ -20,7 +20,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.gateway.gateways import HeldGateway
-from tests.triton_backend.serving.small_plans import model, on_gpus, plan, stage, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, model, on_gpus, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -167,11 +167,12 @@ def is_served(client: grpc_client.InferenceServerClient, given: grpc_client.Infe
 def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
     state: ServerState,
 ) -> None:
-    given = grpc_client.InferInput("input", [1, 4096], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 4096), np.uint8))
     with grpc_client.InferenceServerClient(state.grpc_url) as client:
-        for _ in range(5):
-            wait_for(lambda: is_served(client, given))
+        # One waits for others until its last moment; the next are whole batches, and wait for nobody.
+        for rows in (1, *(BATCH,) * 4):
+            given = grpc_client.InferInput("input", [rows, 4096], "UINT8")
+            given.set_data_from_numpy(np.zeros((rows, 4096), np.uint8))
+            wait_for(lambda given=given: is_served(client, given))
     wait_for(lambda: 'poolpipe_latency_seconds_count{model="bare"} 5' in page(state))
     wait_for(lambda: "poolpipe_keeper_up 1" in page(state))
     text = page(state)

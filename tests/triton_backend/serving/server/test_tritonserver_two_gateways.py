@@ -22,7 +22,7 @@ from flows.system_metrics import MetricsError
 from tests.fakes.plans import HandModel
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import owners, wait_for
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -72,8 +72,9 @@ def endpoints() -> Endpoints:
 
 def ask(state: ServerState, number: int) -> bool:
     """Whether one of the servers answers rightly; each request has a connection of its own."""
-    given = grpc_client.InferInput("x", [1, 3], "FP32")
-    line = np.full((1, 3), number % 1000, np.float32)
+    # A full batch: a smaller one waits for company until the last moment.
+    given = grpc_client.InferInput("x", [BATCH, 3], "FP32")
+    line = np.full((BATCH, 3), number % 1000, np.float32)
     given.set_data_from_numpy(line)
     with grpc_client.InferenceServerClient(state.grpc_url, channel_args=OWN_CONNECTION) as client:
         answer = client.infer("affine", [given], timeout=PATIENT_US, client_timeout=20.0)
