@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.release.rollout.outcomes import read_outcomes
+from flows.release.server.running import read_state
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports
+from tests.triton_backend.serving.system import wait_for
 
 
 @pytest.fixture
@@ -59,16 +62,20 @@ def test_without_a_running_system_it_is_refused(poolpipe: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_system_is_given_what_its_load_asks_for(turns: Path, poolpipe: Command) -> None:
+def test_a_running_system_is_given_what_its_load_asks_for(
+    project: Path, turns: Path, poolpipe: Command
+) -> None:
     http, grpc, metrics = map(str, free_ports(3))
     ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics)
     assert poolpipe("serve", "plan.json", *ports).code == 0
     first = json.loads(turns.read_text())["plan_id"]
     load = [sys.executable, "-c", "from flows.cli.main import main; main()", "load"]
     load += ["--plan", "plan.json", "--url", f"127.0.0.1:{grpc}", "--rate", "120", "--json"]
+    state = read_state(project / ".poolpipe" / "serve")
     try:
-        with subprocess.Popen([*load, "--duration", "20"], stdout=subprocess.PIPE) as client:
-            told = poolpipe("autoscale", "--period", "4", "--periods", "4")
+        with subprocess.Popen([*load, "--duration", "10"], stdout=subprocess.PIPE) as client:
+            wait_for(lambda: any(each.ended for each in read_outcomes(state.metrics_urls).values()))
+            told = poolpipe("autoscale", "--period", "2", "--periods", "4")
             out, _ = client.communicate(timeout=120)
         assert told.code == 0, told.err
         assert told.out.count("\n") >= 4
