@@ -3,12 +3,30 @@
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # A shell starts background jobs with SIGINT ignored, and programs started here would inherit that;
 # a handler, unlike SIG_IGN, does not outlive exec.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TESTS = Path(__file__).parent
+BEGIN = (
+    # Those that need no kernels, which are compiled meanwhile (`kernels.py`).
+    "flows/deployments/test_shared_server.py",
+    "flows/preparation",
+    # Those that take longest.
+    "scripts/faults/test_bench_rollout_faults.py",
+    "flows/deployments/test_quickstart.py",
+    "flows/deployments/test_nightly.py",
+    "flows/deployments/test_replan_applications.py",
+    "flows/release/rollout/test_loading.py",
+    "triton_backend/serving/server/test_tritonserver_two_gateways.py",
+    "triton_backend/scheduler/test_compiled.py",
+    "triton_backend/scheduler/test_jobs.py",
+)
+"""Files and folders that begin, a process each, so that at the end no processor waits for one that began late."""
 
 STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 QUICK_PROGRAMS = {"git", "lscpu", "uname"}  # what libraries and the repository's own tests ask
@@ -23,6 +41,17 @@ def _note_process(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_note_process)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that begin first, in the order of `BEGIN`."""
+    places = {TESTS / name: number for number, name in enumerate(BEGIN)}
+
+    def place(item: pytest.Item) -> int:
+        found = (places[path] for path in (item.path, *item.path.parents) if path in places)
+        return next(found, len(places))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tests.conftest import BEGIN
 from tests.repository.files import ROOT, tracked_files
 
 PRODUCT = ("flows", "triton_backend", "warehouse", "scripts")
@@ -33,6 +34,11 @@ def test_every_test_file_is_of_a_module_or_named_as_one_of_several() -> None:
 
 def test_every_test_that_the_readme_names_is_there() -> None:
     assert named_in_the_readme() - TESTS == set()
+
+
+def test_every_file_and_folder_that_begins_is_there() -> None:
+    there = {place for test in TESTS for place in (test, *test.parents)}
+    assert {Path("tests", name) for name in BEGIN} - there == set()
 
 
 def test_every_folder_of_the_product_has_tests_of_its_own() -> None:
