@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from flows.release.server.running import (
     status,
 )
 from tests.ports import free_ports
-from tests.triton_backend.serving.small_plans import model, plan, stage
+from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -56,16 +57,26 @@ def endpoints() -> Endpoints:
     return Endpoints(http=http, grpc=grpc, metrics=metrics)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one system for all tests, each of which leaves it whole; the last one stops it."""
+    folder = tmp_path_factory.mktemp("serve")
+    render_repository(folder, SERVED, ServeOptions())
+    start(folder, endpoints())
+    yield folder
+    stop(folder)
+
+
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[ServerState]:
-    render_repository(tmp_path, SERVED, ServeOptions())
-    yield start(tmp_path, endpoints())
-    stop(tmp_path)
+def state(folder: Path) -> ServerState:
+    """As its file has it now."""
+    return read_state(folder)
 
 
 def answers(state: ServerState, model: str = NAME) -> bool:
-    given = grpc_client.InferInput("input", [1, 4096], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 4096), np.uint8))
+    # A full batch: a smaller one waits for company until the last moment.
+    given = grpc_client.InferInput("input", [BATCH, 4096], "UINT8")
+    given.set_data_from_numpy(np.zeros((BATCH, 4096), np.uint8))
     with (
         contextlib.suppress(InferenceServerException),
         grpc_client.InferenceServerClient(state.grpc_url) as client,
@@ -134,48 +145,6 @@ def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
     assert silent.stopped
 
 
-def test_a_server_that_hangs_is_started_anew(state: ServerState) -> None:
-    hung = int(state.data["triton_pid"])
-    os.kill(hung, signal.SIGSTOP)
-
-    def another() -> bool:
-        data = read_state(state.folder).data
-        return data["triton_pid"] != hung and data["ready"]
-
-    wait_for(another)
-    wait_for(lambda: answers(state))
-    assert "tritonserver is killed: no answer to" in keeper_log(state)
-    assert "tritonserver ended with -9, started anew" in keeper_log(state)
-    found = status(state.folder)
-    assert (found["keeper"], found["restarts"]) == ("runs", 1)
-    assert found["restarted"] is not None
-
-
-def test_a_load_that_hangs_hides_no_other_death(state: ServerState, tmp_path: Path) -> None:
-    """A stub of `stuck` is dead, and its load never ends; the front's stub dies meanwhile."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    place = state.folder / "repository" / "stuck" / "1"
-    place.mkdir(parents=True)
-    config = (state.folder / "repository" / NAME / "config.pbtxt").read_text()
-    (place.parent / "config.pbtxt").write_text(config.replace(f'name: "{NAME}"', 'name: "stuck"'))
-    (place / "model.py").write_text(STUCK_MODEL.format(path=str(fifo)))
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-    (state.folder / "pids" / "stuck").write_text(f"{ended.pid} 1")
-    wait_for(lambda: "stuck is loaded anew" in keeper_log(state))
-    first = stub_pid(state, NAME)
-    os.kill(first, signal.SIGKILL)
-    try:
-        wait_for(lambda: stub_pid(state, NAME) != first)
-        wait_for(lambda: answers(state))
-        assert "tritonserver ended" not in keeper_log(state)
-    finally:
-        (state.folder / "pids" / "stuck").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-
-
 def post(state: ServerState, body: bytes, *headers: str) -> int:
     """The status of an infer with a body as it goes over the wire; 0 where nobody answers."""
     host, port = state.http_url.split(":")
@@ -221,8 +190,77 @@ def test_the_keepers_own_stack_stays_as_it_was(state: ServerState) -> None:
     assert keeper.rlimit(psutil.RLIMIT_STACK) == resource.getrlimit(resource.RLIMIT_STACK)
 
 
-def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(state: ServerState) -> None:
-    folder, server = state.folder, int(state.data["triton_pid"])
+def test_a_load_that_hangs_hides_no_other_death(state: ServerState, tmp_path: Path) -> None:
+    """A stub of `stuck` is dead, and its load never ends; the front's stub dies meanwhile."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    place = state.folder / "repository" / "stuck" / "1"
+    place.mkdir(parents=True)
+    config = (state.folder / "repository" / NAME / "config.pbtxt").read_text()
+    (place.parent / "config.pbtxt").write_text(config.replace(f'name: "{NAME}"', 'name: "stuck"'))
+    (place / "model.py").write_text(STUCK_MODEL.format(path=str(fifo)))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    (state.folder / "pids" / "stuck").write_text(f"{ended.pid} 1")
+    wait_for(lambda: "stuck is loaded anew" in keeper_log(state))
+    first = stub_pid(state, NAME)
+    os.kill(first, signal.SIGKILL)
+    try:
+        wait_for(lambda: stub_pid(state, NAME) != first)
+        wait_for(lambda: answers(state))
+        assert "tritonserver ended" not in keeper_log(state)
+    finally:
+        (state.folder / "pids" / "stuck").unlink(missing_ok=True)
+        shutil.rmtree(place.parent)
+        with contextlib.suppress(OSError):
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_server_that_hangs_is_started_anew(state: ServerState) -> None:
+    hung = int(state.data["triton_pid"])
+    os.kill(hung, signal.SIGSTOP)
+
+    def another() -> bool:
+        data = read_state(state.folder).data
+        return data["triton_pid"] != hung and data["ready"]
+
+    wait_for(another)
+    wait_for(lambda: answers(state))
+    assert "tritonserver is killed: no answer to" in keeper_log(state)
+    assert "tritonserver ended with -9, started anew" in keeper_log(state)
+    found = status(state.folder)
+    assert (found["keeper"], found["restarts"]) == ("runs", 1)
+    assert found["restarted"] is not None
+
+
+def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -> None:
+    """Everything was killed at once, and the state file lies there."""
+    killed: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == state.data["process_group"]:
+                process.kill()
+                killed.append(process)
+    # A server that is about to end resets connections, which is no answer of a system that is gone.
+    wait_for(lambda: not any(command_line(process.pid) for process in killed))
+    with pytest.raises(InputError, match="left of a system that was killed"):
+        status(state.folder)
+    segments = f"poolpipe-{state.data['instance']}-*"
+    assert list(Path("/dev/shm").glob(segments))
+    ports = endpoints()
+    check_can_start(state.folder, ports)
+    stop(state.folder)
+    assert not list(Path("/dev/shm").glob(segments))
+    render_repository(state.folder, SERVED, ServeOptions())
+    again = start(state.folder, ports)
+    assert answers(again)
+
+
+def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(
+    folder: Path, state: ServerState
+) -> None:
+    """The last test of the system, which it stops."""
+    server = int(state.data["triton_pid"])
     assert served_without_keeper(folder) is None
     with pytest.raises(InputError, match="no server whose keeper is gone"):
         take_over(folder)
@@ -247,29 +285,6 @@ def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(state: Ser
     assert stop(folder)
     left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
     assert [p for p in left if os.getpgid(p.pid) in groups] == []
-
-
-def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -> None:
-    """Everything was killed at once, and the state file lies there."""
-    killed: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == state.data["process_group"]:
-                process.kill()
-                killed.append(process)
-    # A server that is about to end resets connections, which is no answer of a system that is gone.
-    wait_for(lambda: not any(command_line(process.pid) for process in killed))
-    with pytest.raises(InputError, match="left of a system that was killed"):
-        status(state.folder)
-    segments = f"poolpipe-{state.data['instance']}-*"
-    assert list(Path("/dev/shm").glob(segments))
-    ports = endpoints()
-    check_can_start(state.folder, ports)
-    stop(state.folder)
-    assert not list(Path("/dev/shm").glob(segments))
-    render_repository(state.folder, SERVED, ServeOptions())
-    again = start(state.folder, ports)
-    assert answers(again)
 
 
 def test_the_wheels_server_listens_beyond_loopback_only_when_told(tmp_path: Path) -> None:
