@@ -50,7 +50,8 @@ def served_plan(plan_id: str = "apps") -> Plan:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[LocalSystem]:
-    made = LocalSystem(tmp_path / "serve", served_plan())
+    # What fills no batch waits for others for a fifth of its time then.
+    made = LocalSystem(tmp_path / "serve", served_plan(), ServeOptions(guard_fraction=0.4))
     yield made
     made.stop()
     assert not list(SHARED_FOLDER.glob(f"{made.settings.segment_prefix}*"))
@@ -105,7 +106,8 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
 ) -> None:
     root = tmp_path / "artifacts"
     plan = onnx_plan(root)
-    system = LocalSystem(tmp_path / "serve", plan, ServeOptions(artifacts=root))
+    options = ServeOptions(artifacts=root, guard_fraction=0.4)
+    system = LocalSystem(tmp_path / "serve", plan, options)
     try:
         # What computes in truth writes its first results to memory that is there already.
         shelves = shelf_bytes(system.deployment)
@@ -160,6 +162,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSyst
         hosts={"FAST": "127.0.0.2", "SLOW": "127.0.0.3"},
         gateway_host="127.0.0.1",
         base_port=19_060,
+        guard_fraction=0.4,
     )
     made = LocalSystem(tmp_path / "serve", served_plan(), options)
     yield made

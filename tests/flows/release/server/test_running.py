@@ -6,6 +6,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,12 +112,25 @@ def line(samples: int) -> np.ndarray:
     return np.arange(samples * 3, dtype=np.float32).reshape(samples, 3)
 
 
-def test_answers_are_those_of_the_model(client: Client) -> None:
-    for samples in (1, 3, 4):
-        answer = client.infer("affine", {"x": line(samples)}, request_id="mine")
-        np.testing.assert_array_equal(answer.as_numpy("y"), line(samples) * FACTOR + OFFSET)
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_answers_are_those_of_the_model(state: ServerState, kind: str) -> None:
+    """Whole batches, of one request or several at once: others are kept until their deadline comes near."""
+
+    def ask(model: str, tensors: dict[str, np.ndarray]) -> Any:
+        with contextlib.closing(Client(state, kind)) as client:
+            return client.infer(model, tensors, request_id="mine")
+
     image, mask = np.zeros((2, 3, 16), np.float32), np.ones((2, 4), np.uint8)
-    assert client.infer("pair", {"image": image, "mask": mask}).as_numpy("scores").shape == (2, 10)
+    with ThreadPoolExecutor() as threads:
+        for batch in ((1, 3), (4,)):
+            given = [line(samples) + samples for samples in batch]
+            answers = [threads.submit(ask, "affine", {"x": x}) for x in given]
+            for x, answer in zip(given, answers, strict=True):
+                y = answer.result().as_numpy("y")
+                np.testing.assert_array_equal(y, x * FACTOR + OFFSET)
+        both = [threads.submit(ask, "pair", {"image": image, "mask": mask}) for _ in range(2)]
+        for answer in both:
+            assert answer.result().as_numpy("scores").shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +192,7 @@ def test_whatever_the_timeout_the_request_is_answered_and_nothing_is_kept(
     else:
         assert (status, timeout in text, "'timeout'" in text) == (400, True, True)
     assert "Traceback" not in text
-    infer("affine", {"x": line(1)})
+    infer("affine", {"x": line(4)})
     wait_for(lambda: 'poolpipe_requests_held{model="affine"} 0' in metrics(state))
     assert pid.is_running()
 
@@ -283,8 +297,8 @@ def test_plans_follow_one_another_without_a_lost_request(
         step for step in Step if step not in {Step.FLUSH, Step.ABORT}
     ]
     for name in ("affine", added.model.name):
-        answer = infer(name, {"x": line(2)}).as_numpy("y")
-        np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
+        answer = infer(name, {"x": line(4)}).as_numpy("y")
+        np.testing.assert_array_equal(answer, line(4) * FACTOR + OFFSET)
     with pytest.raises(InferenceServerException):
         infer("pair", {})
     assert read_state(state.folder).data["plan_id"] == following.plan_id
@@ -310,8 +324,8 @@ def test_a_plan_follows_itself_with_other_artifacts(
     assert change_plan(state.folder, again).generation == generation + 1
     assert is_same_plan(plan_in_force(state.folder), again)
     assert state.control("status")["plan_id"] == served.plan_id
-    answer = infer("affine", {"x": line(2)}).as_numpy("y")
-    np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
+    answer = infer("affine", {"x": line(4)}).as_numpy("y")
+    np.testing.assert_array_equal(answer, line(4) * FACTOR + OFFSET)
     with pytest.raises(InputError, match="is being served already"):
         change_plan(state.folder, again)
 
@@ -332,8 +346,8 @@ def test_a_node_comes_and_goes_with_the_plans_that_use_it(
     again = change_plan(state.folder, served)
     for name in (fast, slow):
         assert state.ask(name, {})["generations"] == [again.generation]
-    answer = infer("affine", {"x": line(2)}).as_numpy("y")
-    np.testing.assert_array_equal(answer, line(2) * FACTOR + OFFSET)
+    answer = infer("affine", {"x": line(4)}).as_numpy("y")
+    np.testing.assert_array_equal(answer, line(4) * FACTOR + OFFSET)
 
 
 def test_a_rollout_that_fails_leaves_the_old_plan_serving(
