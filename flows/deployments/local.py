@@ -23,7 +23,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -232,10 +234,12 @@ def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
 
 
 def down(place: Place) -> None:
-    """End what was started here, workers first."""
-    names = [path.stem for path in place.folder.glob("*.pid")]
-    for name in sorted(names, key=lambda name: (name == "server", name)):
-        stop(place.folder, name)
+    """End what was started here at once, and the server after those that ask it."""
+    names = sorted(path.stem for path in place.folder.glob("*.pid"))
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(partial(stop, place.folder), (n for n in names if n != "server")))
+    if "server" in names:
+        stop(place.folder, "server")
     if not names:
         say("nothing runs here")
 
