@@ -17,6 +17,7 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.clock import now_utc
+from flows.deployments.local import NIGHTLY_FILE
 from flows.deployments.nightly import Nightly, kept, write_nightly
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.conditions import ATTAINMENT_LOW
@@ -198,7 +199,7 @@ def test_one_command_leaves_nights_and_trigger_and_a_replan_keeps_every_option(
     assert made["options"] == dict(served.options) | {"previous": served.plan_id}
 
     assert project.up("--no-nightly") == []
-    assert project.up() == []
+    assert not (project.folder / "home/operations" / NIGHTLY_FILE).exists()  # nor the next time
 
 
 def ended(project: Project, deployment_id: Any) -> list[Any]:
