@@ -15,35 +15,47 @@ largest sum of duals less bundles of k entries is a dynamic program over entries
     at the time that its tightest entry has left beside s
 
 The starts' sums are added over all ways to divide k. L(pi) = sum pi + sum_s min(0, least reduced cost of s) bounds every
-plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no better plan can use are dropped. Then
-branches: an entry's shared stage comes before another one or not, in the order of junctions and times.
+plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no better plan can use are dropped, and so are
+ways to come to a stage. Plans are made of ways in a few whole numbers (`seats`), which is a proof where no way is missing.
+Then, for few items, branches: an entry's shared stage comes before another one or not, in the order of junctions and
+times.
 
 Here: pricing, the relaxation, the tree. Not here: groups in which entries of a start never share (`partition`).
 """
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.entries.groups import Field, Group
-from flows.planning.entries.tables import ANY_NUMBER, Floats, Ints
-from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Covering, Limits, solve_integer
+from flows.planning.entries.seats import Way, one_rate, seated
+from flows.planning.entries.tables import Floats, Ints
+from flows.planning.solver.solve import Covering, Limits
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
-MOST_ITEMS = 25
+MOST_ITEMS = 60
+MOST_PROVEN = 25  # items for which there is a tree
 _FRESH = 40  # columns of a round
 _ROUNDS = 300
 _TINY = 1e-7
-_MIP_NODES = 200
+_MIP_NODES = 200  # to prove
+_CLOSE = 2e-3  # of the relaxation of many items, where it ends
+_WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
+_SOME_WAYS, _MOST_WAYS = (
+    300,
+    1_000,
+)  # of all plans that are better than the best known: to find one, to prove
+_LOOK = 200  # stages that are priced between two times that all are
 _ROUND_EVERY = 16  # nodes
 
 Mask = NDArray[np.bool_]
@@ -61,6 +73,7 @@ class Arrays(NamedTuple):
     option_time   rising within a curve
     lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
     lowest        by number of entries, then by how many options are in time: the least cost
+    part          [stages, items] what an entry pays at least for its alignment stage, whoever shares it
     """
 
     limit: Any
@@ -74,6 +87,7 @@ class Arrays(NamedTuple):
     option_time: Any
     lowest_from: Any
     lowest: Any
+    part: Any
 
 
 class Room(NamedTuple):
@@ -188,16 +202,50 @@ def _gains(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) ->
     return most
 
 
+@kernel
+def _at_least(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, gains: Floats) -> float:
+    """No group on a stage has a lower reduced cost: every entry pays its part of an alignment stage only."""
+    taken = 0
+    for item in range(len(pi) - 1, -1, -1):  # those of the least limits gain most
+        gain = pi[item] - arrays.part[stage, item]
+        if allowed[item] and gain > 0:
+            at = taken
+            while at > 0 and gains[at - 1] < gain:
+                gains[at] = gains[at - 1]
+                at -= 1
+            gains[at] = gain
+            taken += 1
+    least, total = arrays.cost[stage, 1], 0.0
+    for k in range(taken):
+        total += gains[k]
+        least = min(least, arrays.cost[stage, k + 1] - total)
+    return least
+
+
 @kernel_entry
 def price(
-    stages: Ints, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, least: Floats, size: Ints
+    stages: Ints,
+    pi: Floats,
+    allowed: Mask,
+    below: float,
+    arrays: Arrays,
+    room: Room,
+    least: Floats,
+    size: Ints,
 ) -> None:
-    """Fill in the least reduced cost of a group on each of some stages, and how many entries it has."""
+    """Fill in the least reduced cost of a group on each of some stages, and how many entries it has.
+
+    Where that is `below` or more for sure, it is only bounded from below, and the number is 0.
+    """
     starts = len(arrays.block)
     for at in range(len(stages)):
         stage = stages[at]
+        least[at] = _at_least(stage, pi, allowed[stage], arrays, room.own[0])
+        size[at] = 0
+        if least[at] >= below:
+            continue
         most = _gains(stage, pi, allowed[stage], arrays, room)
-        least[at], size[at] = np.inf, 0
+        least[at] = np.inf
         for k in range(1, most + 1):
             reduced = arrays.cost[stage, k] - room.total[starts, k]
             if reduced < least[at]:
@@ -286,6 +334,111 @@ def _unfold(
         k -= 1
 
 
+@kernel_entry
+def cut(
+    start: int, stage: int, chosen: Ints, arrays: Arrays, best: Floats, before: Ints, row: Ints
+) -> None:
+    """Fill in how entries of a start share alignment stages at the least cost.
+
+    Args:
+        start: all that are chosen have it.
+        stage: the shared stage.
+        chosen: entries by falling limit.
+        arrays: of the pricing.
+        best: [entries + 1] room.
+        before: [entries + 1] how many come before the bundle that ends with this one.
+        row: [entries + 1] how many options are in time for the bundle that ends with this one.
+    """
+    junction, kind = arrays.junction[stage], arrays.kind[stage]
+    curve = arrays.curve[start, junction, kind]
+    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
+    best[0] = 0.0
+    for b in range(1, len(chosen) + 1):
+        left = arrays.limit[chosen[b - 1]] - arrays.time[stage]
+        row[b] = _in_time(curve, arrays.option_time, left)
+        best[b] = np.inf
+        for a in range(b):
+            value = best[a] + arrays.lowest[base + (b - a) * width + row[b]]
+            if value < best[b]:
+                best[b], before[b] = value, a
+
+
+@kernel
+def _take_with(
+    taken: int,
+    pi: float,
+    best: Floats,
+    lowest: Floats,
+    at: int,
+    width: int,
+    own: Floats,
+    far: float,
+) -> None:
+    """`_take`, with a second layer of `best`, [2, k, o], where some bundle has been paid by `own`, [number].
+
+    `far` is infinite where the entry is too late for that.
+    """
+    for k in range(taken, -1, -1):
+        closed, by_own = -np.inf, -np.inf
+        for o in range(k + 1):
+            without, having = best[0, k, o] + pi, best[1, k, o] + pi
+            best[0, k + 1, o + 1] = max(best[0, k + 1, o + 1], without)
+            best[1, k + 1, o + 1] = max(best[1, k + 1, o + 1], having)
+            cost = lowest[at + (o + 1) * width]
+            closed = max(closed, without - cost)
+            by_own = max(by_own, having - cost, without - own[o + 1] - far)
+        best[0, k + 1, 0] = max(best[0, k + 1, 0], closed)
+        best[1, k + 1, 0] = max(best[1, k + 1, 0], by_own)
+
+
+@kernel_entry
+def price_options(
+    stage: int,
+    start: int,
+    pi: Floats,
+    own: Floats,
+    none: Mask,
+    arrays: Arrays,
+    room: Room,
+    least: Floats,
+) -> None:
+    """Fill in the least reduced cost of a group on a stage that has an alignment stage of each option of a start.
+
+    Args:
+        stage: the shared stage.
+        start: of the alignment stage.
+        pi: duals of the items.
+        own: [options, items + 1] what so many entries cost by each option.
+        none: [items] whether the item is of another start.
+        arrays: of the pricing.
+        room: to work.
+        least: [options] filled in.
+    """
+    most = _gains(stage, pi, none, arrays, room)
+    others, best = room.total[len(arrays.block)], room.best
+    junction, kind = arrays.junction[stage], arrays.kind[stage]
+    curve = arrays.curve[start, junction, kind]
+    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
+    for option in range(len(least)):
+        least[option] = np.inf
+        best[0, 0, 0], best[1, 0, 0], taken = 0.0, -np.inf, 0
+        for item in range(arrays.first[start], arrays.first[start + 1]):
+            left = arrays.limit[item] - arrays.time[stage]
+            options = _in_time(curve, arrays.option_time, left)
+            if left < 0 or options == 0:
+                break
+            for o in range(taken + 2):
+                best[0, taken + 1, o], best[1, taken + 1, o] = -np.inf, -np.inf
+            far = np.inf if option >= options else 0.0
+            at = base + options
+            _take_with(taken, pi[item], best, arrays.lowest, at, width, own[option], far)
+            taken += 1
+        for k in range(1, taken + 1):
+            for other in range(most + 1):
+                reduced = arrays.cost[stage, k + other] - best[1, k, 0] - others[other]
+                least[option] = min(least[option], reduced)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
     """A group: its stage, its items in the order of `Arrays`, its cost."""
@@ -351,12 +504,14 @@ class Pricing:
             option_time=np.concatenate(times) if times else np.zeros(0),
             lowest_from=lowest_from,
             lowest=np.concatenate(lowest) if lowest else np.zeros(0),
+            part=items.parts_beside()[:, self.order],
         )
         self.room = Room(
             best=np.zeros((count + 1, count + 2, count + 2)),
             own=np.zeros((len(block), count + 2)),
             total=np.zeros((len(block) + 1, count + 2)),
         )
+        self._rows: dict[tuple[int, int, int, int, int], int] = {}
         self.stages = self._needed()
 
     def _needed(self) -> Ints:
@@ -377,11 +532,84 @@ class Pricing:
         """[stages, items] every item on every stage."""
         return np.ones((len(self.arrays.time), len(self.arrays.limit)), dtype=np.bool_)
 
-    def least(self, stages: Ints, pi: Floats, allowed: Mask) -> tuple[Floats, Ints]:
-        """The least reduced cost on each of some stages, and the size of that group."""
+    def least(
+        self, stages: Ints, pi: Floats, allowed: Mask, below: float = math.inf
+    ) -> tuple[Floats, Ints]:
+        """The least reduced cost on each of some stages, and the size of that group; from `below` on a bound."""
         least, size = np.zeros(len(stages)), np.zeros(len(stages), dtype=np.int64)
-        price(stages, pi, allowed, self.arrays, self.room, least, size)
+        price(stages, pi, allowed, below, self.arrays, self.room, least, size)
         return least, size
+
+    def near(self, stages: Ints, pi: Floats, allowed: Mask) -> tuple[Floats, Ints]:
+        """The same on the stages that look best only; what the others have at least."""
+        least, size = self.least(stages, pi, allowed, -math.inf)
+        look = np.argsort(least, kind="stable")[:_LOOK]
+        least[look], size[look] = self.least(stages[look], pi, allowed, 0.0)
+        return least, size
+
+    def fluid(self) -> Floats:
+        """Duals that no group's cost is below: of every item the least of its parts of stages."""
+        arrays, whole = self.arrays, len(self.order)
+        unit = arrays.cost[:, 1:] / np.arange(1, whole + 1)
+        return (unit.min(axis=1)[:, None] + arrays.part).min(axis=0)
+
+    def ways(self, columns: Iterable[_Column]) -> set[Way]:
+        """How items of groups come to their stages."""
+        found: set[Way] = set()
+        for column in columns:
+            items = np.array(column.items, dtype=np.int64)
+            own = np.searchsorted(self.arrays.first, items, "right") - 1
+            for start in np.unique(own).tolist():
+                found |= self._ways(column.stage, start, items[own == start])
+        return found
+
+    def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[Way, float] | None:
+        """Ways of some stages that groups of a reduced cost of at most `slack` may have, with the least; None: too many."""
+        found: dict[Way, float] = {}
+        count, arrays = len(self.order), self.arrays
+        own: dict[tuple[int, int, int], Floats] = {}
+        for stage in stages.tolist():
+            junction, kind = int(arrays.junction[stage]), int(arrays.kind[stage])
+            for start, block in enumerate(arrays.block.tolist()):
+                if block == junction:
+                    found[Way(stage, block, -1)] = -math.inf
+                link = self.field.table.kinds()[kind][1][junction]
+                if block >= junction or float(self.field.rate[0]) > link:
+                    continue
+                options = self.field.table.options(block, junction, kind)
+                key = (start, junction, kind)
+                if key not in own:
+                    rates = float(self.field.rate[0]) * np.arange(count + 1)
+                    own[key] = np.array([options.cost(rate) for rate in rates]).T.copy()
+                none = np.ones(count, dtype=np.bool_)
+                none[arrays.first[start] : arrays.first[start + 1]] = False
+                least = np.zeros(len(options))
+                price_options(stage, start, pi, own[key], none, arrays, self.room, least)
+                rows = np.flatnonzero(least <= slack).tolist()
+                found |= {Way(stage, block, row): float(least[row]) for row in rows}
+            if len(found) > 5 * _MOST_WAYS:
+                return None
+        return found
+
+    def _ways(self, stage: int, start: int, chosen: Ints) -> set[Way]:
+        block, junction = int(self.arrays.block[start]), int(self.arrays.junction[stage])
+        if block == junction:
+            return {Way(stage, block, -1)}
+        best = np.zeros(len(chosen) + 1)
+        before, row = np.zeros((2, len(chosen) + 1), dtype=np.int64)
+        cut(start, stage, chosen, self.arrays, best, before, row)
+        options = self.field.table.options(block, junction, int(self.arrays.kind[stage]))
+        found: set[Way] = set()
+        end = len(chosen)
+        while end:
+            first = int(before[end])
+            key = (start, junction, int(self.arrays.kind[stage]), end - first, int(row[end]))
+            if key not in self._rows:
+                cost = options.cost((end - first) * float(self.field.rate[0]))
+                self._rows[key] = int(cost[: key[-1]].argmin())
+            found.add(Way(stage, block, self._rows[key]))
+            end = first
+        return found
 
     def column(self, stage: int, size: int, pi: Floats, allowed: Mask) -> _Column:
         """The best group of a size on a stage."""
@@ -415,7 +643,9 @@ class _Relaxation:
         self._row = {int(s): self.items + n for n, s in enumerate(stages)} if once else {}
         self._usable = allowed & np.isin(np.arange(len(allowed)), stages)[:, None]
         demand = np.concatenate([np.ones(self.items), -np.ones(len(self._row))])
+        self._demand = demand
         self._program = Covering(demand)
+        self.cost = math.inf
         self._columns: list[_Column | None] = []
         self._known: set[tuple[int, tuple[int, ...]]] = set()
         every = np.arange(self.items)
@@ -450,6 +680,7 @@ class _Relaxation:
         if answer is None:  # dear columns cover everything
             raise InvariantError("the relaxation of a branch has no solution")
         self.values, duals = answer
+        self.cost = float(duals @ self._demand)
         mu = duals[self.items :] if self._row else np.zeros(len(self.stages))
         return duals[: self.items], mu
 
@@ -457,7 +688,7 @@ class _Relaxation:
         """Groups of the last solution with their values."""
         return [
             (column, float(value))
-            for column, value in zip(self._columns, self.values, strict=True)
+            for column, value in zip(self._columns, self.values, strict=False)
             if column is not None and value > _TINY
         ]
 
@@ -526,9 +757,16 @@ class _Search:
             best = start
         for turn in range(_ROUNDS):
             pi, mu = relaxation.solve()
+            close = _CLOSE if relaxation.items > MOST_PROVEN else 0.0
+            if relaxation.cost <= max(self.raised(highest), highest + close * relaxation.cost):
+                break
             fresh: list[_Column] = []
-            for duals in ((best + pi) / 2, pi) if turn or start is not None else (pi,):
-                least, size = pricing.least(stages, duals, allowed)
+            centre = turn > 0 or start is not None
+            for look, duals in product(
+                (pricing.near, partial(pricing.least, below=0.0)),
+                ((best + pi) / 2, pi) if centre else (pi,),
+            ):
+                least, size = look(stages, duals, allowed)
                 bound = float(duals.sum() + np.minimum(least, 0.0).sum())
                 found = self._columns(relaxation, stages, (least, size), duals, mu)
                 if bound > highest:
@@ -553,6 +791,7 @@ class _Search:
     ) -> list[_Column]:
         least, size = priced
         score = least + mu[np.searchsorted(relaxation.stages, stages)]
+        score[size == 0] = np.inf  # only bounded
         order = np.argsort(score, kind="stable")[:_FRESH]
         return [
             self.pricing.column(int(stages[n]), int(size[n]), duals, relaxation.allowed)
@@ -579,26 +818,51 @@ class _Search:
         if value < self.value - 1e-9:
             self.value, self.best = value, groups
 
-    def round(self) -> None:
-        """The best plan of the groups met."""
+    def round(self, pi: Floats) -> None:
+        """Plans of the ways that groups of the least reduced costs have: few of them, then more."""
         columns = list(self.pool.values())
-        if len({i for c in columns for i in c.items}) < len(self.pricing.order):
-            return
-        build = ProgramBuilder()
-        cost = np.array([c.cost for c in columns])
-        z = build.variables("groups", len(columns), cost=-cost, upper=1.0, whole=True)
-        cover = build.rows("cover", len(self.pricing.order), upper=-1.0)
-        rows = np.concatenate([c.items for c in columns]).astype(np.int64)
-        build.entries(cover[rows], np.repeat(z, [len(c.items) for c in columns]), -1.0)
+        reduced = np.array([c.cost - pi[list(c.items)].sum() for c in columns])
+        order = iter(np.argsort(reduced, kind="stable").tolist())
+        ways: set[Way] = set()
+        for most, nodes in _WAYS:
+            while len(ways) < most and (number := next(order, None)) is not None:
+                ways |= self.pricing.ways([columns[number]])
+            self._seat(ways, nodes)
+
+    def prove(self, bound: float, pi: Floats, stages: Ints) -> float:
+        """The best plan of all ways that better plans than the best known may have; a bound of all plans."""
+        pricing = self.pricing
+        least, _ = pricing.least(stages, pi, pricing.everywhere(), self.value - bound)
+        stages = stages[self.useful(bound, least)]
+        known = pricing.ways_within(stages, pi, self._better() - bound + _TINY)
+        if known is None:
+            return bound
+        if len(known) > _SOME_WAYS:  # a better plan leaves fewer
+            self._seat(sorted(known, key=lambda way: known[way])[:_SOME_WAYS])
+        wanted, slack = self.value * (1 - self.gap), self._better() - bound + _TINY
+        ways = [way for way, least in known.items() if least <= slack]
+        if len(ways) > _MOST_WAYS:
+            return bound
+        lowest = self._seat(ways) if ways else wanted
+        return max(bound, min(lowest, wanted))
+
+    def _better(self) -> float:
+        """The most that a plan costs that is better than the best known."""
+        wanted = self.value * (1 - self.gap)
+        return (math.ceil(wanted / self.step - 1e-6) - 1) * self.step if self.step else wanted
+
+    def _seat(self, ways: Collection[Way], nodes: int = _MIP_NODES) -> float:
+        """Take the best plan of ways; what one that beats the best known costs at least."""
         limits = Limits(
             relative_gap=self.gap,
-            nodes=_MIP_NODES,
+            nodes=nodes,
             seconds=self.watch.left_s(),
             cutoff=-self.value,
         )
-        answer = solve_integer(build.build(), limits)
-        if answer.values is not None:
-            self.take([c for c, v in zip(columns, answer.values, strict=True) if v > 0.5])  # noqa: PLR2004 - whole
+        found = seated(self.pricing.field, ways, limits)
+        place = np.argsort(self.pricing.order)
+        self.take([self.pricing.made(s, np.sort(place[i])) for s, i in found.items().items()])
+        return found.bound
 
     def branch(self, relaxation: _Relaxation) -> tuple[int, int] | None:
         """An item and a stage: is the item's stage up to this one or after it? None: every item has one stage."""
@@ -616,8 +880,7 @@ class _Search:
 
 def priceable(items: Field) -> bool:
     """Whether groups of these items can be priced here: one rate, not too many."""
-    free = items.table.most == ANY_NUMBER  # else two groups on one stage may be two pools
-    return free and len(items.items) <= MOST_ITEMS and len(set(items.rate.tolist())) == 1
+    return one_rate(items) and len(items.items) <= MOST_ITEMS
 
 
 def by_branching(
@@ -653,12 +916,14 @@ def by_branching(
     search.pool = {(c.stage, c.items): c for c in alone}
     root = _Relaxation(pricing, pricing.stages, everywhere, once=False, dear=dear)
     search.value = min(search.value, known)
-    bound, pi, stages = search.relax(root)
+    bound, pi, stages = search.relax(root, pricing.fluid())
     if most is None or not search.closed(bound):
-        search.round()
+        search.round(pi)
     lowest = bound
-    if not search.closed(bound) and nodes > 1:
-        lowest = _searched(search, bound, pi, stages, nodes)
+    if most is None and not search.closed(bound):
+        lowest = search.prove(float(bound), pi, stages)
+    if not search.closed(lowest) and nodes > 1 and len(pricing.order) <= MOST_PROVEN:
+        lowest = max(lowest, _searched(search, bound, pi, stages, nodes))
     return Proven(
         groups=[pricing.group(c) for c in search.best],
         value=math.fsum(c.cost for c in search.best),
@@ -690,7 +955,7 @@ def _searched(search: _Search, bound: float, pi: Floats, stages: Ints, nodes: in
         if search.closed(own):
             continue
         if search.nodes % _ROUND_EVERY == 1:
-            search.round()
+            search.round(duals)
         split = search.branch(node)
         if split is None:
             search.take([c for c, _ in node.support()])

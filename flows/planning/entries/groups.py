@@ -227,6 +227,32 @@ class Field:
         beside_roots(self.root_junction, out, self.arrays)
         return out
 
+    def parts_beside(self, counts: Ints | None = None) -> Floats:
+        """[R, items] what an item pays at least for an alignment stage that others of its start share.
+
+        That is its part of the cheapest vGPUs in time: all of them where all items of its start fill them, else one.
+
+        Args:
+            counts: of each item; None: 1.
+        """
+        rates = self.rate if counts is None else counts * self.rate
+        beside = np.where(np.isfinite(self.costs_beside()), 0.0, np.inf)
+        for item, block in enumerate(self.block.tolist()):
+            together = float(rates[self.block == block].sum())
+            for junction in range(block + 1, self.table.blocks):
+                span = slice(int(self.root_start[junction]), int(self.root_start[junction + 1]))
+                left = self.limit[item] - self.root_time[span]
+                for kind in range(len(self.table.kinds())):
+                    options = self.table.options(block, junction, kind)
+                    if not len(options):
+                        continue
+                    unit = options.price * np.maximum(options.work, 1 / together)
+                    lowest = np.minimum.accumulate(unit) * self.rate[item]
+                    row = np.searchsorted(options.time_us, left, "right") - 1
+                    mine = (self.root_kind[span] == kind) & (row >= 0)
+                    beside[span, item] += np.where(mine, lowest[np.maximum(row, 0)], 0.0)
+        return beside
+
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
         block, table = int(self.block[item]), self.table

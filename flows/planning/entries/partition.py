@@ -146,7 +146,7 @@ class _Pricing:
         self.field = Field(table, items)
         field = self.field
         self.counts = counts.astype(np.float64)
-        self.beside = _part_beside(field, counts) if joint else field.costs_beside()
+        self.beside = field.parts_beside(counts) if joint else field.costs_beside()
         self.unit = _common_rate(field.rate)
         units = np.rint(field.rate / self.unit).astype(np.int64)
         self.units = np.repeat(units, counts)
@@ -213,26 +213,6 @@ def _needed(field: Field, loads: Floats) -> NDArray[np.bool_]:
             before = np.vstack([np.full((1, len(loads)), np.inf), lowest[:-1]])
             needed[roots] = (cost < before - 1e-9).any(axis=1)
     return needed
-
-
-def _part_beside(field: Field, counts: Ints) -> Floats:
-    """[roots, items] what an item pays at least for an alignment stage that others of its start share."""
-    beside = np.where(np.isfinite(field.costs_beside()), 0.0, np.inf)
-    for item, block in enumerate(field.block.tolist()):
-        together = float((counts * field.rate)[field.block == block].sum())
-        for junction in range(block + 1, field.table.blocks):
-            span = slice(int(field.root_start[junction]), int(field.root_start[junction + 1]))
-            left = field.limit[item] - field.root_time[span]
-            for kind in range(len(field.table.kinds())):
-                options = field.table.options(block, junction, kind)
-                if not len(options):
-                    continue
-                unit = options.price * np.maximum(options.work, 1 / together)
-                lowest = np.minimum.accumulate(unit) * field.rate[item]
-                row = np.searchsorted(options.time_us, left, "right") - 1
-                mine = (field.root_kind[span] == kind) & (row >= 0)
-                beside[span, item] += np.where(mine, lowest[np.maximum(row, 0)], 0.0)
-    return beside
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ Here: which rule, rates under throughput, what is paid, where pools lie. Not her
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
-from flows.planning.entries.branch_and_price import by_branching, priceable
+from flows.planning.entries.branch_and_price import MOST_PROVEN, by_branching, priceable
 from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
@@ -22,7 +23,14 @@ from flows.planning.entries.partition import (
     exact,
     raised,
 )
-from flows.planning.entries.pooling import Pooled, best_joined, joined_by_subsets, pooled
+from flows.planning.entries.pooling import (
+    Pooled,
+    best_joined,
+    joined_by_subsets,
+    pooled,
+    pooled_ways,
+)
+from flows.planning.entries.seats import many_seated, one_rate
 from flows.planning.entries.shadow import (
     Shadow,
     places_in_force,
@@ -56,6 +64,10 @@ from triton_backend.contract.units import us_to_ms
 
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
+_WIDE, _WIDE_OF_MANY = (
+    0.01,
+    0.05,
+)  # gap of dozens, thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _NODES = 400  # of the tree over shared stages
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
@@ -91,43 +103,33 @@ Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
 # Rules
 
 
+class _Found(NamedTuple):
+    """Plans, what every plan of a space costs at least, the best of them by groups, how many groups were looked at."""
+
+    plans: list[Pooled]
+    proven: float
+    least: float
+    looked_at: int
+    space: str
+
+
 def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """The cheapest groups, or pools where alignment stages are better shared."""
     field = Field(table, items_of(table))
     require_reachable(field)
     whole = options.objective == "share" and all(s.share % 3 == 0 for s in table.sizes)
     tried = _uniform(table, len(field.items))
-    few = 1 << len(field.items) <= MOST_SUBSETS
     known = min(plan.cost for plan in tried)
     if inputs.most is not None and known <= inputs.most:
-        proven, least, looked_at, space = 0.0, 0.0, 0, GROUPS
-    elif not few and priceable(field):
-        tree = by_branching(
-            field,
-            inputs.watch,
-            gap=options.gap,
-            step=1.0 if whole else 0.0,
-            nodes=_NODES if inputs.prove else 1,
-            known=known,
-            most=inputs.most,
-        )
-        proven, least, looked_at = tree.bound, tree.bound, tree.columns
-        space = POOLS if table.chains else GROUPS
-        tried.append(pooled(field, tree.groups, joined=True))
+        found = _Found([], 0.0, 0.0, 0, GROUPS)
+    elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
+        found = _by_branching(field, inputs, options, whole=whole, known=known)
+    elif len(field.items) > MANY and one_rate(field):
+        found = _by_seats(field, inputs, options, whole=whole)
     else:
-        found = exact(field, inputs.watch, gap=options.gap, whole=whole)
-        proven, least, looked_at, space = found.bound, found.value, found.columns, GROUPS
-        tried.append(pooled(field, found.groups))
-        if table.chains and len(set(field.block.tolist())) < len(field.items):
-            joined = joined_by_subsets(field) if few else None
-            if joined is not None:
-                proven = math.fsum(group.cost for group in joined)
-                if proven < found.value - _TINY * found.value:
-                    space, least = POOLS, 0.0
-                tried.append(pooled(field, joined, joined=True))
-            elif any(a >= 0 for g in found.groups for a in g.aligned):
-                tried.append(best_joined(field, found.groups))
-    best = min(tried, key=lambda p: p.cost)
+        found = _by_groups(field, inputs, options, whole=whole)
+    _, proven, least, looked_at, space = found
+    best = min([*tried, *found.plans], key=lambda p: p.cost)
     if best.cost < max(proven, least) * (1 - _TINY):
         space = POOLS
         proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
@@ -138,6 +140,61 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     return Solved(
         table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=tuple(notes)
     )
+
+
+def _by_branching(
+    field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool, known: float
+) -> _Found:
+    """Some dozens of entries of one rate; by groups too, where the gap of many stays wide."""
+    tree = by_branching(
+        field,
+        inputs.watch,
+        gap=options.gap,
+        step=1.0 if whole else 0.0,
+        nodes=_NODES if inputs.prove else 1,
+        known=known,
+        most=inputs.most,
+    )
+    plans = [pooled(field, tree.groups, joined=True)]
+    value = min(known, plans[0].cost)
+    if len(field.items) > MOST_PROVEN and value * (1 - _WIDE) > tree.bound and inputs.prove:
+        groups = exact(field, inputs.watch, gap=options.gap, whole=whole).groups
+        plans += [pooled(field, groups), best_joined(field, groups)]
+    space = POOLS if field.table.chains else GROUPS
+    return _Found(plans, tree.bound, tree.bound, tree.columns, space)
+
+
+def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:
+    """Thousands of entries of one rate; by groups too, where the gap is wide."""
+    many = many_seated(field, inputs.watch)
+    plans = [pooled_ways(field, many.ways)] if many.ways else []
+    bound, looked_at = raised(many.bound, whole=whole), 0
+    if not plans or plans[0].cost * (1 - _WIDE_OF_MANY) > bound:
+        groups = exact(field, inputs.watch, gap=options.gap, whole=whole)
+        looked_at = groups.columns
+        plans += [pooled(field, groups.groups), best_joined(field, groups.groups)]
+    return _Found(plans, bound, bound, looked_at, POOLS if field.table.chains else GROUPS)
+
+
+def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:
+    """Entries of any rates: the cheapest groups, then alignment stages shared where that costs less."""
+    groups = exact(field, inputs.watch, gap=options.gap, whole=whole)
+    found = _Found(
+        [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
+    )
+    if not field.table.chains or len(set(field.block.tolist())) == len(field.items):
+        return found
+    few = 1 << len(field.items) <= MOST_SUBSETS
+    joined = joined_by_subsets(field) if few else None
+    if joined is not None:
+        found.plans.append(pooled(field, joined, joined=True))
+        proven = math.fsum(group.cost for group in joined)
+        if proven < groups.value - _TINY * groups.value:
+            return found._replace(proven=proven, least=0.0, space=POOLS)
+        return found._replace(proven=proven)
+    if any(a >= 0 for g in groups.groups for a in g.aligned):
+        found.plans.append(best_joined(field, groups.groups))
+    return found
 
 
 def _uniform(table: ModelTable, entries: int) -> list[Pooled]:

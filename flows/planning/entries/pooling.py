@@ -14,6 +14,7 @@ import numpy as np
 
 from flows.planning.entries.groups import FAR, Field, Group, Item
 from flows.planning.entries.partition import cheapest_cut
+from flows.planning.entries.seats import Way
 from flows.planning.entries.tables import SLACK, Floats, Ints, Options, vgpus_for
 
 MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
@@ -74,6 +75,24 @@ def pooled(
             first = (aligned[item],) if item in aligned else ()
             chains.append(Chain(item=field.items[item], steps=(*first, root)))
     return _pools(chains, 0 if apart else field.table.most)
+
+
+def pooled_ways(field: Field, ways: Sequence[Way]) -> Pooled:
+    """Pools of items that come to their stages so, a way for each item."""
+    parts, number = count(), dict[Way | int, int]()
+    chains: list[Chain] = []
+    for item, way in zip(field.items, ways, strict=True):
+        for one in (way, way.root):
+            if one not in number:
+                number[one] = next(parts)
+        root = _root(field, way.root, number[way.root])
+        first: tuple[Step, ...] = ()
+        if way.row >= 0:
+            junction, kind = root.key[0], int(field.root_kind[way.root])
+            options = field.table.options(way.start, junction, kind)
+            first = (_step(options, (way.start, junction), way.row, number[way]),)
+        chains.append(Chain(item=item, steps=(*first, root)))
+    return _pools(chains, field.table.most)
 
 
 def _pools(chains: Sequence[Chain], most: int) -> Pooled:

@@ -10,8 +10,10 @@ from flows.planning.entries.branch_and_price import Pricing, by_branching
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.partition import by_subsets
 from flows.planning.entries.pooling import joined_by_subsets, pooled
+from flows.planning.entries.seats import seated
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
+from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import Case, brute_force, case
 
@@ -42,6 +44,21 @@ def test_few_entries_of_one_rate_cost_what_brute_force_finds(seed: int) -> None:
     problem = case(40 + seed, 5, rates=(30,), loose=6)
     found = by_branching(field_of(problem), Watch(), gap=0.0, step=5.0, nodes=2_000)
     assert found.value == pytest.approx(brute_force(problem))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ways_of_a_better_plan_are_not_left_out(seed: int) -> None:
+    field = field_of(case(70 + seed, 9, rates=(30,), loose=6))
+    pricing = Pricing(field)
+    joined = joined_by_subsets(field)
+    assert joined is not None
+    least = math.fsum(group.cost for group in joined)
+    pi = pricing.fluid()
+    ways = pricing.ways_within(pricing.stages, pi, least - float(pi.sum()) + 1e-6)
+    assert ways is not None
+    found = seated(field, ways, Limits(relative_gap=0.0, nodes=10_000))
+    assert set(found.ways) <= set(ways)
+    assert found.bound == pytest.approx(least)
 
 
 def test_without_alignment_stages_groups_are_those_of_subsets() -> None:

@@ -1,0 +1,80 @@
+"""Plans by seats: everybody has a seat in time, never below the bound, equal to brute force where all ways are given."""
+
+import pytest
+
+from flows.planning import PlanOptions
+from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.pooling import pooled_ways
+from flows.planning.entries.seats import Way, many_seated, one_rate, seated
+from flows.planning.entries.tables import read_tables
+from flows.planning.registry import Inputs
+from flows.planning.solver.solve import Limits
+from flows.planning.watch import Watch
+from tests.flows.planning.entries.entry_cases import Case, brute_force, case
+
+LIMITS = Limits(relative_gap=0.0, nodes=10_000)
+
+
+def field_of(problem: Case) -> Field:
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    table = read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+    return Field(table, items_of(table))
+
+
+def every_way(field: Field) -> list[Way]:
+    found: list[Way] = []
+    for root, junction in enumerate(field.root_junction.tolist()):
+        for start in sorted(set(field.block.tolist())):
+            options = field.table.options(start, junction, int(field.root_kind[root]))
+            rows = [-1] if start == junction else range(len(options)) if start < junction else ()
+            found += [Way(root, start, row) for row in rows]
+    return found
+
+
+def in_time(field: Field, ways: list[Way]) -> bool:
+    for item, way in enumerate(ways):
+        time = float(field.root_time[way.root])
+        if way.row >= 0:
+            junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
+            time += float(field.table.options(way.start, junction, kind).time_us[way.row])
+        if way.start != field.block[item] or time > field.limit[item]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_ways_give_the_plan_that_brute_force_finds(seed: int) -> None:
+    problem = case(60 + seed, 5, rates=(30,), classes=("G", "H")[: 1 + seed % 2])
+    field = field_of(problem)
+    found = seated(field, every_way(field), LIMITS)
+    assert in_time(field, found.ways)
+    least = brute_force(problem)
+    assert pooled_ways(field, found.ways).cost == pytest.approx(least)
+    assert found.bound == pytest.approx(least)
+
+
+def test_without_a_way_for_somebody_there_is_no_plan() -> None:
+    field = field_of(case(1, 6, rates=(30,)))
+    first = int(field.block.min())
+    missing = [way for way in every_way(field) if way.start != first]
+    assert seated(field, missing, LIMITS).ways == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_entries_are_served_near_a_bound(seed: int) -> None:
+    field = field_of(case(seed, 450, blocks=4, rates=(30,)))
+    found = many_seated(field, Watch())
+    assert in_time(field, found.ways)
+    value = pooled_ways(field, found.ways).cost
+    assert found.bound <= value
+    assert value <= 1.25 * found.bound
+
+
+def test_the_bound_of_many_is_below_the_least_plan_of_few() -> None:
+    problem = case(61, 5, rates=(30,))
+    assert many_seated(field_of(problem), Watch()).bound <= brute_force(problem) + 1e-6
+
+
+def test_seats_are_for_one_rate() -> None:
+    assert one_rate(field_of(case(0, 6, rates=(30,))))
+    assert not one_rate(field_of(case(0, 6, rates=(5, 30))))
